@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from pyroute2 import netns
 
+from ebpflb.entries.flows import STATUS, Ends
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.kernel.netfilter.conntrack import ORIGINAL, REPLY, TuplePart
 from ebpflb.kernel.netlink import ACK, REQUEST, attribute, nested
 from ebpflb.lab.hosts import Host
 from ebpflb.model.addresses import Address
-from ebpflb.plan.flow_entries import STATUS, Ends
 
 _CREATE, _EXCLUSIVE = 0x400, 0x200  # NLM_F_*
 _STATUS, _SOURCE_NAT, _TIMEOUT, _DESTINATION_NAT = 3, 6, 7, 13  # CTA_*

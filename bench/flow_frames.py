@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
 
-from ebpflb.kernel.checksum import internet_checksum
+from ebpflb.kernel.netfilter.probe import internet_checksum
 
 DSCP = 1
 _TIMEOUT = 5.0  # seconds

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address
 from typing import Any
 
+from ebpflb.entries.flows import Flow, Timeouts, Tuple
+from ebpflb.entries.services import Backend, Frontend, Range, ServiceEntry, Settings
 from ebpflb.kernel.map_writer import MapWriter
-from ebpflb.kernel.maps import bpf_map, creation, layout, records
+from ebpflb.kernel.maps import bpf_map, layout, records, state_dir
 from ebpflb.kernel.programs import compiler, loader
 from ebpflb.options import Paths
-from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry, Settings
-from ebpflb.plan.flow_entries import Flow, Timeouts, Tuple
 
 BATCHES, REPEAT = 7, 300_000  # test runs of one round
 LOOPBACK = 1  # ifindex
@@ -70,7 +70,9 @@ def load(*flags: str, **entries: int) -> tuple[dict[str, Any], list[loader.Progr
         name: spec._replace(entries=entries.get(name, spec.entries))
         for name, spec in layout.MAPS.items()
     }
-    maps = {name: bpf_map.open_map(spec, creation.create_map(spec)) for name, spec in specs.items()}
+    maps = {
+        name: bpf_map.open_map(spec, state_dir.create_map(spec)) for name, spec in specs.items()
+    }
     compiled = compiler.compile_source(
         "hooks/packet.c", ("-DHAVE_COARSE_CLOCK", *flags), cache=Paths.cache
     )

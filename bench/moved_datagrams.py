@@ -25,12 +25,12 @@ from bench.conntrack_filler import Served, amid, entered, forge
 from bench.report import Lines, row_of
 from bench.result import run_bench
 from bench.temporary_lab import print_step, temporary_lab
+from ebpflb.entries.flows import Ends
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.model.services import Protocol
-from ebpflb.plan.flow_entries import Ends
 
 PREFIX = "ebpflb-moved"
 NODEPORT, PORT, TARGET = 30080, 80, 8080

@@ -6,6 +6,7 @@ The packages in the order in which a change of an EndpointSlice passes through t
 cluster  reads the objects: a watch of the API server, or files
 model    the cluster state, and which backends a frontend has
 plan     what the maps should hold, and the ordered writes that lead there
+entries  the entries of the maps, as values
 kernel   the maps and programs in the kernel, netfilter, and the node's devices
 agent    the loop that calls them, event by event
 

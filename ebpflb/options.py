@@ -14,12 +14,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ebpflb.model import annotations, busiest, map_sizes, node_readiness
-from ebpflb.model.addresses import Address, Network, host_port, parse_address
+from ebpflb.model import addresses as map_sizes
+from ebpflb.model import annotations, busiest
+from ebpflb.model import nodes as node_readiness
+from ebpflb.model.addresses import Address, MapSizes, Network, host_port, parse_address
 from ebpflb.model.busiest import SeriesOf, parse_series, show_series
 from ebpflb.model.devices import PRIMARY, LocalDetector, check_pattern
-from ebpflb.model.fast_forward import FAST_FORWARDS, FORWARD_OFF, FORWARD_ON
-from ebpflb.model.map_sizes import MapSizes
+from ebpflb.model.nodes import FAST_FORWARDS, FORWARD_OFF, FORWARD_ON
 from ebpflb.model.packet_path import (
     AUTO,
     FORMER_NAMES,
@@ -166,7 +167,7 @@ def _show_local_api_server(found: tuple[Address, int] | None) -> str:
 
 
 def _parse_sizes(texts: tuple[str, ...]) -> MapSizes:
-    return map_sizes.parse(",".join(texts))
+    return map_sizes.parse_map_sizes(",".join(texts))
 
 
 def _parse_share(text: str) -> float:

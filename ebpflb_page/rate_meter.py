@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from ebpflb.entries.services import service_of
 from ebpflb.errors import NodeError
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.plan.entries import service_of
 from ebpflb.tools import rates
 from ebpflb.tools.rates import DROPPED, Rate, Sample
 from ebpflb_page.paced import SECONDS, Paced

@@ -7,11 +7,11 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ebpflb.entries.services import Frontend
 from ebpflb.history import records
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.monitoring import DECISIONS, USUAL, decision_mask
 from ebpflb.options import Paths
-from ebpflb.plan.entries import Frontend
 from ebpflb.plan.service_page import ServicePage
 from ebpflb.tools import node_status, pins, service_pages
 from ebpflb.tools.events import EventFilter, EventNames, EventStream, Senders, Teller, find_senders

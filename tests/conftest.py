@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ebpflb.kernel import sources
+from ebpflb.kernel import datapath
 from ebpflb.kernel.programs.compiler import compile_source
 from ebpflb.model.events import PartStatus
 from ebpflb.options import Paths
@@ -287,9 +287,9 @@ def started_anew() -> Iterator[None]:
 def agents_bytecode(shared: Path) -> None:
     """The agents' cache has what they need: several at once would compile the same."""
     variants = [
-        (sources.PACKET_SOURCE, (*sources.packet_flags(), *bare))
+        (datapath.PACKET_SOURCE, (*datapath.packet_flags(), *bare))
         for bare in ((), ("-DNO_LINK_HEADER",))
     ]
-    variants.append((sources.SOCKET_SOURCE, sources.socket_flags()))
+    variants.append((datapath.SOCKET_SOURCE, datapath.socket_flags()))
     with once.alone(shared), ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda variant: compile_source(*variant, cache=Paths.cache), variants))

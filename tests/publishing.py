@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from ipaddress import IPv6Address, ip_address
 from typing import Any
 
-from ebpflb.model.addresses import Address
-from ebpflb.plan.entries import (
+from ebpflb.entries.services import (
     FIRST_BACKENDS,
     NO_TABLE,
     Backend,
@@ -19,6 +18,7 @@ from ebpflb.plan.entries import (
     Range,
     ServiceEntry,
 )
+from ebpflb.model.addresses import Address
 
 PROTOCOLS = {"icmp": 1, "tcp": 6, "udp": 17, "sctp": 132}
 _NOBODY = Backend(IPv6Address(0), 0, frozenset(), 0, 0)

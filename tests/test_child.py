@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb import child
-from ebpflb.kernel.netfilter import iptables
+from ebpflb.kernel.netfilter import firewall
 from ebpflb.kernel.programs import compiler
 from ebpflb.kernel.programs.compiler import compile_source
 from tests.kernel.variants import SMALL_SOURCE
@@ -29,7 +29,7 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("mount", "sh", "nsenter", "ip", "uname", "xz"):
         (folder / name).write_text(f"#!/bin/sh\necho {name} >> {trace}\n")
         (folder / name).chmod(0o755)
-    for family in iptables.FAMILY_OF_TOOL:
+    for family in firewall.FAMILY_OF_TOOL:
         for name in (family, *(f"{family}{v}-{end}" for v in ("", "-nft", "-legacy")
                                for end in ("save", "restore"))):  # fmt: skip
             (folder / name).write_text(f"#!/bin/sh\necho {name} >> {trace}\n")
@@ -51,7 +51,7 @@ def test_the_compiler_loads_nothing_from_the_working_directory(trap: Path, tmp_p
 
 def test_tools_are_not_taken_from_the_working_directory(trap: Path) -> None:
     """Tools are not taken from the working directory, however PATH names it."""
-    list(iptables.tools())
+    list(firewall.tools())
     assert child.run(["sh", "-c", "pwd; env"]).stdout.splitlines()[0] == "/"
     assert not trap.exists()
 

@@ -3,7 +3,7 @@
 #ifndef EBPFLB_LAYOUT_CHOICE_H
 #define EBPFLB_LAYOUT_CHOICE_H
 
-/* The bits of skb->priority, which the rules in ebpflb/kernel/netfilter/rules.py read. */
+/* The bits of skb->priority, which the rules in ebpflb/kernel/netfilter/table.py read. */
 enum chosen {
 	CHOSEN = 0xeb000000,	/* the packet has a choice ... */
 	CHOSEN_MASK = 0xff000000,	/* ... if these bits are so */

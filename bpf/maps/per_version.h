@@ -36,7 +36,7 @@ DEFINE_MAP(flow_gate, ARRAY, __u32, struct flow_gate, 1, MMAPABLE)
  */
 DEFINE_MAP(no_frontends, ARRAY, __u32, __u64, 17408, MMAPABLE)
 
-/* When a flow loses its port to another: the sweeps' timeouts (ebpflb/plan/flow_entries.py). */
+/* When a flow loses its port to another: the sweeps' timeouts (ebpflb/entries/flows.py). */
 DEFINE_MAP(timeouts, HASH, struct timeout_key, struct timeout, 512, RDONLY_PROG)
 
 /* The ports of datagrams that come in fragments. */

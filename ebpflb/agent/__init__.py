@@ -15,7 +15,6 @@ doctor_audit      compares the cluster's objects with the agent's, for doctor
 reporter          health and metrics, from the loop's actions
 api_servers       keeps the API servers' addresses in a file
 endpoint_health   sets endpoints aside that do not answer this node
-endpoint_watch    reads what programs count of connections that fail to open
 node_local        asks the listeners on this node that Services name whether they answer
 node_readiness    says in the API whether Services work on this node
 uplink_canary     looks at the node's own devices for filters of others that lose a choice

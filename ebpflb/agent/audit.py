@@ -22,10 +22,10 @@ from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.netfilter import flowtable
 from ebpflb.kernel.netfilter.elements import Change
-from ebpflb.kernel.netfilter.rules import TABLE
+from ebpflb.kernel.netfilter.table import TABLE
 from ebpflb.kernel.netfilter.watch import NatWatch
-from ebpflb.model import drift
-from ebpflb.model.drift import Drift, Part
+from ebpflb.model import events
+from ebpflb.model.events import Drift, Part
 from ebpflb.plan import comparison
 from ebpflb.plan.comparison import Wrong
 from ebpflb.serve.agent_lock import AgentLock
@@ -315,7 +315,7 @@ class RepeatedCheck:
         self.drift += new
         if new:
             verb = "found" if self._report_only else "found, repairing it now"
-            log.warning("audit: %s: %s", verb, drift.summary(new))
+            log.warning("audit: %s: %s", verb, events.summary(new))
             self._on_drift(new)
         if not self._report_only:
             self.check.repair()

@@ -21,8 +21,7 @@ from ebpflb.agent.audit import (
 )
 from ebpflb.agent.canary_sync import local_pages
 from ebpflb.agent.doctor_audit import DoctorAudit
-from ebpflb.agent.endpoint_health import EndpointHealthSync
-from ebpflb.agent.endpoint_watch import EndpointWatch
+from ebpflb.agent.endpoint_health import EndpointHealthSync, EndpointWatch
 from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.agent.loop import Agent, DevicesAttached, Inbox, Stop
 from ebpflb.agent.missed_ends import EndedConnections, UnreleasedSockets
@@ -56,7 +55,7 @@ from ebpflb.kernel.maps.sweep import Sweeper
 from ebpflb.kernel.netfilter.each_packet import EachPacketWatch
 from ebpflb.kernel.netfilter.untracked import UntrackedWatch, untracked
 from ebpflb.kernel.netfilter.watch import NatWatch
-from ebpflb.kernel.node import kube_proxy_watch, sock_diag, sysctls
+from ebpflb.kernel.node import kube_proxy, sock_diag, sysctls
 from ebpflb.kernel.node.device_watch import DeviceWatch
 from ebpflb.kernel.node.namespaces import Namespaces
 from ebpflb.kernel.programs import precompile
@@ -64,7 +63,7 @@ from ebpflb.kernel.programs.loader import FrameProgram
 from ebpflb.model.api_servers import KeptApiServers, Reached
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Disturbed
-from ebpflb.model.fast_forward import FORWARD_AUTO
+from ebpflb.model.nodes import FORWARD_AUTO
 from ebpflb.options import REPORT, Options
 from ebpflb.plan.removed_endpoints import restore_watched
 from ebpflb.serve import status
@@ -282,7 +281,7 @@ class _Builder:
         self._start(agent.node_readiness)
         if options.has_flowtable and options.fast_forward == FORWARD_AUTO:
             self._start(EachPacketWatch(inbox.put))
-        self._start(kube_proxy_watch.KubeProxyWatch(inbox.put))
+        self._start(kube_proxy.KubeProxyWatch(inbox.put))
         self._start(self._nat_watch, monitoring)
         self._metrics.socket_destroy_supported(agent.stale_udp.can_end)
         return agent

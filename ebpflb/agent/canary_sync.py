@@ -19,11 +19,12 @@ from urllib.parse import parse_qs
 from ebpflb.agent.inspection import Call, Inspection, answer, error
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.service_sync import ServiceSync
+from ebpflb.entries.services import Frontend
 from ebpflb.errors import EbpflbError, KernelError
 from ebpflb.model.addresses import Address, family
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.devices import Addresses, Device
-from ebpflb.model.drift import AuditAnswer
+from ebpflb.model.events import AuditAnswer
 from ebpflb.model.services import PortName
 from ebpflb.options import Options
 from ebpflb.plan.canary import (
@@ -35,7 +36,6 @@ from ebpflb.plan.canary import (
     unused_cluster_ip,
 )
 from ebpflb.plan.desired import ANY, DesiredService
-from ebpflb.plan.entries import Frontend
 from ebpflb.serve.listener import NOT_FOUND, Handler, Request, Response
 
 LEASE_SECONDS = 10.0

@@ -18,8 +18,18 @@ from ebpflb.agent.inspection import Call
 from ebpflb.cluster.source import Emit, Source, make_source
 from ebpflb.errors import ClusterError
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.drift import MAX_LISTED, AuditAnswer, AuditReport
-from ebpflb.model.events import Changed, Event, Kind, Removed, Replaced, SourceStatus, Together
+from ebpflb.model.events import (
+    MAX_LISTED,
+    AuditAnswer,
+    AuditReport,
+    Changed,
+    Event,
+    Kind,
+    Removed,
+    Replaced,
+    SourceStatus,
+    Together,
+)
 from ebpflb.model.services import KUBERNETES
 from ebpflb.options import REPORT, Options
 from ebpflb.stopping import parts

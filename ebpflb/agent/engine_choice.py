@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from ebpflb.agent.netfilter_sync import NetfilterSync
+from ebpflb.entries.services import Flags
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.kernel.netfilter.flowtable import FlowtableSync, flowtable_obstacle
 from ebpflb.kernel.netfilter.probe import can_translate_sctp, netfilter_obstacle
@@ -21,10 +22,9 @@ from ebpflb.kernel.node.sysctls import bridge_calls
 from ebpflb.model import packet_path
 from ebpflb.model.addresses import Network
 from ebpflb.model.devices import Devices
-from ebpflb.model.fast_forward import why_off
+from ebpflb.model.nodes import why_off
 from ebpflb.model.packet_path import OFF, Engine, PacketMark, PacketPath
 from ebpflb.options import Options
-from ebpflb.plan.entries import Flags
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,8 @@ import msgspec
 
 from ebpflb.model import services
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.drift import AuditAnswer
 from ebpflb.model.endpoints import Topology
-from ebpflb.model.events import Key, Kind
+from ebpflb.model.events import AuditAnswer, Key, Kind
 from ebpflb.model.services import likely_service
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.service_page import (

@@ -56,7 +56,6 @@ from ebpflb.kernel.node.device_watch import DevicesChanged, DeviceWatch
 from ebpflb.model.addresses import host_port
 from ebpflb.model.api_servers import Reached
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.drift import in_force
 from ebpflb.model.endpoint_health import Outcomes
 from ebpflb.model.events import (
     Changed,
@@ -69,11 +68,10 @@ from ebpflb.model.events import (
     Replaced,
     SourceStatus,
     Together,
+    in_force,
 )
-from ebpflb.model.fast_forward import EachPacketRules
 from ebpflb.model.kube_proxy import Detection
-from ebpflb.model.node_local import Answering
-from ebpflb.model.untracked import Untracked
+from ebpflb.model.nodes import Answering, EachPacketRules, Untracked
 from ebpflb.options import Options
 from ebpflb.serve.status import AgentStatus
 from ebpflb.stopping import parts

@@ -15,8 +15,8 @@ from typing import ClassVar
 from ebpflb.kernel.attach.netns_cookie import by_socket
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import MAPS, columns, ffi
+from ebpflb.kernel.maps.readers import RememberedSockets
 from ebpflb.kernel.maps.records import EndedSocket, record
-from ebpflb.kernel.maps.sockets import RememberedSockets
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, SWEEP_SLICE
 from ebpflb.kernel.node.namespaces import Namespaces
 from ebpflb.kernel.node.sock_diag import SockDiag

@@ -13,17 +13,16 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 
+from ebpflb.entries.services import Flags, Translation
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import columns, names
-from ebpflb.kernel.maps.translations import Translations
+from ebpflb.kernel.maps.readers import Translations
 from ebpflb.kernel.netfilter import nft, table, watch
 from ebpflb.kernel.netfilter.elements import Change, Elements, read_backends, unpack
-from ebpflb.kernel.netfilter.rules import table_options
-from ebpflb.kernel.netfilter.table import Keeper, NetfilterTable
+from ebpflb.kernel.netfilter.table import Keeper, NetfilterTable, table_options
 from ebpflb.model.addresses import Address
 from ebpflb.options import Options
-from ebpflb.plan.entries import Flags, Translation
 from ebpflb.plan.planner import Plan
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 from ebpflb.errors import in_words
 from ebpflb.model.addresses import host_port
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.node_local import ANSWERING, SILENT, Answering, Listener
+from ebpflb.model.nodes import ANSWERING, SILENT, Answering, Listener
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.service_entries import ServiceEntries
 from ebpflb.workers import PeriodicWorker

@@ -16,9 +16,9 @@ from urllib.parse import quote
 
 from ebpflb.cluster.decoding import RequestRejected
 from ebpflb.cluster.event_recorder import RateLimit, WritingServer
-from ebpflb.cluster.retry import Backoff, Timing
+from ebpflb.cluster.source import Backoff, Timing
 from ebpflb.errors import EbpflbError, in_words, log_once
-from ebpflb.model.node_readiness import (
+from ebpflb.model.nodes import (
     CONDITION,
     NOT_READY,
     OFF,

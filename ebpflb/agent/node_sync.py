@@ -18,13 +18,15 @@ from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.config import validation
 from ebpflb.config.fields import KubeProxyConfiguration
 from ebpflb.config.validation import NodeFamilies
+from ebpflb.entries.flows import Timeouts
+from ebpflb.entries.services import Prefix, service_range
 from ebpflb.errors import EbpflbError, NodeError
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps.layout import MAPS
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.netfilter import nft, table
 from ebpflb.kernel.netfilter.flowtable import FlowtableSync
-from ebpflb.kernel.netfilter.rules import TABLE
+from ebpflb.kernel.netfilter.table import TABLE
 from ebpflb.kernel.node import sysctls
 from ebpflb.kernel.node.device_watch import DevicesChanged
 from ebpflb.kernel.node.sysctls import supported_families
@@ -33,15 +35,12 @@ from ebpflb.model import devices, nodes
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.devices import Addresses, Device, Devices
-from ebpflb.model.drift import Drift, Part
-from ebpflb.model.events import Kind
-from ebpflb.model.fast_forward import EachPacketRules, why_off
+from ebpflb.model.events import Drift, Kind, Part
+from ebpflb.model.nodes import EachPacketRules, why_off
 from ebpflb.model.packet_path import PacketPath
 from ebpflb.options import ConntrackOptions, Options
 from ebpflb.plan.comparison import DIFFERS, NOT_PLANNED, key_text
 from ebpflb.plan.desired import DesiredNode
-from ebpflb.plan.entries import Prefix, service_range
-from ebpflb.plan.flow_entries import Timeouts
 from ebpflb.serve.status import log_new
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from ebpflb.cluster.event_recorder import object_limit
-from ebpflb.model import annotations, drift
+from ebpflb.model import annotations, events
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.cluster_state import (
     Applied,
@@ -20,9 +20,8 @@ from ebpflb.model.cluster_state import (
     SliceChange,
     TriggerTimes,
 )
-from ebpflb.model.drift import MAX_LISTED, Drift, named
 from ebpflb.model.endpoints import HealthCheck, NoLocalEndpoints
-from ebpflb.model.events import Key, Kind
+from ebpflb.model.events import MAX_LISTED, Drift, Key, Kind, named
 from ebpflb.model.objects import Node
 from ebpflb.options import Options
 from ebpflb.serve import status
@@ -135,7 +134,7 @@ class Reporter:
     def drift_found(self, drifts: list[Drift]) -> None:
         """Report differences that the audit had not found before."""
         self._metrics.drift_found(drifts)
-        self.servers.record_drift(drift.summary(drifts))
+        self.servers.record_drift(events.summary(drifts))
 
     def sync_failed(self, seconds: float, *, full: bool) -> None:
         """Note that the pending changes could not be written, and stay pending."""

@@ -16,12 +16,12 @@ from typing import TypeVar
 from ebpflb.agent.backlog import SLICE_COST, Backlog, Budget, Changes, Step
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.cluster.event_recorder import object_limit
+from ebpflb.entries.services import Frontend, Prefix, protocol_name
 from ebpflb.errors import KernelError
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.model import endpoints
 from ebpflb.model.addresses import Family
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.drift import MAX_LISTED, MAX_NAMED_IN_LINE
 from ebpflb.model.endpoint_slices import StoredSlice
 from ebpflb.model.endpoints import (
     HealthCheck,
@@ -33,11 +33,10 @@ from ebpflb.model.endpoints import (
     policies_without_endpoints,
     usable,
 )
-from ebpflb.model.events import Key
+from ebpflb.model.events import MAX_LISTED, MAX_NAMED_IN_LINE, Key
 from ebpflb.model.services import KUBERNETES, PortName, Protocol, ServicePort
 from ebpflb.plan.canary import is_canary
 from ebpflb.plan.desired import ANY, DesiredService, desiring, not_made
-from ebpflb.plan.entries import Frontend, Prefix, protocol_name
 from ebpflb.plan.planner import Plan, Planner
 from ebpflb.plan.removed_endpoints import DELETED, Change, Watched
 from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries, SlowStarts, existing

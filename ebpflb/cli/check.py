@@ -13,7 +13,7 @@ from ebpflb.cli.results import print_results
 from ebpflb.serve import status
 from ebpflb.tools import pins
 from ebpflb.tools.check import check_node
-from ebpflb.tools.check_result import CheckResult
+from ebpflb.tools.node_checks import CheckResult
 
 
 @click.command()

@@ -9,12 +9,19 @@ from ebpflb.cli import common
 from ebpflb.errors import NodeError
 from ebpflb.kernel.attach import cgroup_links, netns_cookie
 from ebpflb.kernel.attach.device_programs import attached_devices, unpin_all
-from ebpflb.kernel.maps.bpffs import mount_of, state_directories, why_hidden
-from ebpflb.kernel.maps.state_dir import StateDir, StateLock
+from ebpflb.kernel.maps.state_dir import (
+    StateDir,
+    StateLock,
+    mount_of,
+    state_directories,
+    why_hidden,
+)
 from ebpflb.kernel.netfilter import flowtable, nft, watch
-from ebpflb.kernel.netfilter.rules import TABLE
-from ebpflb.kernel.node import clients, kube_proxy_leftovers, kube_proxy_watch, sysctls
-from ebpflb.kernel.node.kube_proxy_leftovers import Leftover, LeftoverSurvey
+from ebpflb.kernel.netfilter.table import TABLE
+from ebpflb.kernel.node import kube_proxy as kube_proxy_leftovers
+from ebpflb.kernel.node import kube_proxy as kube_proxy_watch
+from ebpflb.kernel.node import namespaces, sysctls
+from ebpflb.kernel.node.kube_proxy import Leftover, LeftoverSurvey
 from ebpflb.options import Paths
 from ebpflb.serve import status
 from ebpflb.tools import pins
@@ -124,7 +131,7 @@ def _require_namespace(state: Path) -> None:
     A namespace that is gone has taken them with it.
     """
     with pins.maps_if_any(state) as maps:
-        if maps and clients.by_cookie(maps["settings"].get(0).host_netns):
+        if maps and namespaces.by_cookie(maps["settings"].get(0).host_netns):
             pins.require_namespace(maps)
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from ebpflb.errors import EbpflbError, NodeError
-from ebpflb.kernel.node import process
+from ebpflb.kernel.node import namespaces
 from ebpflb.options import Flag, Options, Paths, flags_of
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -137,6 +137,6 @@ def moment(_context: object, _option: object, text: str | None) -> float | None:
 
 def require_capabilities() -> None:
     """Raises NodeError that names the missing capabilities; the user need not be root."""
-    missing = process.missing_capabilities()
+    missing = namespaces.missing_capabilities()
     if missing:
         raise NodeError(f"missing capabilities: {', '.join(missing)}: run as root, or grant them")

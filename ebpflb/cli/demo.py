@@ -18,8 +18,7 @@ from ebpflb.cli import common
 from ebpflb.errors import NodeError
 from ebpflb.kernel.attach.cgroup_links import cgroup_root
 from ebpflb.kernel.attach.device_programs import unpin_all
-from ebpflb.kernel.maps.bpffs import BPFFS
-from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
 from ebpflb.lab.demo import CONNECTIONS_A_LINE, PORT, V4, WEB, Demo, environment
 from ebpflb.lab.hosts import Lab
 from ebpflb.lab.netns import NETNS

@@ -15,13 +15,12 @@ from ebpflb.errors import EbpflbError, NodeError, in_words
 from ebpflb.files import DOCS
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.model.drift import AuditReport
+from ebpflb.model.events import AuditReport
 from ebpflb.options import Paths
 from ebpflb.serve.conditions import judge
 from ebpflb.tools import ask, pins
 from ebpflb.tools.check import check_node
-from ebpflb.tools.check_result import CheckResult
-from ebpflb.tools.node_checks import reach_results, settings_results
+from ebpflb.tools.node_checks import CheckResult, reach_results, settings_results
 from ebpflb.tools.node_status import facts_of
 
 

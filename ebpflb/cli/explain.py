@@ -20,8 +20,8 @@ from ebpflb.cli.output import (
     show,
     watch_option,
 )
+from ebpflb.entries.services import Frontend
 from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.plan.entries import Frontend
 from ebpflb.serve import status
 from ebpflb.tools import pins
 from ebpflb.tools.explain import answer

@@ -10,9 +10,9 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.output import Output, list_option, print_list, show, watch_option
+from ebpflb.entries.flows import FlowState
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.model.addresses import Address, parse_address
-from ebpflb.plan.flow_entries import FlowState
 from ebpflb.tools import pins
 from ebpflb.tools.flow_list import (
     PARTIAL,

@@ -12,6 +12,7 @@ from msgspec.structs import asdict
 
 from ebpflb.cli import common
 from ebpflb.cli.output import Output, limit_option, list_option, print_list, show, watch_option
+from ebpflb.entries.services import service_of
 from ebpflb.history.records import (
     Change,
     LatestChanges,
@@ -19,7 +20,6 @@ from ebpflb.history.records import (
     WriteCause,
     latest_changes,
 )
-from ebpflb.plan.entries import service_of
 from ebpflb.serve.conditions import span
 from ebpflb.tools import pins
 

@@ -18,8 +18,8 @@ from ebpflb.cli.output import (
     show,
     watch_option,
 )
+from ebpflb.entries.services import service_of
 from ebpflb.kernel.maps.records import BackendCounters, ServiceCounters
-from ebpflb.plan.entries import service_of
 from ebpflb.tools import pins
 from ebpflb.tools.dump import ROWS, Dump, dump_maps
 from ebpflb.tools.snapshot import require_service

@@ -7,7 +7,7 @@ import click
 
 from ebpflb.cli.output import Output, Row, print_list
 from ebpflb.errors import escaped
-from ebpflb.tools.check_result import CheckResult
+from ebpflb.tools.node_checks import CheckResult
 
 _COLOURS = {"ok": "green", "warning": "yellow", "WRONG": "red", "MISSING": "red"}
 

@@ -23,13 +23,13 @@ from ebpflb.errors import ConfigurationError, EbpflbError, NodeError, plain
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.kernel.node import process, sysctls
-from ebpflb.model.fast_forward import FORWARD_OFF
+from ebpflb.kernel.node import namespaces, sysctls
+from ebpflb.model.nodes import FORWARD_OFF
 from ebpflb.options import Options, Paths, flags_of
 from ebpflb.serve import agent_lock
 from ebpflb.stopping import parts
 from ebpflb.tools import pins
-from ebpflb.tools.requirements import missing_requirements, required_results
+from ebpflb.tools.node_checks import missing_requirements, required_results
 
 log = logging.getLogger(__name__)
 
@@ -123,8 +123,8 @@ def serve_until_stopped(
     flags: Mapping[str, str],
     lock: agent_lock.AgentLock,
 ) -> None:
-    process.adjust_oom_score(options.oom_score_adj)
-    process.raise_file_limit()
+    namespaces.adjust_oom_score(options.oom_score_adj)
+    namespaces.raise_file_limit()
     state, inbox = StateDir(options.paths.state, options.map_sizes), Inbox()
     parts.connect(inbox.put, lambda: inbox.put(Stop()), options.paths.failure_file)
     threading.excepthook = parts.thread_ended

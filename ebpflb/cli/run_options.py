@@ -12,7 +12,7 @@ from ebpflb.config.config_file import decode
 from ebpflb.config.fields import KubeProxyConfiguration, complete_listen_address, value_at
 from ebpflb.config.parameters import PARAMETERS, SWITCHES, Parameter, type_of
 from ebpflb.errors import in_json_words, plain
-from ebpflb.model.durations import Duration
+from ebpflb.model.addresses import Duration
 from ebpflb.options import REMOVED_OPTIONS, Flag, Options, Paths, flags_of
 
 # kube-proxy's flags as options of ``ebpflb run``, from ``ebpflb.config.parameters``.

@@ -11,7 +11,7 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.output import Output, data_option, print_as, show, watch_option
-from ebpflb.plan.entries import service_name
+from ebpflb.entries.services import service_name
 from ebpflb.serve.conditions import Facts, Verdict, VerdictReason, judge, since
 from ebpflb.serve.status import AgentStatus
 from ebpflb.tools import pins

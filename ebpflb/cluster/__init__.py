@@ -2,7 +2,6 @@
 """Sources of objects: the Kubernetes API or a directory of manifests, both as the same events.
 
 source              the interface of every source, and the source that the options name
-retry               the loop, backoff and timeouts of all sources
 
 The Kubernetes API:
 

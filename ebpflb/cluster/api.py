@@ -29,8 +29,7 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 from ebpflb.cluster.access import open_access
 from ebpflb.cluster.api_servers import ApiServers
 from ebpflb.cluster.decoding import WatchSilent, error_from_status, error_from_write
-from ebpflb.cluster.retry import Timing
-from ebpflb.cluster.source import Observe, unobserved
+from ebpflb.cluster.source import Observe, Timing, unobserved
 from ebpflb.errors import ClusterError, in_words
 from ebpflb.model.events import Kind
 from ebpflb.redaction import redact

@@ -9,8 +9,7 @@ from pathlib import Path
 from ebpflb.cluster.api_servers import ApiServers
 from ebpflb.cluster.decoding import query
 from ebpflb.cluster.list_watch import ANY, PAGE_LIMIT, ListWatch
-from ebpflb.cluster.retry import RetryLoop, Timing
-from ebpflb.cluster.source import Emit, Observe, unobserved
+from ebpflb.cluster.source import Emit, Observe, RetryLoop, Timing, unobserved
 from ebpflb.model.events import Kind
 
 

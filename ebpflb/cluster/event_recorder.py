@@ -20,8 +20,7 @@ import msgspec
 
 from ebpflb.cluster.api_servers import ApiServers
 from ebpflb.cluster.decoding import RequestRejected
-from ebpflb.cluster.retry import Backoff, Timing
-from ebpflb.cluster.source import Observe, unobserved
+from ebpflb.cluster.source import Backoff, Observe, Timing, unobserved
 from ebpflb.errors import EbpflbError, in_words, log_once
 from ebpflb.model.events import Key, Kind
 from ebpflb.redaction import redact

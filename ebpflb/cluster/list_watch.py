@@ -28,7 +28,7 @@ from typing import Protocol
 from msgspec import Raw
 
 from ebpflb.cluster import decoding
-from ebpflb.cluster.retry import RetryLoop
+from ebpflb.cluster.source import RetryLoop
 from ebpflb.errors import ClusterError, InvalidObject
 from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Removed, Replaced
 from ebpflb.redaction import redact

@@ -28,8 +28,7 @@ from inotify_simple import INotify, flags
 
 from ebpflb import files
 from ebpflb.cluster import decoding
-from ebpflb.cluster.retry import RetryLoop, Timing
-from ebpflb.cluster.source import Emit
+from ebpflb.cluster.source import Emit, RetryLoop, Timing
 from ebpflb.errors import ClusterError, InvalidObject, one_line
 from ebpflb.model.endpoint_slices import ReadSlice
 from ebpflb.model.events import (

@@ -6,11 +6,19 @@ every kind first as ``Replaced``, then as ``Changed`` and ``Removed``; ApiSource
 ``Replaced`` again.
 """
 
+import random
+import threading
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ebpflb.model.events import Event, Together
+from ebpflb.cluster.decoding import Forbidden
+from ebpflb.errors import ClusterError
+from ebpflb.model.events import Event, SourceStatus, Together
+from ebpflb.redaction import redact
+from ebpflb.stopping import parts
 
 Emit = Callable[[Event | Together], None]
 """Takes an event from any thread and returns soon, such as a queue's ``put``."""
@@ -65,3 +73,149 @@ def make_source(emit: Emit, *, node_name: str, manifests: Path | None, **api: An
     from ebpflb.cluster.api_source import ApiSource
 
     return ApiSource(emit, node_name=node_name, **api)
+
+
+# Retry forever: the loop of each source, its growing pauses, and all other waits.
+#
+# An attempt is a function that returns when there is reason for another one, and raises when it
+# failed. A failure is reported as ``SourceStatus`` once per error and followed by a growing pause.
+# All times are in ``Timing``, so that a test can shorten them.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """All times in seconds; ``jitter`` returns random numbers, uniform in [0, 1)."""
+
+    backoff_first: float = 0.25  # pauses after failures: up to 0.25, 0.5, 1, 2, ... 30
+    backoff_max: float = 30.0
+    answer_timeout: float = 30.0  # maximum silence while a request is answered
+    watch_timeout: float = 300.0  # a watch lasts this to twice this, as in client-go
+    # The silence of a watch that means a dead connection: two bookmarks, which the API server sends
+    # once a minute or a little later, did not arrive; and silence beyond the watch's end.
+    watch_silence: float = 150.0
+    watch_grace: float = 15.0
+    # Between two lists, this to twice this: an API server answers the lists of all nodes.
+    list_interval: float = 4 * 3600.0
+    missing_resource_delay: float = 300.0  # an older server may be replaced by one that has it
+    settled_after: float = 1.0  # a scan reads a file that did not change for this time
+    rescan_interval: float = 30.0  # a directory is scanned this often even if inotify is silent
+    jitter: Callable[[], float] = random.random
+    clock: Callable[[], float] = time.time  # seconds since the epoch
+    monotonic: Callable[[], float] = time.monotonic
+    new_event: Callable[[], threading.Event] = threading.Event  # its waits are the pauses
+
+    def watch_seconds(self) -> int:
+        """Return the next watch's duration: random, so that nodes do not reconnect together."""
+        return max(1, int(self.watch_timeout * (1 + self.jitter())))
+
+    def list_seconds(self) -> float:
+        """Return the time until the next list: random, so that nodes do not list together."""
+        return self.list_interval * (1 + self.jitter())
+
+
+class Backoff:
+    """Pauses that double up to the maximum, each between half and all of its length."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._length = timing.backoff_first
+
+    def next(self) -> float:
+        """Return the pause after one more failure, in seconds."""
+        pause = self._length * (1 + self._timing.jitter()) / 2
+        self._length = min(self._length * 2, self._timing.backoff_max)
+        return pause
+
+    def reset(self) -> None:
+        """Note a success: the next pause is the first one again."""
+        self._length = self._timing.backoff_first
+
+
+class RetryLoop:
+    """Repeat attempts until stopped; ``source`` is the name in the SourceStatus."""
+
+    def __init__(
+        self,
+        source: str,
+        emit: Emit,
+        timing: Timing,
+        stopped: threading.Event,
+        on_recovery: Callable[["RetryLoop"], None] = lambda loop: None,
+    ) -> None:
+        """``on_recovery`` is called when the source can be read again after an error."""
+        self.source = source
+        self.stopped, self._no_pause = stopped, timing.new_event()
+        self._on_recovery = on_recovery
+        self._emit = emit
+        self.timing = timing
+        self.monotonic = timing.monotonic
+        self._backoff = Backoff(timing)
+        self._error: str | None = None
+        self._received_at: float | None = None  # of the monotonic clock
+
+    def run(self, attempt: Callable[[], None]) -> None:
+        while not self.stopped.is_set():
+            self._no_pause.wait(self.run_once(attempt))
+            self._no_pause.clear()
+
+    def end_pause(self) -> None:
+        """End the pause, or skip the next one; pauses begin with the first again.
+
+        Called from another thread: after ``stopped`` was set, or when an attempt will probably
+        succeed.
+        """
+        self._backoff.reset()
+        self._no_pause.set()
+
+    def run_once(self, attempt: Callable[[], None]) -> float:
+        """Make one attempt; return the pause before the next one, in seconds."""
+        try:
+            attempt()
+        except ClusterError as error:
+            self._report(str(error), is_forbidden=isinstance(error, Forbidden))
+        except Exception as error:
+            parts.failed(self.source, error)
+        else:
+            parts.succeeded(self.source)
+            return 0.0
+        return self._backoff.next()
+
+    def emit(self, event: Event | Together) -> None:
+        """Pass the event to the agent, unless the source has been stopped."""
+        if not self.stopped.is_set():
+            self._emit(event)
+
+    def note_received(self) -> None:
+        """Note that the source has sent something, even if nothing is new."""
+        self._received_at = self.monotonic()
+
+    @property
+    def received(self) -> float | None:
+        """When the source last sent anything, in seconds since the epoch, by the current clock.
+
+        The time since then is monotonic, so jumps of the clock do not count as elapsed time.
+        """
+        at = self._received_at
+        return None if at is None else self.timing.clock() - (self.monotonic() - at)
+
+    def clear_error(self) -> None:
+        """Report that the source can be read: the last error is over."""
+        had_error = self._error is not None
+        parts.succeeded(self.source)
+        self._report(None)
+        if had_error:
+            self._on_recovery(self)
+
+    def reset_backoff(self) -> None:
+        """Note that the source worked: the next failure is a first one."""
+        self._backoff.reset()
+
+    def wait_for_resource(self) -> None:
+        """Pause: the server lacks the resource, which is no error."""
+        self.stopped.wait(self.timing.missing_resource_delay)
+
+    def _report(self, error: str | None, *, is_forbidden: bool = False) -> None:
+        error = error and redact(error)  # a server may repeat secrets that it was sent
+        if error != self._error:
+            self._error = error
+            self.emit(SourceStatus(self.source, error, is_forbidden))

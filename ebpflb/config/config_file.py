@@ -23,8 +23,8 @@ from ebpflb.config import fields
 from ebpflb.config.fields import KubeProxyConfiguration, Section, join_path, value_at
 from ebpflb.config.parameters import IGNORED_FIELDS
 from ebpflb.errors import ConfigurationError, InvalidObject, one_line
-from ebpflb.model import durations
-from ebpflb.model.durations import Duration
+from ebpflb.model import addresses
+from ebpflb.model.addresses import Duration
 from ebpflb.workers import DescriptorWorker
 
 log = logging.getLogger(__name__)
@@ -176,8 +176,8 @@ def to_configuration(values: dict[str, Any]) -> KubeProxyConfiguration:
 def decode(kind: type[Duration], value: Any) -> Duration:
     """Decode a duration for msgspec: a text, because 86400 would be less than a millisecond."""
     if isinstance(value, str):
-        return kind(durations.parse(value))
-    raise ValueError(f"{value!r} {durations.NOT_A_DURATION}")
+        return kind(addresses.parse_duration(value))
+    raise ValueError(f"{value!r} {addresses.NOT_A_DURATION}")
 
 
 # The watch of the file while the agent runs.

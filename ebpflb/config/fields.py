@@ -17,8 +17,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import yaml
 
-from ebpflb.model.addresses import Address, parse_address
-from ebpflb.model.durations import Duration
+from ebpflb.model.addresses import Address, Duration, parse_address
 
 API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
 KIND = "KubeProxyConfiguration"

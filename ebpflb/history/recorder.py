@@ -9,16 +9,15 @@ import time
 from collections.abc import Callable, Mapping
 from itertools import islice
 
+from ebpflb.entries.services import Flags, Frontend, ServiceEntry, frontend_kind, service_name
 from ebpflb.errors import in_words, log_once
 from ebpflb.history import records
 from ebpflb.history.records import Change, ServiceChange, WriteCause
 from ebpflb.model.addresses import Address, host_port
 from ebpflb.model.cluster_state import Applied
-from ebpflb.model.drift import Drift
-from ebpflb.model.events import Changed, Kind, ObjectEvent, Removed, Replaced
+from ebpflb.model.events import Changed, Drift, Kind, ObjectEvent, Removed, Replaced
 from ebpflb.model.services import PortName
 from ebpflb.options import Paths
-from ebpflb.plan.entries import Flags, Frontend, ServiceEntry, frontend_kind, service_name
 from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries
 from ebpflb.version import VERSION
 

@@ -18,9 +18,9 @@ from typing import NamedTuple
 import msgspec
 
 from ebpflb import files
+from ebpflb.entries.services import service_of
 from ebpflb.errors import NodeError, one_line
 from ebpflb.options import Paths
-from ebpflb.plan.entries import service_of
 
 LIMIT = 16 << 20  # bytes of both files together
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -6,15 +6,11 @@ a map_writer.MapWriter: its ``apply`` writes a plan, and so the slots of an Endp
 
 datapath         one node's maps and programs, as the agent uses them
 map_writer       reads and writes the maps
-sources          the programs' sources, and the flags with which this kernel takes them
 valid_contents   the maps' content at start, without entries that no agent can have written
 probe            which features this kernel has, found by trying them
 bpf              bpf(2): one function for each command
 declarations     C declarations as types of cffi, parsed when an installation is made
-attributes       the structs of bpf(2)
 libc             calls of the C library that Python does not have
-side_by_side     several calls at a time
-checksum         the checksum of packets that are made here
 pyroute2_parts   what is imported of pyroute2
 
 netlink          messages of netlink: encoded and decoded

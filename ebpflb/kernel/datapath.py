@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ebpflb.errors import KernelError
-from ebpflb.kernel import bpf, sources
+from ebpflb.kernel import bpf, probe
 from ebpflb.kernel.attach import cgroup_links, netns_cookie
 from ebpflb.kernel.attach.cgroup_links import HeldLinks
 from ebpflb.kernel.attach.device_programs import DevicePrograms
@@ -35,8 +35,31 @@ from ebpflb.kernel.maps.sweep import Gate
 from ebpflb.kernel.programs import compiler, loader
 from ebpflb.kernel.programs.loader import Program, ProgramSet
 from ebpflb.model.devices import Devices
-from ebpflb.model.drift import Drift
+from ebpflb.model.events import Drift
 from ebpflb.plan.map_contents import MapContents
+
+# The programs' sources, and the compiler's flags for them on this kernel.
+
+
+SOCKET_SOURCE, PACKET_SOURCE = "hooks/socket.c", "hooks/packet.c"
+# By whether packets have a link header; packets without one begin with the IP header.
+LINK_VARIANTS = {True: (), False: ("-DNO_LINK_HEADER",)}
+
+
+def socket_flags() -> tuple[str, ...]:
+    """Return the compiler's flags for the socket hooks on this kernel."""
+    return ("-DHAVE_SET_RETVAL",) if probe.set_retval() else ()
+
+
+def guard_flags() -> tuple[str, ...]:
+    """Return the additional flags of the bind guard, which must be able to set an errno."""
+    return ("-DHAVE_KERNEL_READ",) if probe.set_retval() and probe.kernel_read() else ()
+
+
+def packet_flags() -> tuple[str, ...]:
+    """Return the compiler's flags for the packet hooks on this kernel."""
+    return ("-DHAVE_COARSE_CLOCK",) if probe.coarse_clock() else ()
+
 
 _ATTACHING = frozenset({"attaching"})
 _GROUP = 16  # devices that get programs together at a first start, most important first
@@ -125,14 +148,12 @@ class Datapath(MapWriter):
 
         ``more`` flags choose another variant. Safe in any thread. Raises CompileError.
         """
-        flags = sources.packet_flags()
-        of_sockets = (*sources.socket_flags(), *sources.guard_flags(), *more)
-        sockets = compiler.compile_source(sources.SOCKET_SOURCE, of_sockets, cache=cache)
+        flags = packet_flags()
+        of_sockets = (*socket_flags(), *guard_flags(), *more)
+        sockets = compiler.compile_source(SOCKET_SOURCE, of_sockets, cache=cache)
         packets = {
-            link_header: compiler.compile_source(
-                sources.PACKET_SOURCE, flags + bare + more, cache=cache
-            )
-            for link_header, bare in sources.LINK_VARIANTS.items()
+            link_header: compiler.compile_source(PACKET_SOURCE, flags + bare + more, cache=cache)
+            for link_header, bare in LINK_VARIANTS.items()
         }
         return Bytecode(sockets, packets)
 

@@ -14,15 +14,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from typing import Protocol as TypingProtocol
 
-from ebpflb.kernel import valid_contents
-from ebpflb.kernel.maps import layout
-from ebpflb.kernel.maps.bpf_map import Counters, Map, MappedArray
-from ebpflb.kernel.maps.layout import MapSpec
-from ebpflb.kernel.maps.no_frontends import NoFrontends
-from ebpflb.model.addresses import Network
-from ebpflb.model.services import Protocol
-from ebpflb.plan.allocators import Capacity
-from ebpflb.plan.entries import (
+from ebpflb.entries.services import (
     NO_SLOT,
     Flags,
     LastIds,
@@ -31,6 +23,14 @@ from ebpflb.plan.entries import (
     Translation,
     network_of,
 )
+from ebpflb.kernel import valid_contents
+from ebpflb.kernel.maps import layout
+from ebpflb.kernel.maps.bpf_map import Counters, Map, MappedArray
+from ebpflb.kernel.maps.layout import MapSpec
+from ebpflb.kernel.maps.no_frontends import NoFrontends
+from ebpflb.model.addresses import Network
+from ebpflb.model.services import Protocol
+from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.planner import NOT_IN_MAPS, Plan
 

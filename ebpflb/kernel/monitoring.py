@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 
 from ebpflb.kernel.datapath import Datapath
-from ebpflb.kernel.maps import bpf_map, creation, layout
+from ebpflb.kernel.maps import bpf_map, layout, state_dir
 from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.readers import Ring
 from ebpflb.kernel.maps.records import Monitor, MonitorEvent
-from ebpflb.kernel.maps.ring import Ring
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import ProgramSet, read_members
 
@@ -116,7 +116,7 @@ class Variant:
         with ExitStack() as opened:
             self._maps: dict[str, Map] = {}
             for name, spec in layout.MONITOR_MAPS.items():
-                made = self._maps[name] = bpf_map.open_map(spec, creation.create_map(spec))
+                made = self._maps[name] = bpf_map.open_map(spec, state_dir.create_map(spec))
                 opened.callback(made.close)
             self.programs = ProgramSet(
                 compiled.sockets, compiled.packets, {**datapath.maps, **self._maps}

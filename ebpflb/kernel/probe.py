@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from ebpflb.errors import KernelError
 from ebpflb.kernel import bpf, netlink
 from ebpflb.kernel.attach import clsact
-from ebpflb.kernel.maps import bpf_map, creation, layout
+from ebpflb.kernel.maps import bpf_map, layout, state_dir
 from ebpflb.kernel.maps.layout import RING, MapSpec
 from ebpflb.kernel.node import namespaces
 from ebpflb.kernel.programs import loader
@@ -149,13 +149,13 @@ def _filters(program: int) -> bool:
 
 def map_works() -> None:
     """Create a map. Raises KernelError if bpf(2) cannot create any map."""
-    os.close(creation.create_map(MapSpec("probe", "HASH", "__u32", "__u32", 4, ("NONE",))))
+    os.close(state_dir.create_map(MapSpec("probe", "HASH", "__u32", "__u32", 4, ("NONE",))))
 
 
 def _small_maps() -> Iterator[MapSpec]:
     """Yield one map for each kind and set of flags in maps.h, and one with a lock."""
     kinds = {
-        (bpf_map.kernel_kind(spec), spec.flags, spec.value in creation.LOCKED): spec
+        (bpf_map.kernel_kind(spec), spec.flags, spec.value in state_dir.LOCKED): spec
         for spec in layout.MAPS.values()
     }
     return (spec.at_most(4)._replace(name="probe", kind=it[0]) for it, spec in kinds.items())
@@ -166,7 +166,7 @@ def unmade_maps() -> list[str]:
     found = []
     for spec in _small_maps():
         try:
-            os.close(creation.create_map(spec))
+            os.close(state_dir.create_map(spec))
         except KernelError:
             found.append(f"{spec.kind} ({', '.join(spec.flags)})")
     return found
@@ -180,7 +180,7 @@ def batches() -> dict[str, bool]:
 def _batch(spec: MapSpec) -> bool:
     value = bytes((spec.value_size + 7) // 8 * 8 * bpf_map.possible_cpus())
     try:
-        with bpf.closing(creation.create_map(spec)) as fd:
+        with bpf.closing(state_dir.create_map(spec)) as fd:
             bpf.map_write_batch(fd, bytes(spec.key_size), value, 1)
     except KernelError:
         return False

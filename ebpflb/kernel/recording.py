@@ -10,15 +10,15 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ebpflb.kernel import bpf, sources
-from ebpflb.kernel.maps import bpf_map, creation, layout
+from ebpflb.entries.flows import Ends
+from ebpflb.entries.services import Frontend
+from ebpflb.kernel import bpf, datapath
+from ebpflb.kernel.maps import bpf_map, layout, state_dir
 from ebpflb.kernel.maps.bpf_map import Map, possible_cpus
 from ebpflb.kernel.maps.layout import MapSpec
 from ebpflb.kernel.programs import compiler, loader, precompile
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Frontend
-from ebpflb.plan.flow_entries import Ends
 
 # Packets for questions: the first of a connection, and its reply.
 #
@@ -165,7 +165,7 @@ def _create(usual: MapSpec) -> Map:
     """Create an empty map; programs skip the missing elements of arrays of counters and places."""
     entries = _LRU_ENTRIES if usual.is_filled_by_programs else 64
     spec = usual.at_most(entries)
-    return bpf_map.open_map(spec, creation.create_map(spec))
+    return bpf_map.open_map(spec, state_dir.create_map(spec))
 
 
 # The map ``steps`` (bpf/record/steps.h): a question for sockets, and the steps of the answer.
@@ -290,7 +290,7 @@ class RecordingPrograms:
         """Return the result and the steps of connect(), or of an unconnected socket's sendmsg()."""
         begin_steps(self._steps, question)
         name = "explain_sendmsg" if datagram else "explain_connect"
-        program = self._program(name, precompile.EXPLAIN, sources.socket_flags)
+        program = self._program(name, precompile.EXPLAIN, datapath.socket_flags)
         ran = loader.run_program(program, _EMPTY)
         return list(Answer)[ran.retval], read_steps(self._steps)
 
@@ -302,7 +302,7 @@ class RecordingPrograms:
         does not support ``came_by``.
         """
         begin_steps(self._steps)
-        program = self._program(hook, sources.PACKET_SOURCE, _packet_flags)
+        program = self._program(hook, datapath.PACKET_SOURCE, _packet_flags)
         ran = loader.run_program(program, frame, ifindex=ifindex, ingress_ifindex=came_by)
         return Handled(ACTIONS[ran.retval], ran.packet, ran.mark, read_steps(self._steps))
 
@@ -315,4 +315,4 @@ class RecordingPrograms:
 
 
 def _packet_flags() -> tuple[str, ...]:
-    return (*sources.packet_flags(), precompile.RECORDING)
+    return (*datapath.packet_flags(), precompile.RECORDING)

@@ -12,12 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from ipaddress import IPv6Address
 from typing import Any
 
-from ebpflb.kernel import bpf
-from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.model.addresses import Family
-from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.allocators import Capacity
-from ebpflb.plan.entries import (
+from ebpflb.entries.services import (
     NO_SLOT,
     WHOLE,
     Backend,
@@ -27,6 +22,11 @@ from ebpflb.plan.entries import (
     ServiceEntry,
     SourceRange,
 )
+from ebpflb.kernel import bpf
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.model.addresses import Family
+from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.map_contents import MapContents, read_back
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,7 @@ from typing import IO
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel.attach.device_programs import unpin_all
-from ebpflb.kernel.maps.bpffs import BPFFS
-from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
 from ebpflb.lab.hosts import Host, Lab, Process, start
 from ebpflb.options import Paths
 from ebpflb.serve import status

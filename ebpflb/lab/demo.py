@@ -20,6 +20,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from ebpflb.entries.services import Frontend, ServiceEntry
 from ebpflb.errors import NodeError
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab import cni, manifests, traffic
@@ -27,7 +28,6 @@ from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.model.annotations import DEFAULT_WEIGHT, WEIGHT_ANNOTATION
 from ebpflb.options import Paths
-from ebpflb.plan.entries import Frontend, ServiceEntry
 
 WEB = "web"
 V4, V6 = "10.96.0.10", "fd00:96::10"

@@ -4,7 +4,7 @@
 How objects become the endpoints that a service port uses:
 
 objects          the API's objects, with only the fields that are used here
-events           reports of a source: an object was added, changed or removed
+events           reports of a source and of the audit: what has changed, what differs
 cluster_state    the state of the cluster: apply an event, read which services changed
 services         one Service -> its service ports, per family     (kube-proxy.md 1)
 endpoint_slices  an EndpointSlice as it is stored, read once      (kube-proxy.md 2)
@@ -12,37 +12,29 @@ endpoints        the EndpointSlices of a Service -> its endpoints (kube-proxy.md
 endpoint_health  which endpoints are set aside, by what clients on this node have seen
 route_sources    the destinations for which the kernel is asked for its source address
 
-drift            differences between the maps and the plan
 annotations      the annotations of ebpflb, and warnings about them
 
 Other facts from the objects:
 
 api_servers         the endpoints of default/kubernetes, which are kept
-nodes               a Node -> its zone, addresses, and eligibility     (kube-proxy.md 13.1, 17)
+nodes               a Node -> its zone, addresses, and eligibility     (kube-proxy.md 13.1, 17);
+                    what it says of its Services, its listeners, and whether its agent runs
 
 The node's devices and addresses:
 
 devices             which devices are served, and the addresses that traffic is masqueraded to
 packet_path         which engine translates packets, and why
-fast_forward        whether established flows bypass the network stack
 
 The agent itself:
 
-pulse           whether the agent's loop runs, and in time
-node_local      listeners on this node that sockets get instead of a Service's endpoints
-node_readiness  what a Node says in the API of its Services
 busiest         which service ports have series of their own in /metrics
 
 Leftovers of kube-proxy on a node (kube-proxy.md 17):
 
-untracked        which destinations rules in raw exempt from NAT
 kube_proxy       the names that kube-proxy uses, and what was detected of a kube-proxy
 
 Parsing:
 
 field_checks  checks of single fields; they raise InvalidObject
-map_sizes     the sizes of --map-size
-addresses     addresses and networks as Kubernetes reads them
-kernel_lists  the kernel's lists of numbers, of CPUs or ports
-durations     values such as "1h0m0s"
+addresses     addresses, networks, durations, sizes and lists of numbers, as they are written
 """

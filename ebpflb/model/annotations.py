@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from ebpflb.errors import quoted
-from ebpflb.model import addresses, durations, field_checks, objects
+from ebpflb.model import addresses, field_checks, objects
 from ebpflb.model.addresses import Address, Network
 
 _PREFIX = "metadata.annotations["
@@ -128,7 +128,7 @@ def read_slow_start(service: objects.Service, warnings: list[str]) -> float:
 
 
 def _parse_slow_start(text: str) -> float:
-    seconds = durations.parse(text).seconds
+    seconds = addresses.parse_duration(text).seconds
     if not 0 <= seconds <= LONGEST_SLOW_START:
         raise ValueError(f"{quoted(text)} is not between 0s and 1h")
     return seconds
@@ -201,7 +201,7 @@ def read_on_removal(service: objects.Service, warnings: list[str]) -> OnRemoval:
 
 
 def _show(seconds: float) -> str:
-    return str(durations.Duration(seconds * 10**9))
+    return str(addresses.Duration(seconds * 10**9))
 
 
 def _parse_on_removal(text: str) -> OnRemoval:
@@ -225,7 +225,7 @@ def _parse_on_removal(text: str) -> OnRemoval:
 
 
 def _parse_grace(text: str) -> float:
-    seconds = durations.parse(text).seconds
+    seconds = addresses.parse_duration(text).seconds
     if not 0 <= seconds <= LONGEST_GRACE:
         raise ValueError(f"{quoted(text)} is not between 0s and 1h")
     return seconds

@@ -31,7 +31,7 @@ from ebpflb.model.endpoints import (
     select,
 )
 from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Removed, Replaced
-from ebpflb.model.node_local import Listener, NodeLocalPorts
+from ebpflb.model.nodes import Listener, NodeLocalPorts, Untracked
 from ebpflb.model.objects import EndpointSlice, Node, Service, ServiceCIDR
 from ebpflb.model.services import (
     KUBERNETES,
@@ -42,7 +42,6 @@ from ebpflb.model.services import (
     WholeAddresses,
     show_labels,
 )
-from ebpflb.model.untracked import Untracked
 
 # When endpoints changed whose changes wait for a sync (kube-proxy.md 16.4).
 #

@@ -1,12 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a Node, and ServiceCIDRs, for the service proxy (kube-proxy.md 5, 13.1, 17)."""
+"""What is known of this node: its Node object and ServiceCIDRs (kube-proxy.md 5, 13.1, 17), what
+it says in the API, its listeners, and whether its agent runs.
+"""
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Struct
 
 from ebpflb.model import addresses as parsing
 from ebpflb.model import field_checks, objects
-from ebpflb.model.addresses import Address, Family, Network, parse_network
+from ebpflb.model.addresses import Address, Family, Network, number, parse_network
+from ebpflb.model.events import Key
+from ebpflb.model.objects import Node
+from ebpflb.model.services import Protocol, ServicePort
 
 # One ServiceCIDR -> the ranges of cluster IPs (kube-proxy.md 1.1, 6.3).
 
@@ -81,3 +90,246 @@ def _readable(parse: Callable[[str], _Parsed], text: str) -> _Parsed | None:
         return parse(text)
     except ValueError:
         return None
+
+
+# What a node says of its Services in the API, so that no pods come before Services work.
+#
+# A condition of the Node, which others may act upon, or a taint that is removed
+# (docs/node-readiness.md).
+
+
+KINDS = (OFF, CONDITION, TAINT) = ("off", "condition", "taint")
+
+CONDITION_TYPE = "ebpflb.io/ServicesReady"
+TAINT_KEY = "ebpflb.io/agent-not-ready"
+
+MERGE_PATCH = "application/strategic-merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+
+
+class Said(NamedTuple):
+    """The condition's state. Every node's readers may see it, so it names nothing of tenants."""
+
+    status: str
+    reason: str
+    message: str
+
+
+READY = Said("True", "ServicesInPlace", "all Services are in place on this node")
+NOT_READY = Said("False", "ServicesNotInPlace", "`ebpflb status` on the node says why")
+STOPPED = Said("Unknown", "AgentStopped", "the agent was stopped; no change is followed")
+
+
+class Patch(NamedTuple):
+    """A PATCH to the Node, below its path in the API."""
+
+    subresource: str
+    content_type: str
+    body: bytes
+
+
+def condition_patch(said: Said, former: Said | None, now: float) -> Patch:
+    """Return the patch that makes the Node say this; ``now`` is in seconds since the epoch.
+
+    A strategic merge patch finds the condition by its type and leaves all others alone. Without
+    the time of the transition that of the Node stays.
+    """
+    at = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    condition = {"type": CONDITION_TYPE, **said._asdict(), "lastHeartbeatTime": at}
+    if former is None or former.status != said.status:
+        condition["lastTransitionTime"] = at
+    body = {"status": {"conditions": [condition]}}
+    return Patch("/status", MERGE_PATCH, msgspec.json.encode(body))
+
+
+def taint_patch(node: Node) -> Patch | None:
+    """Return the patch that removes our taint, whatever its effect; None if there is none.
+
+    If the Node's taints have changed meanwhile, the patch changes nothing and fails.
+    """
+    taints = (node.spec and node.spec.taints) or []
+    ours = [index for index, taint in enumerate(taints) if taint.key == TAINT_KEY]
+    operations: list[dict[str, Any]] = []
+    for index in reversed(ours):
+        path = f"/spec/taints/{index}"
+        operations.append({"op": "test", "path": f"{path}/key", "value": TAINT_KEY})
+        operations.append({"op": "remove", "path": path})
+    return Patch("", JSON_PATCH, msgspec.json.encode(operations)) if ours else None
+
+
+# Listeners on this node that serve sockets instead of a Service's endpoints, while they answer.
+#
+# A Service names the address by its annotation (annotations.py); the port is the Service's own.
+
+
+STATES = (ANSWERING, SILENT) = ("answering", "silent")
+MOST = 64  # listeners that are asked whether they answer: those of the oldest Services
+
+
+class Listener(NamedTuple):
+    """An address, port and protocol."""
+
+    address: Address
+    port: int
+    protocol: Protocol
+
+
+class Answering(NamedTuple):
+    """A message to the agent's loop: the listeners that answer now."""
+
+    listeners: frozenset[Listener]
+
+
+def listener(port: ServicePort) -> Listener | None:
+    """Return the listener that a service port names."""
+    if port.node_local is None:
+        return None
+    return Listener(port.node_local, port.port, port.name.protocol)
+
+
+class NodeLocalPorts:
+    """The Services that name listeners, and ``answering``, those that answer.
+
+    ``changed``: since the last call of ``take_wanted``.
+    """
+
+    def __init__(self) -> None:
+        self._ports: dict[Key, tuple[ServicePort, ...]] = {}
+        self.answering: frozenset[Listener] = frozenset()
+        self.changed = True
+
+    def name(self, key: Key, ports: Iterable[ServicePort]) -> None:
+        """Note the service ports of a Service; it has none if it was deleted."""
+        named = tuple(port for port in ports if port.node_local)
+        self.changed |= bool(self._ports.pop(key, ()) or named)
+        if named:
+            self._ports[key] = named
+
+    def set_answering(self, answering: frozenset[Listener]) -> set[Key]:
+        """Set which listeners answer; return the Services of those that have changed."""
+        changed, self.answering = self.answering ^ answering, answering
+        return {key for key, ports in self._ports.items() if changed & set(map(listener, ports))}
+
+    def serving(self, port: ServicePort) -> Address | None:
+        """Return the address of the listener that serves a port's sockets, if it answers."""
+        return port.node_local if listener(port) in self.answering else None
+
+    def take_wanted(self) -> frozenset[Listener]:
+        """Return the listeners that are asked: at most MOST, those of the oldest Services."""
+        self.changed = False
+        ports = sorted(
+            (port for ports in self._ports.values() for port in ports),
+            key=lambda port: (port.created, port.name),
+        )
+        found = dict.fromkeys(filter(None, map(listener, ports)))
+        return frozenset(list(found)[:MOST])
+
+
+# Whether the agent's loop runs, and in time.
+#
+# The agent answers this without waiting for the loop.
+
+
+STALLED_SECONDS = 30.0  # without a turn of the loop, until the node is not ready
+DEAD_SECONDS = 60.0  # without a turn of the loop, until the agent is to be restarted
+LATE_SECONDS = 10.0  # that a message waits for the loop, until this is reported
+
+
+class Pulse(msgspec.Struct, frozen=True):
+    """The loop's state.
+
+    ``silent``: seconds since the loop's last turn, 0 while the agent starts. ``waiting``: seconds
+    that the oldest message has waited for the loop.
+    """
+
+    silent: float = 0.0
+    waiting: float = 0.0
+
+    @property
+    def stalled(self) -> Iterator[str]:
+        """Yield a sentence if the loop does not run."""
+        if self.silent >= STALLED_SECONDS:
+            yield f"the agent's loop has not run for {self.silent:.0f} s"
+
+    @property
+    def late(self) -> Iterator[str]:
+        """Yield a sentence if changes wait."""
+        if self.waiting >= LATE_SECONDS:
+            yield f"changes are applied late: the oldest has waited for {self.waiting:.0f} s"
+
+
+# Whether established flows bypass the network stack (--fast-forward).
+
+
+FAST_FORWARDS = (FORWARD_OFF, FORWARD_ON, FORWARD_AUTO) = ("off", "on", "auto")
+
+
+class EachPacketRules(Struct, frozen=True):
+    """The rules of this node that act on each packet of a connection, in words; or what hides them.
+
+    Established flows must not bypass them with FORWARD_AUTO. ``changes`` is another number after
+    each change of any rule that they would meet: a new one may drop them.
+    """
+
+    lines: tuple[str, ...] = ()
+    changes: int = 0
+
+
+def why_off(wanted: str, rules: EachPacketRules | None) -> str | None:
+    """Return why flows do not bypass the stack; None if they do. ``rules``: None if not known."""
+    if wanted == FORWARD_ON:
+        return None
+    if wanted == FORWARD_OFF:
+        return "not wanted"
+    if rules is None:
+        return "the firewall rules have not been read yet"
+    if not rules.lines:
+        return None
+    more = f"; {len(rules.lines) - 1} more" if len(rules.lines) > 1 else ""
+    return rules.lines[0] + more
+
+
+# Which destinations rules in raw exempt from conntrack, and so from kube-proxy's NAT.
+#
+# kube-proxy translates by conntrack, so a packet that a rule with NOTRACK matched goes where its
+# destination says: to a listener at a cluster IP on this node, as NodeLocal DNSCache has one
+# (docs/node-local.md). ebpflb leaves these packets alone too.
+
+
+Ranges = tuple[tuple[int, int], ...]
+
+
+class Condition(NamedTuple):
+    """The addresses or ports that a rule asks of the destination."""
+
+    of_address: bool
+    ranges: Ranges
+    negated: bool
+
+    def holds(self, address: int, port: int) -> bool:
+        value = address if self.of_address else port
+        return any(first <= value <= last for first, last in self.ranges) != self.negated
+
+
+class Destination(NamedTuple):
+    """The destinations of one rule: one of the protocols, and all conditions hold."""
+
+    protocols: frozenset[int]
+    conditions: tuple[Condition, ...]
+
+    def has(self, address: Address, port: int, protocol: int) -> bool:
+        return protocol in self.protocols and all(
+            condition.holds(number(address), port) for condition in self.conditions
+        )
+
+
+class Untracked(NamedTuple):
+    """A message to the agent's loop: the destinations that rules exempt now."""
+
+    destinations: frozenset[Destination] = frozenset()
+
+    def has(self, address: Address, port: int, protocol: int) -> bool:
+        return any(it.has(address, port, protocol) for it in self.destinations)
+
+
+NO_UNTRACKED = Untracked()

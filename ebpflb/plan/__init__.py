@@ -22,9 +22,4 @@ service_page     a Service as the operator sees it, by the content of the maps
 tables           the tables from which a service draws instead of its slots: Maglev, and weights
 
 canary           the service ports that `ebpflb doctor` adds for its own check
-
-Apart from services:
-
-entries          the map entries, as values
-flow_entries     which entries of the packet path form one flow, and the state of the flow
 """

@@ -11,9 +11,9 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from ebpflb.entries.services import Range, Translation
 from ebpflb.model.addresses import Address
 from ebpflb.plan.desired import DesiredBackend
-from ebpflb.plan.entries import Range, Translation
 
 QUARANTINE_SECONDS = 1.0
 

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from ebpflb.entries.services import BackendName, Frontend
 from ebpflb.model.addresses import Address, Family, Network, family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.desired import ANY, DesiredBackend, DesiredService
-from ebpflb.plan.entries import BackendName, Frontend
 
 NAMESPACE, NAME = "ebpflb_doctor", "canary"  # the API allows no "_" in a name
 CANARY_PROTOCOLS = (Protocol.TCP, Protocol.UDP)

@@ -9,12 +9,12 @@ no longer planned is then skipped.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any, NamedTuple
 
-from ebpflb.model.drift import Drift, Part
-from ebpflb.model.services import PortName
-from ebpflb.plan.entries import (
+from ebpflb.entries.services import (
     NO_SLOT,
     SourceRange,
 )
+from ebpflb.model.events import Drift, Part
+from ebpflb.model.services import PortName
 from ebpflb.plan.frontends import SourceRangesSnapshot
 from ebpflb.plan.planner import Plan, Planner
 from ebpflb.plan.service_entries import ServiceEntries

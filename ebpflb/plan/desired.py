@@ -17,17 +17,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from ebpflb.model import devices
-from ebpflb.model.addresses import Address, Family, Network, family
-from ebpflb.model.annotations import DEFAULT_WEIGHT
-from ebpflb.model.api_servers import NO_API_PLACES, ApiPlaces
-from ebpflb.model.devices import AddressByFamily, Device, Devices, LocalDetector
-from ebpflb.model.endpoints import FAST, Selection, Steps, finished, in_parts
-from ebpflb.model.route_sources import RouteSource
-from ebpflb.model.services import PortName, Protocol, ServicePort
-from ebpflb.model.untracked import NO_UNTRACKED, Untracked
-from ebpflb.plan import tables
-from ebpflb.plan.entries import (
+from ebpflb.entries.services import (
     NO_PREFIX,
     NO_V4,
     NO_V6,
@@ -42,6 +32,16 @@ from ebpflb.plan.entries import (
     route_key,
     stored_name,
 )
+from ebpflb.model import devices
+from ebpflb.model.addresses import Address, Family, Network, family
+from ebpflb.model.annotations import DEFAULT_WEIGHT
+from ebpflb.model.api_servers import NO_API_PLACES, ApiPlaces
+from ebpflb.model.devices import AddressByFamily, Device, Devices, LocalDetector
+from ebpflb.model.endpoints import FAST, Selection, Steps, finished, in_parts
+from ebpflb.model.nodes import NO_UNTRACKED, Untracked
+from ebpflb.model.route_sources import RouteSource
+from ebpflb.model.services import PortName, Protocol, ServicePort
+from ebpflb.plan import tables
 
 ANY: dict[Family, Address] = {
     Family.IPV4: IPv4Address(0),

@@ -9,16 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ebpflb.model.addresses import Address, Family, Network
-from ebpflb.model.services import PortName
-from ebpflb.plan.allocators import Quarantine
-from ebpflb.plan.entries import (
+from ebpflb.entries.services import (
     CoveringPrefixes,
     Frontend,
     Prefix,
     ServiceEntry,
     SourceRange,
 )
+from ebpflb.model.addresses import Address, Family, Network
+from ebpflb.model.services import PortName
+from ebpflb.plan.allocators import Quarantine
 
 # The entries of map source_ranges: which clients restricted frontends admit.
 #

@@ -13,10 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from ebpflb.model.addresses import Address
-from ebpflb.model.services import PortName
-from ebpflb.plan.desired import DesiredBackend
-from ebpflb.plan.entries import (
+from ebpflb.entries.services import (
     NO_SLOT,
     NOT_RECORDED,
     Backend,
@@ -28,6 +25,9 @@ from ebpflb.plan.entries import (
     SourceRange,
     Translation,
 )
+from ebpflb.model.addresses import Address
+from ebpflb.model.services import PortName
+from ebpflb.plan.desired import DesiredBackend
 from ebpflb.plan.service_entries import ServiceEntries
 
 UNKNOWN_NAME = BackendName("", "")

@@ -23,15 +23,7 @@ from functools import partial
 from operator import add, gt, sub
 from typing import Any
 
-from ebpflb.model.addresses import Address
-from ebpflb.model.endpoints import IN_A_STEP, Steps, finished, in_parts
-from ebpflb.model.events import Key
-from ebpflb.model.services import PortName, ServicePort
-from ebpflb.plan import tables
-from ebpflb.plan.allocators import Capacity, FormerIds, Quarantine
-from ebpflb.plan.canary import is_canary
-from ebpflb.plan.desired import LIMIT, NOTHING, DesiredBackend, DesiredService, Lack, Size
-from ebpflb.plan.entries import (
+from ebpflb.entries.services import (
     Backend,
     BackendName,
     Choice,
@@ -43,6 +35,14 @@ from ebpflb.plan.entries import (
     Table,
     Translation,
 )
+from ebpflb.model.addresses import Address
+from ebpflb.model.endpoints import IN_A_STEP, Steps, finished, in_parts
+from ebpflb.model.events import Key
+from ebpflb.model.services import PortName, ServicePort
+from ebpflb.plan import tables
+from ebpflb.plan.allocators import Capacity, FormerIds, Quarantine
+from ebpflb.plan.canary import is_canary
+from ebpflb.plan.desired import LIMIT, NOTHING, DesiredBackend, DesiredService, Lack, Size
 from ebpflb.plan.frontends import ClusterIps, Frontends, SourceRanges
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.service_entries import (

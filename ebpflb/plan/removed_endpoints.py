@@ -16,10 +16,10 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
 
+from ebpflb.entries.services import Frontend
 from ebpflb.model.addresses import Address
 from ebpflb.model.annotations import LONGEST_GRACE
 from ebpflb.model.services import PortName
-from ebpflb.plan.entries import Frontend
 
 # The service ports whose connections are reset, and how an agent saves them for the next agent.
 

@@ -12,13 +12,8 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from ebpflb.model.addresses import Address, host_port
-from ebpflb.model.annotations import HASHING
-from ebpflb.model.endpoints import Steps, finished, in_parts
-from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan import tables
-from ebpflb.plan.desired import DesiredBackend, DesiredService, Lack
-from ebpflb.plan.entries import (
+from ebpflb.entries.flows import StaleCandidates, Unanswered
+from ebpflb.entries.services import (
     FIRST_BACKENDS,
     NO_TABLE,
     Backend,
@@ -31,7 +26,12 @@ from ebpflb.plan.entries import (
     Translation,
     source_range_key,
 )
-from ebpflb.plan.flow_entries import StaleCandidates, Unanswered
+from ebpflb.model.addresses import Address, host_port
+from ebpflb.model.annotations import HASHING
+from ebpflb.model.endpoints import Steps, finished, in_parts
+from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan import tables
+from ebpflb.plan.desired import DesiredBackend, DesiredService, Lack
 from ebpflb.plan.tables import marked, scheduler_of
 
 

@@ -11,6 +11,14 @@ from typing import NamedTuple
 
 import msgspec
 
+from ebpflb.entries.services import (
+    ADDRESS,
+    NODE_PORT,
+    Flags,
+    Frontend,
+    frontend_kind,
+    service_name,
+)
 from ebpflb.model import endpoints
 from ebpflb.model.addresses import Family, host_port
 from ebpflb.model.annotations import PASSTHROUGH, RANDOM
@@ -27,14 +35,6 @@ from ebpflb.model.endpoints import (
 from ebpflb.model.events import Key
 from ebpflb.model.services import PortName, Protocol, ServicePort
 from ebpflb.plan.desired import NODE_LOCAL, WITHHELD, DesiredBackend, DesiredService
-from ebpflb.plan.entries import (
-    ADDRESS,
-    NODE_PORT,
-    Flags,
-    Frontend,
-    frontend_kind,
-    service_name,
-)
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries
 from ebpflb.plan.tables import scheduler_of

@@ -22,13 +22,13 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
+from ebpflb.entries.services import NO_TABLE, Flags, Frontend, Range
 from ebpflb.model.endpoints import finished
 from ebpflb.model.events import Key
 from ebpflb.model.services import PortName
 from ebpflb.plan import tables
 from ebpflb.plan.allocators import Capacity, FormerIds, IdAllocator, Quarantine, SlotAllocator
 from ebpflb.plan.desired import DesiredBackend, DesiredService, Lack
-from ebpflb.plan.entries import NO_TABLE, Flags, Frontend, Range
 from ebpflb.plan.frontends import Frontends, SourceRanges
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.service_entries import (

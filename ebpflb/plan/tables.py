@@ -22,6 +22,7 @@ from heapq import heapify, heapreplace, merge
 from itertools import chain, islice
 from typing import NamedTuple, TypeAlias
 
+from ebpflb.entries.services import Choice, Flags
 from ebpflb.model.annotations import (
     HASHING,
     LEAST_CONNECTIONS,
@@ -31,7 +32,6 @@ from ebpflb.model.annotations import (
     SOURCE_HASH,
 )
 from ebpflb.model.endpoints import Steps, in_parts
-from ebpflb.plan.entries import Choice, Flags
 
 # The scheduler of a service port as flags of its frontends, and back (bpf/rules/scheduler.h).
 

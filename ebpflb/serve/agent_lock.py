@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 
 from ebpflb import files
 from ebpflb.errors import NodeError
-from ebpflb.kernel.maps import state_record
+from ebpflb.kernel.maps import state_dir
 from ebpflb.kernel.maps.state_dir import StateLock
-from ebpflb.model.drift import Drift, Part
+from ebpflb.model.events import Drift, Part
 from ebpflb.options import Paths
 from ebpflb.serve import status
 
@@ -31,8 +31,8 @@ class AgentLock:
         """Yield which of the two is missing."""
         if not self._state.holds():
             yield Drift(Part.PIN, f"lock of {self._paths.state}", "is not held any more")
-        elif not state_record.is_record_of(self._paths):
-            yield Drift(Part.PIN, f"{self._paths.state}/{state_record.RECORD}", "is missing")
+        elif not state_dir.is_record_of(self._paths):
+            yield Drift(Part.PIN, f"{self._paths.state}/{state_dir.RECORD}", "is missing")
 
     def restore(self) -> bool:
         """Restore both; return False if another agent has taken the lock meanwhile.
@@ -56,7 +56,7 @@ def held(paths: Paths) -> Iterator[AgentLock]:
     state = StateLock(paths.state)
     with status.lock(paths):
         if not state.take():
-            raise status.second_agent(state_record.read_record(paths.state) or paths)
+            raise status.second_agent(state_dir.read_record(paths.state) or paths)
         try:
             _record(paths)
             yield AgentLock(paths, state)
@@ -76,14 +76,14 @@ def _record(paths: Paths) -> None:
     An agent with another run directory has ended: its additions to the kernel's list of reserved
     ports now belong to this agent.
     """
-    former = state_record.read_record(paths.state)
+    former = state_dir.read_record(paths.state)
     if former is not None and former.run != paths.run:
         with suppress(OSError, files.UnusableFile):
             if not paths.ports_file.exists():
                 files.replace(paths.ports_file, files.read_regular(former.ports_file))
         status.remove(former)
     try:
-        state_record.write_record(paths)
+        state_dir.write_record(paths)
     except OSError as error:
         raise NodeError(f"{paths.state}: {error.strerror}") from error
 
@@ -91,6 +91,6 @@ def _record(paths: Paths) -> None:
 def _remove_if_empty(paths: Paths) -> None:
     """Remove a state directory that was created only for the lock: the agent did not even begin."""
     with suppress(OSError):
-        if os.listdir(paths.state) == [state_record.RECORD]:
-            (paths.state / state_record.RECORD).unlink()
+        if os.listdir(paths.state) == [state_dir.RECORD]:
+            (paths.state / state_dir.RECORD).unlink()
             paths.state.rmdir()

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from ebpflb.model.pulse import Pulse
+from ebpflb.model.nodes import Pulse
 from ebpflb.options import Paths
 from ebpflb.serve.status import CURRENT_PROGRAMS, AgentStatus
 

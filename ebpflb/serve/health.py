@@ -22,8 +22,8 @@ from msgspec import UNSET, UnsetType
 
 from ebpflb.model import nodes
 from ebpflb.model.addresses import Family
+from ebpflb.model.nodes import DEAD_SECONDS, Pulse
 from ebpflb.model.objects import Node
-from ebpflb.model.pulse import DEAD_SECONDS, Pulse
 from ebpflb.serve.listener import JSON, NOT_FOUND, Request, Response
 
 OnResponse = Callable[[str, int], None]

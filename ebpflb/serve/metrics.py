@@ -35,9 +35,8 @@ from prometheus_client.registry import Collector
 from ebpflb.errors import EbpflbError
 from ebpflb.model.addresses import Family
 from ebpflb.model.annotations import RESET_KINDS
-from ebpflb.model.drift import Drift, Part
 from ebpflb.model.endpoints import TrafficPolicy
-from ebpflb.model.events import Kind
+from ebpflb.model.events import Drift, Kind, Part
 from ebpflb.serve.metrics_read import Look, Reading, Sources, metric, parse_spec
 from ebpflb.version import BUILD_DATE, COMMIT, VERSION
 

@@ -21,12 +21,14 @@ from typing import Any, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from ebpflb.entries.flows import ENDED_TCP_STATES
+from ebpflb.entries.services import Frontend, protocol_name
 from ebpflb.kernel.attach import device_programs
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.frontend_keys import FrontendKeys
 from ebpflb.kernel.maps.layout import VERDICTS, layout_hash
 from ebpflb.kernel.maps.occupancy import COUNT_INTERVAL, COUNTED_MAPS, Counts, Occupancy
+from ebpflb.kernel.maps.readers import FrontendKeys
 from ebpflb.kernel.maps.records import BackendCounters, ServiceCounters
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.kernel.netfilter import conntrack
@@ -37,8 +39,6 @@ from ebpflb.model.busiest import Busiest, Port, SeriesOf
 from ebpflb.model.events import Key, Kind
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.canary import is_canary
-from ebpflb.plan.entries import Frontend, protocol_name
-from ebpflb.plan.flow_entries import ENDED_TCP_STATES
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.service_entries import ServiceEntries
 from ebpflb.serve.conditions import conditions

@@ -3,7 +3,6 @@
 
 pins             a node's directories and pinned maps, and whether a command can see them
 node_status      what `ebpflb status` says of this node
-requirements     what this node must have to run ebpflb
 check            whether this node can run ebpflb, feature by feature
 node_checks      sysctls, maps, whose sockets the hooks see, and routes to endpoints
 canary_check     connections of doctor's own through each path
@@ -19,5 +18,4 @@ snapshot         the maps that the agent writes, which those rows refer to
 map_fill         how full the maps are
 explain          why a connection goes where it goes: asks the programs themselves
 flow_list        the flows of the flow tables and of conntrack, to list and to delete
-check_result     what it says of one feature
 """

@@ -13,8 +13,8 @@ import msgspec
 from ebpflb import http_get, unix_socket
 from ebpflb.errors import NodeError, NotFound, in_words
 from ebpflb.model.addresses import Address
-from ebpflb.model.drift import AuditAnswer, AuditReport
-from ebpflb.model.pulse import Pulse
+from ebpflb.model.events import AuditAnswer, AuditReport
+from ebpflb.model.nodes import Pulse
 from ebpflb.options import Paths
 from ebpflb.plan.canary import CanaryLease, UplinkReport
 from ebpflb.plan.service_page import ServiceList, ServicePage

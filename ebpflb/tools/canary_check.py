@@ -31,7 +31,7 @@ from ebpflb.kernel.attach.cgroup_links import HeldLinks, cgroup_root
 from ebpflb.kernel.attach.device_programs import attacher
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.kernel.node import clients
+from ebpflb.kernel.node import namespaces
 from ebpflb.kernel.node.scratch_namespace import ScratchNamespace, unused_address
 from ebpflb.kernel.node.sysctls import supported_families
 from ebpflb.model.addresses import Address, Family, family, host_port
@@ -41,7 +41,7 @@ from ebpflb.options import Paths
 from ebpflb.plan.canary import CANARY_PROTOCOLS, CanaryLease
 from ebpflb.tools import ask
 from ebpflb.tools.ask import NoAnswer
-from ebpflb.tools.check_result import CheckResult
+from ebpflb.tools.node_checks import CheckResult
 from ebpflb.workers import DescriptorWorker
 
 # One canary connection: a question to the endpoint, and whether its answer is that of doctor's.
@@ -145,7 +145,7 @@ def _datagram(client: socket.socket, to: tuple[str, int]) -> tuple[bytes, tuple[
 @contextmanager
 def inside(cgroup: Path) -> Iterator[None]:
     """This process is in that cgroup, as /proc/PID/cgroup has it, or below it. Raises NodeError."""
-    if clients.in_cgroup(_OWN, cgroup):
+    if namespaces.in_cgroup(_OWN, cgroup):
         yield
         return
     root = cgroup_root()

@@ -15,12 +15,11 @@ from ebpflb.errors import EbpflbError
 from ebpflb.kernel import probe
 from ebpflb.kernel.attach import netns_cookie
 from ebpflb.kernel.netfilter.probe import netfilter_obstacle
-from ebpflb.kernel.node import device_watch, process, sock_diag
+from ebpflb.kernel.node import device_watch, namespaces, sock_diag
 from ebpflb.kernel.node.sysctls import bridge_calls
 from ebpflb.model import packet_path
 from ebpflb.tools import neighbours
-from ebpflb.tools.check_result import CheckResult, feature
-from ebpflb.tools.requirements import missing_requirements, required_results
+from ebpflb.tools.node_checks import CheckResult, feature, missing_requirements, required_results
 
 _NETFILTER, _BRIDGES = "NAT by nftables", "bridges of pods"
 
@@ -125,7 +124,7 @@ def _stale_sockets() -> Iterator[CheckResult]:
     yield feature(
         "destroying TCP sockets", sock_diag.can_destroy_tcp(), "4.5, INET_DIAG_DESTROY", lost
     )
-    can_enter = "CAP_SYS_ADMIN" in process.capabilities()
+    can_enter = "CAP_SYS_ADMIN" in namespaces.capabilities()
     detail = "yes" if can_enter else "no (needs CAP_SYS_ADMIN)"
     remedy = "" if can_enter else "connected UDP sockets of pods keep a removed backend"
     yield CheckResult("listing pods' UDP sockets", can_enter, False, detail, remedy)

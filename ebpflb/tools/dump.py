@@ -9,15 +9,8 @@ import socket
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ebpflb.kernel.attach.netns_cookie import by_socket
-from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.layout import VERDICTS, address_bytes
-from ebpflb.kernel.maps.records import HalfOpen, PeerFrontend
-from ebpflb.kernel.maps.sockets import RememberedSockets
-from ebpflb.kernel.maps.sweep import FLOW_MAPS
-from ebpflb.model.addresses import Address, Family, host_port
-from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import (
+from ebpflb.entries.flows import Flow, FlowKind, Hook
+from ebpflb.entries.services import (
     Backend,
     BackendName,
     Chosen,
@@ -26,7 +19,14 @@ from ebpflb.plan.entries import (
     frontend_kind,
     protocol_name,
 )
-from ebpflb.plan.flow_entries import Flow, FlowKind, Hook
+from ebpflb.kernel.attach.netns_cookie import by_socket
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.layout import VERDICTS, address_bytes
+from ebpflb.kernel.maps.readers import RememberedSockets
+from ebpflb.kernel.maps.records import HalfOpen, PeerFrontend
+from ebpflb.kernel.maps.sweep import FLOW_MAPS
+from ebpflb.model.addresses import Address, Family, host_port
+from ebpflb.model.services import Protocol
 from ebpflb.plan.tables import scheduler_of
 from ebpflb.tools.flow_list import dump_connections
 from ebpflb.tools.snapshot import Row, Snapshot, seconds_since
@@ -376,7 +376,7 @@ def _translations(s: Snapshot) -> list[Row]:
     # pyroute2, which these import, takes as long to import as all other maps to print.
     from ebpflb.kernel.netfilter import nft
     from ebpflb.kernel.netfilter.elements import read_backends, unpack
-    from ebpflb.kernel.netfilter.rules import TABLE
+    from ebpflb.kernel.netfilter.table import TABLE
 
     if not nft.exists(TABLE):
         return []

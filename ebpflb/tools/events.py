@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from ebpflb import unix_socket
+from ebpflb.entries.services import BackendName, Frontend, protocol_name, service_name, service_of
 from ebpflb.errors import NodeError, in_words
 from ebpflb.kernel import monitoring
 from ebpflb.kernel.maps.bpf_map import Map
@@ -28,10 +29,9 @@ from ebpflb.kernel.monitoring import (
     MonitorAnswer,
     MonitorQuestion,
 )
-from ebpflb.kernel.node import clients, namespaces
+from ebpflb.kernel.node import namespaces
 from ebpflb.model.addresses import Address, host_port
 from ebpflb.options import Paths
-from ebpflb.plan.entries import BackendName, Frontend, protocol_name, service_name, service_of
 from ebpflb.tools import pins
 from ebpflb.tools.snapshot import Snapshot
 from ebpflb.workers import readable
@@ -67,7 +67,7 @@ class EventNames:
         self._services: dict[int | Frontend, str] = {}
         self._targets: dict[int, str] = {}
         self._owners: dict[int, NetnsOwner] = {
-            self._host: NetnsOwner(NODE, clients.own_addresses())
+            self._host: NetnsOwner(NODE, namespaces.own_addresses())
         }
         self._paths: dict[int, Path] = {}  # of namespaces, by their cookies, at the last search
         self._pods: dict[Address, str] = {}
@@ -103,7 +103,7 @@ class EventNames:
 
     def pods(self) -> Iterator[NetnsOwner]:
         """The network namespaces of this node's pods; to be called in the node's."""
-        names = {place: name for place, _, name in clients.host_names() if name}
+        names = {place: name for place, _, name in namespaces.host_names() if name}
         for path in namespaces.linked():
             with suppress(NodeError):
                 yield self._owner_at(path, names.get(namespaces.identity(path), ""))
@@ -136,21 +136,21 @@ class EventNames:
         """Its process may have ended, and its number may be another's."""
         folder = Path("/proc", str(process))
         with suppress(NodeError):
-            if process and clients.cookie(folder / "ns/net") in (None, netns):
-                return self._owner_at(folder / "ns/net", clients.host_name(folder))
+            if process and namespaces.cookie(folder / "ns/net") in (None, netns):
+                return self._owner_at(folder / "ns/net", namespaces.host_name(folder))
         return None
 
     def _search(self, netns: int) -> NetnsOwner | None:
         if netns not in self._paths and time.monotonic() >= self._next_search:
             self._next_search = time.monotonic() + SEARCH_SECONDS
-            self._paths = clients.by_cookies()
+            self._paths = namespaces.by_cookies()
         with suppress(NodeError):
             if path := self._paths.get(netns):
                 return self._owner_at(path, "")
         return None
 
     def _owner_at(self, path: Path, name: str) -> NetnsOwner:
-        found = clients.addresses(path)
+        found = namespaces.addresses(path)
         named = next((pod for it in found if (pod := self.pod_at(it))), "")
         return NetnsOwner(named or name or _given_name(path), found)
 
@@ -398,14 +398,14 @@ def find_senders(state: StateDir) -> Senders:
     """Sorted by name. Raises NodeError."""
     with pins.pinned_maps(state.directory) as maps:
         host = maps["settings"].get(0).host_netns
-        path = clients.by_cookie(host) if host else namespaces.OWN_NETNS
+        path = namespaces.by_cookie(host) if host else namespaces.OWN_NETNS
         if path is None:
             raise NodeError(f"the node of {state.directory} has no network namespace that is found")
 
         def find() -> Senders:
             named = (owner for owner in EventNames(maps).pods() if owner.pod and owner.addresses)
             pods = [Sender(it.pod, [*map(str, it.addresses)]) for it in named]
-            own = [str(it) for it in clients.own_addresses() if not it.is_loopback]
+            own = [str(it) for it in namespaces.own_addresses() if not it.is_loopback]
             return Senders(sorted(pods, key=lambda pod: pod.name), own)
 
         return namespaces.call_in(path, find)

@@ -9,23 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import NamedTuple
 
-from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.frontend_keys import FrontendKeys
-from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
-from ebpflb.kernel.netfilter import conntrack
-from ebpflb.model.addresses import Address, family, host_port
-from ebpflb.model.packet_path import Engine
-from ebpflb.model.services import PortName
-from ebpflb.plan.desired import ANY
-from ebpflb.plan.entries import (
-    Backend,
-    BackendName,
-    Frontend,
-    ServiceEntry,
-    protocol_name,
-    service_name,
-)
-from ebpflb.plan.flow_entries import (
+from ebpflb.entries.flows import (
     STATUS,
     Connection,
     Ends,
@@ -40,6 +24,22 @@ from ebpflb.plan.flow_entries import (
     reverse,
     state,
 )
+from ebpflb.entries.services import (
+    Backend,
+    BackendName,
+    Frontend,
+    ServiceEntry,
+    protocol_name,
+    service_name,
+)
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.readers import FrontendKeys
+from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
+from ebpflb.kernel.netfilter import conntrack
+from ebpflb.model.addresses import Address, family, host_port
+from ebpflb.model.packet_path import Engine
+from ebpflb.model.services import PortName
+from ebpflb.plan.desired import ANY
 from ebpflb.tools.snapshot import Row, seconds_since
 
 PARTIAL = "partial"

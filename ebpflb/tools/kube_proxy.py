@@ -7,9 +7,9 @@ from pathlib import Path
 from ebpflb import files
 from ebpflb.errors import NodeError
 from ebpflb.kernel.attach import cgroup_links
-from ebpflb.kernel.maps import state_record
+from ebpflb.kernel.maps import state_dir
 from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.kernel.node import kube_proxy_watch
+from ebpflb.kernel.node import kube_proxy
 from ebpflb.model.kube_proxy import Detection
 from ebpflb.options import Paths
 
@@ -19,7 +19,7 @@ def detect(state: Path) -> Detection:
 
     Raises NodeError if something cannot be read.
     """
-    return kube_proxy_watch.detect()._replace(unattended=unattended(state))
+    return kube_proxy.detect()._replace(unattended=unattended(state))
 
 
 def overruled(state: Path) -> str:
@@ -38,7 +38,7 @@ def unattended(state: Path) -> str:
     """
     if files.is_locked(state) or not cgroup_links.attached(StateDir(state)):
         return ""
-    paths = state_record.read_record(state) or Paths(state)
+    paths = state_dir.read_record(state) or Paths(state)
     try:
         written = datetime.fromtimestamp(paths.status_file.stat().st_mtime).astimezone()
     except OSError:

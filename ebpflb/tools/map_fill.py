@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from ebpflb.entries.services import Range
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
-from ebpflb.plan.entries import Range
 
 _COUNTED = ("services", "service_names", "backend_names", "source_ranges")
 

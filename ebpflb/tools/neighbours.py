@@ -15,9 +15,9 @@ from ebpflb.kernel.node import namespaces, routes
 from ebpflb.kernel.node.routes import FAR_CLIENTS, ReplyRoute
 from ebpflb.model.addresses import Address
 from ebpflb.tools import kube_proxy, pins
-from ebpflb.tools.check_result import CheckResult
 from ebpflb.tools.firewall import forwarding
 from ebpflb.tools.firewall.survey import survey
+from ebpflb.tools.node_checks import CheckResult
 from ebpflb.tools.snapshot import Snapshot
 
 _REPLIES = "replies of endpoints"

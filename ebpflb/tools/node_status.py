@@ -13,12 +13,11 @@ from ebpflb.errors import NodeError
 from ebpflb.kernel.attach import cgroup_links, device_programs
 from ebpflb.kernel.attach.cgroup_links import HeldLinks
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.bpffs import mount_of, state_directories, why_hidden
-from ebpflb.kernel.maps.frontend_keys import FrontendKeys
-from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.maps.readers import FrontendKeys
+from ebpflb.kernel.maps.state_dir import StateDir, mount_of, state_directories, why_hidden
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.kernel.netfilter import conntrack, nft
-from ebpflb.kernel.netfilter.rules import TABLE
+from ebpflb.kernel.netfilter.table import TABLE
 from ebpflb.model.devices import Device
 from ebpflb.model.kube_proxy import RULES_RETURNED
 from ebpflb.options import Paths

@@ -12,10 +12,8 @@ from pathlib import Path
 from ebpflb.errors import NodeError
 from ebpflb.kernel.attach import netns_cookie
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.bpffs import why_unseen
-from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.kernel.maps.state_record import read_record
-from ebpflb.kernel.node import clients
+from ebpflb.kernel.maps.state_dir import StateDir, read_record, why_unseen
+from ebpflb.kernel.node import namespaces
 from ebpflb.options import Paths
 
 
@@ -68,7 +66,7 @@ def why_elsewhere(maps: Mapping[str, Map]) -> str:
     served, here = maps["settings"].get(0).host_netns, netns_cookie.by_socket()
     if not served or here in (None, served):
         return ""
-    path = clients.by_cookie(served) or "PATH"
+    path = namespaces.by_cookie(served) or "PATH"
     return (
         "this is not the network namespace that the agent serves: run"
         f" `nsenter --net={path} ebpflb ...` instead"

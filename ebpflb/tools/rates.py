@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from ebpflb.entries.services import (
+    Backend,
+)
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import VERDICTS
 from ebpflb.kernel.maps.records import BackendCounters, ServiceCounters
 from ebpflb.model.addresses import host_port
-from ebpflb.plan.entries import (
-    Backend,
-)
 from ebpflb.tools.snapshot import Snapshot
 
 # Verdicts for which a packet or a call gets no answer (action_of in bpf/core/outcome.h).

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+from ebpflb.entries.services import Backend, BackendName, Frontend, ServiceEntry, service_name
 from ebpflb.errors import NotFound, one_line
 from ebpflb.kernel.map_writer import capacity_of
 from ebpflb.kernel.maps.bpf_map import Map
@@ -16,7 +17,6 @@ from ebpflb.kernel.maps.records import ServiceCounters
 from ebpflb.kernel.valid_contents import ValidContents
 from ebpflb.model.addresses import host_port
 from ebpflb.model.services import PortName, likely_service
-from ebpflb.plan.entries import Backend, BackendName, Frontend, ServiceEntry, service_name
 
 Row = dict[str, Any]
 

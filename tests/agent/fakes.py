@@ -31,19 +31,19 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.cluster_state import Applied, ClusterState, ObjectWarning
 from ebpflb.model.devices import Devices
-from ebpflb.model.drift import Drift, Part
 from ebpflb.model.endpoints import HealthCheck
 from ebpflb.model.events import (
     Changed,
+    Drift,
     Key,
     Kind,
     ObjectEvent,
+    Part,
     ReadObject,
     Replaced,
     SourceStatus,
 )
-from ebpflb.model.node_local import Listener
-from ebpflb.model.node_readiness import OFF
+from ebpflb.model.nodes import OFF, Listener
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.options import REPORT, Options, Paths

@@ -11,8 +11,16 @@ from ebpflb.agent import audit
 from ebpflb.agent.audit import Audit, AuditCheck, TableCheck
 from ebpflb.errors import KernelError
 from ebpflb.lab.agents import wait_until
-from ebpflb.model.drift import MAX_LISTED, MAX_NAMED_IN_LINE, Drift, Part, in_force, named, summary
-from ebpflb.model.events import Kind
+from ebpflb.model.events import (
+    MAX_LISTED,
+    MAX_NAMED_IN_LINE,
+    Drift,
+    Kind,
+    Part,
+    in_force,
+    named,
+    summary,
+)
 from ebpflb.options import REPORT
 from ebpflb.serve.conditions import not_ready
 from tests.agent.fakes import Harness, changed, slices, value

@@ -11,12 +11,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
 from ebpflb.agent.backlog import BURST, RATE, SLICE_COST, Backlog, Budget, Step
+from ebpflb.entries.services import Frontend
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Family
 from ebpflb.model.events import Changed, Key, Kind, Removed, Together
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.entries import Frontend
 from tests.agent.fakes import Harness, changed, listed, service, slices
 from tests.load import scaled
 

@@ -11,8 +11,7 @@ from ebpflb.agent import doctor_audit
 from ebpflb.agent.doctor_audit import listed as fresh_list
 from ebpflb.errors import ClusterError
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.drift import Drift, Part
-from ebpflb.model.events import Changed, Key, Kind, ObjectEvent
+from ebpflb.model.events import Changed, Drift, Key, Kind, ObjectEvent, Part
 from ebpflb.options import Options, Paths
 from ebpflb.serve.conditions import Cause, conditions
 from tests.agent.fakes import Harness, changed, listed, service, slices

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ebpflb.agent.endpoint_watch import MAP, MOST_OUTCOMES, EndpointWatch
+from ebpflb.agent.endpoint_health import MAP, MOST_OUTCOMES, EndpointWatch
+from ebpflb.entries.services import Backend
 from ebpflb.kernel.maps.layout import MAPS
 from ebpflb.kernel.maps.records import BackendHealth, ServiceBackend, record
 from ebpflb.lab.agents import wait_until
@@ -18,7 +19,6 @@ from ebpflb.model.annotations import HEALTH_ANNOTATION, HEALTH_OFF, HEALTH_PASSI
 from ebpflb.model.endpoint_health import Outcome, Outcomes
 from ebpflb.model.events import Key, Kind
 from ebpflb.model.services import PortName
-from ebpflb.plan.entries import Backend
 from tests.agent.fakes import WEB, Harness, Json, changed, lists, service, slices, used
 
 IPS = "10.1.0.1", "10.1.0.2", "10.1.0.3"

@@ -15,7 +15,7 @@ from ebpflb.agent.engine_choice import SETTLE_SECONDS, EngineChoice
 from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Family, Network
 from ebpflb.model.devices import Device, Devices
-from ebpflb.model.fast_forward import FORWARD_ON
+from ebpflb.model.nodes import FORWARD_ON
 from ebpflb.model.packet_path import AUTO, Engine, PacketMark, PacketPath
 from ebpflb.options import Options, Paths
 from tests.agent import fakes

@@ -9,7 +9,7 @@ from ebpflb.agent import service_sync
 from ebpflb.lab.agents import wait_until
 from ebpflb.model import services
 from ebpflb.model.events import Kind, SourceStatus, Together
-from ebpflb.model.untracked import NO_UNTRACKED
+from ebpflb.model.nodes import NO_UNTRACKED
 from ebpflb.plan.planner import Plan
 from ebpflb.serve.conditions import Cause, conditions
 from ebpflb.serve.listener import Request

@@ -7,12 +7,12 @@ from ipaddress import ip_network
 import pytest
 
 from ebpflb.agent import loop
+from ebpflb.entries.services import prefix_of
 from ebpflb.errors import KernelError
 from ebpflb.lab import manifests
 from ebpflb.model.addresses import Family
 from ebpflb.model.annotations import ON_REMOVAL_ANNOTATION
 from ebpflb.model.events import Kind, Removed
-from ebpflb.plan.entries import prefix_of
 from tests.agent.fakes import SYNCS, Harness, changed, found, listed, service, slices, value
 from tests.agent.started import BRIDGE, ETH, NODES, PORT, SERVICES, SLICES, V4, here, start
 from tests.agent.told import EVERYTHING, FULL

@@ -8,7 +8,7 @@ import pytest
 from ebpflb.agent.inspection import Call
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.events import Disturbed
-from ebpflb.model.pulse import DEAD_SECONDS, STALLED_SECONDS
+from ebpflb.model.nodes import DEAD_SECONDS, STALLED_SECONDS
 from ebpflb.serve.health import Health
 from ebpflb.serve.listener import Request
 from tests.agent.fakes import Harness

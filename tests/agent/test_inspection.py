@@ -13,8 +13,7 @@ from ebpflb.agent import inspection
 from ebpflb.agent.inspection import Call, Inspection
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.drift import AuditAnswer
-from ebpflb.model.events import Key, Kind
+from ebpflb.model.events import AuditAnswer, Key, Kind
 from ebpflb.plan.service_page import ServiceList, ServicePage
 from ebpflb.serve.listener import Request, Response
 from tests.agent.fakes import Harness, changed, listed, service, slices

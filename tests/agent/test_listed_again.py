@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from ebpflb.entries.services import BackendName
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.events import Kind, Replaced
-from ebpflb.plan.entries import BackendName
 from tests.agent.fakes import Harness, listed, service, slices
 from tests.agent.started import SERVICES, start
 

@@ -6,11 +6,11 @@ import errno
 import pytest
 
 from ebpflb.agent import loop
+from ebpflb.entries.services import Range
 from ebpflb.errors import CompileError, EbpflbError, KernelError, VerifierError
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.events import Key, Kind, Removed, SourceStatus, Together
-from ebpflb.plan.entries import Range
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.serve.conditions import conditions, not_ready
 from tests.agent.fakes import Harness, changed, found, listed, service, slices

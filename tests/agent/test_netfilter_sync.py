@@ -17,17 +17,16 @@ import pytest
 from ebpflb.agent import netfilter_sync
 from ebpflb.agent.audit import ElementsCheck
 from ebpflb.agent.netfilter_sync import NetfilterSync
+from ebpflb.entries.flows import Flow, FlowKind, Tuple
+from ebpflb.entries.services import NO_SLOT, Backend, Frontend, Range, ServiceEntry, Translation
 from ebpflb.errors import KernelError
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.netfilter import conntrack, nft, watch
 from ebpflb.kernel.netfilter.elements import Elements, unpack
-from ebpflb.kernel.netfilter.rules import TABLE, Ports, table_options
-from ebpflb.kernel.netfilter.table import KEEPER, NetfilterTable
-from ebpflb.kernel.netfilter.transaction import Session
-from ebpflb.model.drift import Part
+from ebpflb.kernel.netfilter.nft import Session
+from ebpflb.kernel.netfilter.table import KEEPER, TABLE, NetfilterTable, Ports, table_options
+from ebpflb.model.events import Part
 from ebpflb.options import ConntrackOptions, Options, Paths
-from ebpflb.plan.entries import NO_SLOT, Backend, Frontend, Range, ServiceEntry, Translation
-from ebpflb.plan.flow_entries import Flow, FlowKind, Tuple
 from ebpflb.plan.planner import Plan
 from tests.kernel.maps.small import small_maps
 from tests.kernel.node import nodes

@@ -14,9 +14,8 @@ from ebpflb.agent import node_local
 from ebpflb.agent.node_local import NodeLocalWatch, answering_in, ask
 from ebpflb.model.annotations import NODE_LOCAL_ANNOTATION
 from ebpflb.model.events import Kind
-from ebpflb.model.node_local import Answering, Listener
+from ebpflb.model.nodes import Answering, Condition, Destination, Listener, Untracked
 from ebpflb.model.services import Protocol
-from ebpflb.model.untracked import Condition, Destination, Untracked
 from tests.agent.fakes import Harness, Json, changed, lists, service
 
 HERE, HERE6 = "127.0.0.1", "::1"

@@ -11,8 +11,8 @@ import pytest
 from ebpflb.agent import node_readiness
 from ebpflb.agent.node_readiness import BURST, BURST_SECONDS, HEARTBEAT, NodeReadiness
 from ebpflb.cluster.event_recorder import server_factory
-from ebpflb.cluster.retry import Timing
-from ebpflb.model.node_readiness import (
+from ebpflb.cluster.source import Timing
+from ebpflb.model.nodes import (
     CONDITION,
     CONDITION_TYPE,
     NOT_READY,

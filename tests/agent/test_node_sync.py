@@ -11,6 +11,8 @@ from msgspec import structs
 from ebpflb.agent import node_sync
 from ebpflb.agent.loop import DevicesAttached
 from ebpflb.config.fields import KubeProxyConfiguration
+from ebpflb.entries import services
+from ebpflb.entries.services import prefix_of
 from ebpflb.errors import CompileError, KernelError
 from ebpflb.kernel.node import sysctls
 from ebpflb.lab import manifests
@@ -18,11 +20,9 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Family
 from ebpflb.model.devices import LocalDetector, LocalMode
 from ebpflb.model.events import Kind
-from ebpflb.model.fast_forward import FORWARD_AUTO, FORWARD_ON, EachPacketRules
+from ebpflb.model.nodes import FORWARD_AUTO, FORWARD_ON, EachPacketRules
 from ebpflb.model.packet_path import Engine
 from ebpflb.options import Options
-from ebpflb.plan import entries
-from ebpflb.plan.entries import prefix_of
 from tests.agent.fakes import Harness, changed, engine_choice, listed, service
 from tests.agent.started import (
     BRIDGE,
@@ -139,7 +139,7 @@ def test_node_cidr(harness: Harness) -> None:
     assert harness.datapath.settings["pods_v4"] == prefix_of(ip_network("10.244.1.0/24"))
     assert "detect_local" in harness.datapath.settings["flags"]
     harness.send(changed(Kind.NODE, NODE | {"spec": {}}))
-    assert harness.datapath.settings["pods_v4"] == entries.NO_PREFIX
+    assert harness.datapath.settings["pods_v4"] == services.NO_PREFIX
     assert "detect_local" not in harness.datapath.settings["flags"]
 
 
@@ -254,7 +254,7 @@ def test_service_ranges(harness: Harness) -> None:
     start(harness)
     assert "service_ranges" not in harness.datapath.small_maps
     harness.send(listed(Kind.SERVICE_CIDR, manifests.service_cidr("10.96.0.0/16")))
-    written = {entries.ServiceRange(112, ip_address("10.96.0.0")): 1}
+    written = {services.ServiceRange(112, ip_address("10.96.0.0")): 1}
     assert harness.datapath.small_maps["service_ranges"] == written
     assert harness.datapath.settings["span_v4"] == prefix_of(ip_network("10.96.0.0/16"))
     harness.send(listed(Kind.SERVICE_CIDR))

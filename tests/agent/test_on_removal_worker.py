@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ebpflb.agent.on_removal.reset_worker import ResetCounts, ResetWorker, WantedConnections
+from ebpflb.entries.services import Frontend
 from ebpflb.errors import KernelError
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.entries import Frontend
 from ebpflb.plan.removed_endpoints import DELETED, Endpoint, Watched
 
 

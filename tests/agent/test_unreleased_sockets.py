@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from ebpflb.agent.missed_ends import UnreleasedSockets
+from ebpflb.entries.services import BackendLoad, Frontend
 from ebpflb.kernel.attach.netns_cookie import by_socket
-from ebpflb.kernel.maps import bpf_map, creation, layout
+from ebpflb.kernel.maps import bpf_map, layout, state_dir
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import PeerFrontend, SocketEntry
-from ebpflb.plan.entries import BackendLoad, Frontend
 from tests.kernel.maps.small import small_maps, write_elsewhere
 
 NAMES = (
@@ -31,7 +31,7 @@ NOWHERE = 1 << 60  # no socket and no namespace has this cookie
 def maps() -> Iterator[dict[str, Map]]:
     """The counters are of full size, as the program's part of each CPU is."""
     spec = layout.MAPS["backend_stats"]
-    counters = bpf_map.open_map(spec, creation.create_map(spec))
+    counters = bpf_map.open_map(spec, state_dir.create_map(spec))
     with small_maps(NAMES) as made, closing(counters):
         yield made | {spec.name: counters}
 

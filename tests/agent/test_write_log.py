@@ -8,7 +8,7 @@ from ipaddress import IPv4Address
 import pytest
 
 from ebpflb.agent.service_sync import LOG_LINE_SECONDS, WriteLog
-from ebpflb.plan.entries import Backend
+from ebpflb.entries.services import Backend
 from ebpflb.plan.planner import Plan
 from tests.kit.clock import Clock
 

@@ -14,8 +14,8 @@ import pytest
 from pyroute2 import netns
 
 from ebpflb.cli import main
-from ebpflb.kernel.maps.bpffs import BPFFS
-from ebpflb.kernel.node import process, sysctls
+from ebpflb.kernel.maps.state_dir import BPFFS
+from ebpflb.kernel.node import namespaces, sysctls
 from ebpflb.lab.netns import Namespace
 from tests.kit.cluster import Cluster, running
 
@@ -56,8 +56,8 @@ def network(own_netns: str) -> Iterator[None]:
 def machine_left_alone(network: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command in this process changes no setting of the kernel or of the process."""
     monkeypatch.setattr(sysctls, "set_up_conntrack", lambda *_: None)
-    monkeypatch.setattr(process, "adjust_oom_score", lambda *_: None)
-    monkeypatch.setattr(process, "raise_file_limit", lambda: None)
+    monkeypatch.setattr(namespaces, "adjust_oom_score", lambda *_: None)
+    monkeypatch.setattr(namespaces, "raise_file_limit", lambda: None)
     monkeypatch.setattr(sysctls, "try_to_reserve_ports", lambda *_: None)
 
 

@@ -17,8 +17,8 @@ from ebpflb import child
 from ebpflb.errors import NodeError
 from ebpflb.kernel import probe
 from ebpflb.kernel.attach import cgroup_links, device_programs, netns_cookie, tcx
-from ebpflb.kernel.netfilter import iptables
-from ebpflb.kernel.node import process, sock_diag
+from ebpflb.kernel.netfilter import firewall
+from ebpflb.kernel.node import namespaces, sock_diag
 from ebpflb.tools import check
 from tests.cli.conftest import NEVER, Ebpflb
 from tests.kit import answers
@@ -126,7 +126,7 @@ def test_rules_that_cannot_be_read(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPat
     def refuse(command: list[str]) -> str:
         raise NodeError(f"{command[0]}: {says}")
 
-    monkeypatch.setattr(iptables, "run", refuse)
+    monkeypatch.setattr(firewall, "run", refuse)
     monkeypatch.setattr(child, "find", lambda program: program)
     found = firewall_rules(ebpflb)
     assert f"nft: {says}" in [each["detail"] for each in found]
@@ -171,9 +171,9 @@ LACKS = [
     (netns_cookie, "by_socket", None, "SO_NETNS_COOKIE", "a program attached briefly"),
     (sock_diag, "can_destroy", False, "destroying UDP sockets", "keep a removed endpoint"),
     (
-        process,
+        namespaces,
         "capabilities",
-        set(process.NEEDED_CAPABILITIES),
+        set(namespaces.NEEDED_CAPABILITIES),
         "listing pods' UDP sockets",
         "removed backend",
     ),

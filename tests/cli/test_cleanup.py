@@ -11,9 +11,8 @@ import pytest
 
 from ebpflb.cli.cleanup import remove_all
 from ebpflb.kernel.netfilter import conntrack, nft, watch
-from ebpflb.kernel.netfilter.rules import TABLE, table_options
-from ebpflb.kernel.netfilter.table import NetfilterTable
-from ebpflb.kernel.node import kube_proxy_leftovers, kube_proxy_watch
+from ebpflb.kernel.netfilter.table import TABLE, NetfilterTable, table_options
+from ebpflb.kernel.node import kube_proxy
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.kube_proxy import Detection
 from ebpflb.options import Options, Paths
@@ -110,7 +109,7 @@ def test_runs(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
         assert everything() == before
         forced = ebpflb("cleanup", "--kube-proxy", "--force", *nowhere)
         assert (forced.status, "services do not work" in forced.out) == (0, False)
-        assert not kube_proxy_watch.detect().rules
+        assert not kube_proxy.detect().rules
 
 
 def test_answers(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None:
@@ -166,7 +165,7 @@ def test_stays(ebpflb: Ebpflb, nowhere: list[str]) -> None:
     still, last = done.err.splitlines()
     assert still.startswith("not removed: ipset KUBE-CLUSTER-IP: ")
     assert last == "ebpflb: some of what kube-proxy left behind could not be removed: see above"
-    assert kube_proxy_leftovers.ipsets() == {"KUBE-CLUSTER-IP"}
+    assert kube_proxy.ipsets() == {"KUBE-CLUSTER-IP"}
     assert "nothing is left" not in done.out
 
 
@@ -237,7 +236,7 @@ def test_everything(tmp_path: Path) -> None:
     """As kube-proxy's --cleanup: both go."""
     left_by_iptables()
     remove_all(Paths(NEVER, tmp_path / "run"))
-    assert kube_proxy_watch.detect() == Detection()
+    assert kube_proxy.detect() == Detection()
 
 
 def test_nat_is_held(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None:
@@ -249,7 +248,7 @@ def test_nat_is_held(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None
     assert done.status == 0
     assert "table inet ebpflb-nat is kept while it still translates connections" in done.out
     assert watch.keeps_nat_hooks()
-    assert not kube_proxy_watch.detect().rules, "it is no leftover of kube-proxy"
+    assert not kube_proxy.detect().rules, "it is no leftover of kube-proxy"
     Path("/proc/sys/net/netfilter/nf_conntrack_udp_timeout").write_text("1")
     client.sendto(b"?", ("127.0.0.1", 53))
     client.close()

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.kernel.attach.device_programs import unpin_all
-from ebpflb.kernel.maps.bpffs import BPFFS
-from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
 from tests.cli.conftest import Ebpflb
 
 FINDS = "from pathlib import Path; from ebpflb.kernel.attach.cgroup_links import cgroup_root; "

@@ -32,7 +32,7 @@ NAMES_OTHERS = (
     "lab/",
     "tools/firewall/",
     "model/kube_proxy.py",
-    "kernel/netfilter/iptables.py",
+    "kernel/netfilter/firewall.py",
     "kernel/netfilter/firewall_",
     "kernel/netfilter/each_packet.py",
     "kernel/netfilter/untracked.py",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.kernel.attach.cgroup_links import cgroup_root
-from ebpflb.kernel.maps.bpffs import BPFFS
+from ebpflb.kernel.maps.state_dir import BPFFS
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.netns import NETNS
 from tests.kit import terminal

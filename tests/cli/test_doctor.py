@@ -14,7 +14,7 @@ import pytest
 
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.kernel.node import clients
+from ebpflb.kernel.node import namespaces
 from ebpflb.lab.agents import wait_until
 from ebpflb.serve import status
 from tests.cli.doctors import doctor, on_node
@@ -101,11 +101,11 @@ def test_a_process_in_the_cgroup_is_not_outside(cluster: Cluster) -> None:
     inside, agent = cluster.node.start(["sleep", "60"]), cluster.agent.process
     assert agent is not None
     try:
-        wait_until("it is in", lambda: clients.in_cgroup(Path(f"/proc/{inside.pid}"), root))
+        wait_until("it is in", lambda: namespaces.in_cgroup(Path(f"/proc/{inside.pid}"), root))
     finally:
         inside.kill()
         inside.wait()
-    assert not clients.in_cgroup(Path(f"/proc/{agent.pid}"), root)
+    assert not namespaces.in_cgroup(Path(f"/proc/{agent.pid}"), root)
 
 
 def test_an_endpoint_without_a_route(cluster: Cluster) -> None:

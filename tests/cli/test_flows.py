@@ -12,15 +12,14 @@ from ipaddress import ip_address
 import pytest
 import yaml
 
+from ebpflb.entries.services import BackendName, Frontend, Range, ServiceEntry
 from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.bpffs import BPFFS
-from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.entries import BackendName, Frontend, Range, ServiceEntry
 from tests.cli.conftest import Ebpflb
 from tests.kernel.node import nodes
 from tests.kit import answers

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from ebpflb.kernel.datapath import Datapath
-from ebpflb.kernel.maps import state_record
-from ebpflb.kernel.maps.bpffs import BPFFS
-from ebpflb.kernel.maps.state_dir import StateDir, remove_tree
+from ebpflb.kernel.maps import state_dir
+from ebpflb.kernel.maps.state_dir import BPFFS, StateDir, remove_tree
 from ebpflb.options import Paths
 from tests.cli.conftest import Ebpflb
 from tests.kit.hostile_files import HOSTILE, lay
@@ -56,7 +55,7 @@ def paths(tmp_path: Path) -> Iterator[Paths]:
     Datapath(StateDir(directory)).close()
     (tmp_path / "run").mkdir(mode=0o700)
     left = Paths(directory, tmp_path / "run")
-    state_record.write_record(left)
+    state_dir.write_record(left)
     yield left
     remove_tree(directory)
 
@@ -112,7 +111,7 @@ def test_the_record_of_the_run_directory(
 ) -> None:
     """What is none counts as none, and a directory that is none is named."""
     monkeypatch.setattr(Paths, "run", paths.run)  # the default
-    record = paths.state / state_record.RECORD
+    record = paths.state / state_dir.RECORD
     record.unlink()
     lay(make, record)
     for name, lines in run_all(ebpflb, paths, named=False).items():

@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from ebpflb import unix_socket
-from ebpflb.kernel.maps.bpffs import BPFFS
-from ebpflb.kernel.maps.state_dir import remove_tree
+from ebpflb.kernel.maps.state_dir import BPFFS, remove_tree
 from ebpflb.kernel.monitoring import MonitorAnswer
 from ebpflb.options import Paths
 from tests.cli.conftest import Ebpflb

@@ -17,7 +17,7 @@ from ebpflb.errors import NodeError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach import cgroup_links, tcx
 from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.kernel.node import kube_proxy_watch, sysctls
+from ebpflb.kernel.node import kube_proxy, sysctls
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Process
@@ -88,7 +88,7 @@ def test_kube_proxy_is_not_to_be_seen(
     def refuse() -> Detection:
         raise NodeError("/proc/net/ip_tables_names: Permission denied")
 
-    monkeypatch.setattr(kube_proxy_watch, "detect", refuse)
+    monkeypatch.setattr(kube_proxy, "detect", refuse)
     with on_the_node(cluster):
         said = json.loads(ebpflb("status", *where, "-o", "json").out)
     assert said["kube_proxy"].startswith("cannot be checked: /proc/net/ip_tables_names")

@@ -11,8 +11,7 @@ import pytest
 
 from ebpflb.cluster.api_source import ApiSource
 from ebpflb.cluster.manifests import ManifestSource
-from ebpflb.cluster.retry import Timing
-from ebpflb.cluster.source import Source
+from ebpflb.cluster.source import Source, Timing
 from tests.cluster.event_log import NODE, QUICK, Begin, EventLog, Quick, Start
 from tests.kit.api_server import FakeApiServer
 

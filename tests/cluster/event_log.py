@@ -5,8 +5,7 @@ import queue
 from collections.abc import Callable
 from typing import Any
 
-from ebpflb.cluster.retry import Timing
-from ebpflb.cluster.source import Source
+from ebpflb.cluster.source import Source, Timing
 from ebpflb.model.events import Event, Kind, SourceStatus, Together
 from tests.kit.api_server import WAIT_SECONDS
 

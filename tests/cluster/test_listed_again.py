@@ -6,8 +6,7 @@ import json
 import pytest
 
 from ebpflb.cluster.list_watch import NEWEST
-from ebpflb.cluster.retry import Timing
-from ebpflb.cluster.source import Source
+from ebpflb.cluster.source import Source, Timing
 from ebpflb.model.events import Changed, Key, Kind, Removed, Replaced
 from tests.cluster.event_log import EventLog, Quick, Start
 from tests.cluster.objects import service

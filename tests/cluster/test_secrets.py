@@ -19,7 +19,7 @@ import pytest
 from ebpflb import redaction
 from ebpflb.cluster.api import Server
 from ebpflb.cluster.api_source import ApiSource
-from ebpflb.cluster.retry import RetryLoop
+from ebpflb.cluster.source import RetryLoop
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Kind, PartStatus
 from ebpflb.options import Paths
@@ -243,7 +243,7 @@ KEY_USER = """
 import sys, time
 from pathlib import Path
 from ebpflb.cluster.api import Server
-from ebpflb.cluster.retry import Timing
+from ebpflb.cluster.source import Timing
 server = Server(Path(sys.argv[1]), Timing())
 print(server._access._configuration.key_file, flush=True)
 time.sleep(600)

@@ -4,7 +4,7 @@
 import time
 from collections.abc import Callable
 
-from ebpflb.cluster.retry import Timing
+from ebpflb.cluster.source import Timing
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.manifests import service_cidr
 from ebpflb.model.events import Changed, Kind, SourceStatus

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from ebpflb.cluster.list_watch import ListWatch
-from ebpflb.cluster.retry import RetryLoop
+from ebpflb.cluster.source import RetryLoop
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Changed, Kind, PartStatus, Replaced, SourceStatus
 from tests.cluster.event_log import EventLog, Quick, Start

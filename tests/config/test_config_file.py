@@ -12,7 +12,7 @@ import yaml
 
 from ebpflb.config import config_file, fields
 from ebpflb.config.fields import KubeProxyConfiguration
-from ebpflb.model.durations import Duration
+from ebpflb.model.addresses import Duration
 from tests.config.files import HEAD, KUBEADM, write
 
 

@@ -11,8 +11,8 @@ from ebpflb.config import config_file, fields
 from ebpflb.config.fields import KubeProxyConfiguration
 from ebpflb.config.parameters import PARAMETERS
 from ebpflb.config.translation import translate
+from ebpflb.model.addresses import Duration
 from ebpflb.model.devices import LocalDetector, LocalMode
-from ebpflb.model.durations import Duration
 from ebpflb.options import ConntrackOptions, Options
 from tests.config.files import HEAD
 

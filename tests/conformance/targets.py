@@ -17,8 +17,7 @@ from string import Formatter
 import yaml
 
 from ebpflb.kernel.attach.device_programs import unpin_all
-from ebpflb.kernel.maps.bpffs import BPFFS
-from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
 from ebpflb.lab import cni
 from ebpflb.lab.hosts import Host
 

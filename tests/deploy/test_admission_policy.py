@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from cel_expr_python import cel
 
-from ebpflb.model.node_readiness import (
+from ebpflb.model.nodes import (
     CONDITION_TYPE,
     NOT_READY,
     READY,

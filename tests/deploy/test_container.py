@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ebpflb.kernel.maps.bpffs import BPFFS
+from ebpflb.kernel.maps.state_dir import BPFFS
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")

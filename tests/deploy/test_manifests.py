@@ -15,7 +15,7 @@ import yaml
 from ebpflb.cli.run import run
 from ebpflb.cluster import api, event_recorder
 from ebpflb.config import config_file
-from ebpflb.kernel.maps.bpffs import BPFFS
+from ebpflb.kernel.maps.state_dir import BPFFS
 from ebpflb.kernel.node import sysctls
 from ebpflb.options import Options, Paths
 from tests.deploy import helm

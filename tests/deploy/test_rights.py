@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.kernel.maps.bpffs import BPFFS
-from ebpflb.kernel.node import process
+from ebpflb.kernel.maps.state_dir import BPFFS
+from ebpflb.kernel.node import namespaces
 from ebpflb.lab.agents import LabAgent
 from ebpflb.lab.hosts import Lab
 from ebpflb.options import Paths
@@ -68,12 +68,12 @@ def mask_of(status: Path, line: str) -> int:
 
 
 def mask(rights: Rights) -> int:
-    return sum(1 << process.CAPABILITIES[name] for name in rights)
+    return sum(1 << namespaces.CAPABILITIES[name] for name in rights)
 
 
 def limited_to(rights: Rights, folder: Path) -> list[str]:
     """Root with these and no others, as a container or a unit has them."""
-    here = [name for name in rights if ours() >> process.CAPABILITIES[name] & 1]
+    here = [name for name in rights if ours() >> namespaces.CAPABILITIES[name] & 1]
     named = "".join(f",+{name.removeprefix('CAP_').lower()}" for name in here)
     tmp = folder / "tmp"
     tmp.mkdir(exist_ok=True)
@@ -144,7 +144,7 @@ def test_granted_rights_are_enough(granted: Callable[[], Rights], tmp_path: Path
     with the right to enter their namespaces, and left alone without it.
     """
     rights = granted()
-    compiles = set(rights) == set(process.NEEDED_CAPABILITIES)
+    compiles = set(rights) == set(namespaces.NEEDED_CAPABILITIES)
     with cluster(tmp_path, tmp_path / "cache" if compiles else Paths.cache) as made:
         made.agent.under = limited_to(rights, tmp_path)
         made.agent.start()
@@ -169,20 +169,20 @@ def test_only_needed_rights_are_granted() -> None:
         "CAP_NET_ADMIN",
         "CAP_PERFMON",
     )
-    assert set(process.NEEDED_CAPABILITIES) == set(granted_by_the_chart(**LEAST))
-    more = set(granted_by_the_chart()) - set(process.NEEDED_CAPABILITIES)
+    assert set(namespaces.NEEDED_CAPABILITIES) == set(granted_by_the_chart(**LEAST))
+    more = set(granted_by_the_chart()) - set(namespaces.NEEDED_CAPABILITIES)
     assert more == {"CAP_SYS_RESOURCE", "CAP_SYS_ADMIN", "CAP_NET_RAW"}
     assert set(granted_by_the_unit()) == {
-        *process.NEEDED_CAPABILITIES,
+        *namespaces.NEEDED_CAPABILITIES,
         "CAP_SYS_ADMIN",
         "CAP_NET_RAW",
     }
 
 
-@pytest.mark.parametrize("lost", process.NEEDED_CAPABILITIES)
+@pytest.mark.parametrize("lost", namespaces.NEEDED_CAPABILITIES)
 def test_each_right_is_needed(lost: str, tmp_path: Path) -> None:
     """Without any one of the three nothing starts, and it is named."""
-    rest = tuple(name for name in process.NEEDED_CAPABILITIES if name != lost)
+    rest = tuple(name for name in namespaces.NEEDED_CAPABILITIES if name != lost)
     command = [*limited_to(rest, tmp_path), sys.executable, "-m", "ebpflb", "run"]
     done = subprocess.run(
         [*command, "--manifests", str(tmp_path)],
@@ -197,8 +197,8 @@ def test_each_right_is_needed(lost: str, tmp_path: Path) -> None:
 
 def test_kernel_needs_each_right(tmp_path: Path) -> None:
     """It is the kernel that asks for them: a program of ours is not loaded without."""
-    for lost in process.NEEDED_CAPABILITIES:
-        rest = tuple(name for name in process.NEEDED_CAPABILITIES if name != lost)
+    for lost in namespaces.NEEDED_CAPABILITIES:
+        rest = tuple(name for name in namespaces.NEEDED_CAPABILITIES if name != lost)
         done = subprocess.run(
             [*limited_to(rest, tmp_path), sys.executable, "-c", LOADING],
             capture_output=True,
@@ -226,7 +226,7 @@ finally:
 
 def test_loading_works_with_all_three(tmp_path: Path) -> None:
     """The test above can fail: with all of them the same program is loaded."""
-    command = [*limited_to(process.NEEDED_CAPABILITIES, tmp_path), sys.executable, "-c", LOADING]
+    command = [*limited_to(namespaces.NEEDED_CAPABILITIES, tmp_path), sys.executable, "-c", LOADING]
     subprocess.run(command, check=True, timeout=240)
 
 
@@ -235,7 +235,7 @@ def test_compiler_keeps_no_right(tmp_path: Path) -> None:
     giving_up = "from ebpflb.kernel.programs import bcc_child; bcc_child._give_up_rights()"
     command = f"{giving_up}; print(open('/proc/self/status').read(), end='')"
     done = subprocess.run(
-        [*limited_to(process.NEEDED_CAPABILITIES, tmp_path), sys.executable, "-c", command],
+        [*limited_to(namespaces.NEEDED_CAPABILITIES, tmp_path), sys.executable, "-c", command],
         capture_output=True,
         text=True,
         check=True,
@@ -244,14 +244,14 @@ def test_compiler_keeps_no_right(tmp_path: Path) -> None:
     held = tmp_path / "held"
     held.write_text(done.stdout)
     assert [mask_of(held, line) for line in ("CapEff", "CapPrm", "CapAmb")] == [0, 0, 0]
-    assert mask_of(held, "CapBnd") == mask(process.NEEDED_CAPABILITIES)
+    assert mask_of(held, "CapBnd") == mask(namespaces.NEEDED_CAPABILITIES)
 
 
 @pytest.mark.extended
 def test_nobody_may_serve(open_folder: Path) -> None:
     """Who has the rights need not be root, where the folders are theirs."""
     rights = "".join(
-        f",+{name.removeprefix('CAP_').lower()}" for name in process.NEEDED_CAPABILITIES
+        f",+{name.removeprefix('CAP_').lower()}" for name in namespaces.NEEDED_CAPABILITIES
     )
     sets = [f"--{each}=-all{rights}" for each in ("inh-caps", "ambient-caps", "bounding-set")]
     user = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
@@ -261,5 +261,5 @@ def test_nobody_may_serve(open_folder: Path) -> None:
             os.chown(place, NOBODY, NOBODY)
         made.agent.under = ["setpriv", *user, *sets]
         made.agent.start()
-        assert effective(made.agent) == mask(process.NEEDED_CAPABILITIES)
+        assert effective(made.agent) == mask(namespaces.NEEDED_CAPABILITIES)
         serves(made)

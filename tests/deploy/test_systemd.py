@@ -13,7 +13,7 @@ import yaml
 
 import ebpflb
 from ebpflb.cli.run import run
-from ebpflb.kernel.maps.bpffs import BPFFS
+from ebpflb.kernel.maps.state_dir import BPFFS
 from ebpflb.options import Paths
 from tests.deploy.helm import DEPLOY
 

@@ -16,7 +16,7 @@ import pytest
 from click import shell_completion
 
 from ebpflb.cli import cli
-from ebpflb.kernel import attributes, declarations
+from ebpflb.kernel import bpf, declarations
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.programs import compiler
 from tests.cli.commands import every_command
@@ -75,7 +75,7 @@ def installed() -> Iterator[Path]:
         commit(source)
         (source / "bytecode").mkdir()
         (source / "bytecode/compiled").touch()
-        for text in (attributes.TEXT, layout.TEXT):
+        for text in (bpf.TEXT, layout.TEXT):
             declarations.write(text, source / "bytecode")
         pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
         build = (sys.executable, "-m", "build", "--no-isolation", "--sdist", "--outdir", path)

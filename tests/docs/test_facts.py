@@ -8,7 +8,7 @@ import pytest
 from ebpflb.cli.run import run
 from ebpflb.config.parameters import PARAMETERS
 from ebpflb.kernel.maps import layout
-from ebpflb.model import map_sizes
+from ebpflb.model import addresses
 from ebpflb.options import Options, flags_of
 from ebpflb.serve.conditions import Cause, Verdict
 from ebpflb.serve.status import AgentStatus
@@ -113,7 +113,7 @@ def test_import_rule(layer: str) -> None:
 def test_sizes_of_maps() -> None:
     """docs/scale.md has a row for each name of --map-size, with the usual number of entries."""
     found = re.findall(r"(?m)^\| `([a-z-]+)` \|[^|]*\| ([0-9,]+) \|", SCALE.read_text())
-    assert found == [(name, f"{layout.usual_size(name):,}") for name in map_sizes.SIZES]
+    assert found == [(name, f"{layout.usual_size(name):,}") for name in addresses.SIZES]
 
 
 def test_own_options() -> None:

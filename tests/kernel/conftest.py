@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.kernel import probe, sources
+from ebpflb.kernel import datapath, probe
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.bpffs import BPFFS
-from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
 from ebpflb.kernel.programs import compiler, loader
 from ebpflb.kernel.programs.compiler import Compiled
 from ebpflb.kernel.programs.loader import Program
@@ -90,7 +89,7 @@ def compiled(request: pytest.FixtureRequest, shared: Path, cache: Path) -> Compi
 def one_variant(shared: Path, cache: Path) -> Compiled:
     """The variant for this kernel."""
     with once.alone(shared):
-        return compiler.compile_source(SOURCE, sources.socket_flags(), cache=cache)
+        return compiler.compile_source(SOURCE, datapath.socket_flags(), cache=cache)
 
 
 @pytest.fixture(scope="module")

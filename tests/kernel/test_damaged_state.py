@@ -12,15 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
+from ebpflb.entries.services import Backend, BackendName, Frontend, Range, ServiceEntry
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.map_writer import CAPACITY, MapWriter
-from ebpflb.kernel.maps import bpf_map, creation, layout
+from ebpflb.kernel.maps import bpf_map, layout, state_dir
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Backend, BackendName, Frontend, Range, ServiceEntry
 from ebpflb.plan.planner import Planner
 from tests.load import scaled
 from tests.plan import builders
@@ -32,7 +32,7 @@ ARRAYS = ("slots", "backend_slots")
 @pytest.fixture(scope="module")
 def maps() -> Iterator[dict[str, Map]]:
     """Not pinned."""
-    made = {n: bpf_map.open_map(s, creation.create_map(s)) for n, s in layout.MAPS.items()}
+    made = {n: bpf_map.open_map(s, state_dir.create_map(s)) for n, s in layout.MAPS.items()}
     yield made
     for each in made.values():
         each.close()
@@ -190,7 +190,7 @@ def test_a_pin_in_the_place_of_a_directory(directory: Path, place: str) -> None:
     """It gives way."""
     state = StateDir(directory)
     directory.mkdir()
-    made = creation.create_map(layout.MAPS["secret"])
+    made = state_dir.create_map(layout.MAPS["secret"])
     bpf.pin(made, str(directory / place.format(maps=state.maps_directory.name)))
     os.close(made)
     Datapath(state).close()

@@ -12,18 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from ebpflb.errors import CompileError, KernelError
-from ebpflb.kernel import bpf
-from ebpflb.kernel.attach import device_programs
-from ebpflb.kernel.attach.clsact import Clsact
-from ebpflb.kernel.attach.device_programs import unpin_all
-from ebpflb.kernel.datapath import Datapath
-from ebpflb.kernel.maps.bpf_map import Counters
-from ebpflb.kernel.maps.records import FlowGate
-from ebpflb.kernel.maps.state_dir import StateDir, remove_tree
-from ebpflb.kernel.programs import compiler
-from ebpflb.model.devices import Devices
-from ebpflb.plan.entries import (
+from ebpflb.entries.services import (
     BackendLoad,
     BackendName,
     DeviceEntry,
@@ -35,6 +24,17 @@ from ebpflb.plan.entries import (
     prefix_of,
     service_range,
 )
+from ebpflb.errors import CompileError, KernelError
+from ebpflb.kernel import bpf
+from ebpflb.kernel.attach import device_programs
+from ebpflb.kernel.attach.clsact import Clsact
+from ebpflb.kernel.attach.device_programs import unpin_all
+from ebpflb.kernel.datapath import Datapath
+from ebpflb.kernel.maps.bpf_map import Counters
+from ebpflb.kernel.maps.records import FlowGate
+from ebpflb.kernel.maps.state_dir import StateDir, remove_tree
+from ebpflb.kernel.programs import compiler
+from ebpflb.model.devices import Devices
 from ebpflb.plan.planner import Plan
 from tests.kernel.attach.device_namespace import HOOKS, Namespace, entered
 from tests.kernel.variants import needs_root

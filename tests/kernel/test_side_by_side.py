@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from ebpflb.kernel import side_by_side as module
-from ebpflb.kernel.side_by_side import side_by_side
+from ebpflb import workers as module
+from ebpflb.workers import side_by_side
 
 WAIT_SECONDS = 30.0  # seconds
 

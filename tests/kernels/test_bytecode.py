@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.kernel import probe, sources
+from ebpflb.kernel import datapath, probe
 from ebpflb.kernel.attach import netns_cookie
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.programs import precompile
@@ -44,12 +44,12 @@ def test_whatever_probes_find_is_a_variant(
     monkeypatch.setattr(probe, "set_retval", lambda: set_retval)
     monkeypatch.setattr(probe, "kernel_read", lambda: read)
     monkeypatch.setattr(probe, "coarse_clock", lambda: coarse)
-    sockets = precompile.VARIANTS[sources.SOCKET_SOURCE].values()
-    packets = precompile.VARIANTS[sources.PACKET_SOURCE].values()
-    assert (*sources.socket_flags(), *sources.guard_flags()) in sockets
-    assert sources.socket_flags() in precompile.VARIANTS[precompile.EXPLAIN].values()
-    flags = sources.packet_flags()
-    assert {(*flags, *more) for more in sources.LINK_VARIANTS.values()} <= {*packets}
+    sockets = precompile.VARIANTS[datapath.SOCKET_SOURCE].values()
+    packets = precompile.VARIANTS[datapath.PACKET_SOURCE].values()
+    assert (*datapath.socket_flags(), *datapath.guard_flags()) in sockets
+    assert datapath.socket_flags() in precompile.VARIANTS[precompile.EXPLAIN].values()
+    flags = datapath.packet_flags()
+    assert {(*flags, *more) for more in datapath.LINK_VARIANTS.values()} <= {*packets}
 
 
 def test_what_is_compiled_without_flags_is_a_variant() -> None:

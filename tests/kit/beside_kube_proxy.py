@@ -18,12 +18,12 @@ from typing import Any
 
 from bench import kubeproxy
 from bench.services import NodePort
+from ebpflb.entries.flows import Connection
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab import cni
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.model.packet_path import Engine
-from ebpflb.plan.flow_entries import Connection
 from tests.kernel.node import nodes
 from tests.kit import flood
 from tests.kit.lab_cluster import NODEPORT, TARGET, LabCluster, started

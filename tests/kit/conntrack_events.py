@@ -7,10 +7,10 @@ from ipaddress import ip_address
 from socket import socket
 from typing import NamedTuple
 
+from ebpflb.entries.flows import Ends
 from ebpflb.kernel.netfilter import conntrack as messages
 from ebpflb.kernel.netlink import attributes, split
 from ebpflb.lab.hosts import Host
-from ebpflb.plan.flow_entries import Ends
 from tests.kernel.node import nodes
 
 _GROUPS = 0b111  # NF_NETLINK_CONNTRACK_NEW, _UPDATE, _DESTROY (nfnetlink_compat.h)

@@ -13,6 +13,7 @@ from pathlib import Path
 from socket import AF_INET, SOCK_STREAM
 from typing import Any, TypeVar
 
+from ebpflb.entries.services import Frontend
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import VERDICTS
 from ebpflb.kernel.maps.state_dir import StateDir
@@ -21,7 +22,6 @@ from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.manifests import Manifest
 from ebpflb.model.packet_path import Engine
-from ebpflb.plan.entries import Frontend
 from tests.kit import forked
 from tests.kit.forked import ForkedAgent
 from tests.kit.sockets import Sockets

@@ -9,9 +9,9 @@ from ebpflb.model.addresses import Family
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.endpoints import Selection
 from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed, Replaced
+from ebpflb.model.nodes import Condition, Destination, Untracked
 from ebpflb.model.objects import Object
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.model.untracked import Condition, Destination, Untracked
 from tests.model import builders
 
 WEB, OTHER = Key("shop", "web"), Key("shop", "other")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.model.durations import Duration, parse
+from ebpflb.model.addresses import Duration, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from ebpflb.model.durations import Duration, parse
 )
 def test_as_go_writes_it(text: str, written: str, seconds: float) -> None:
     """A duration that Go accepts is read, and written like Go writes it."""
-    found = parse(text)
+    found = parse_duration(text)
     assert str(found) == written
     assert found.seconds == pytest.approx(seconds)
 
@@ -39,22 +39,22 @@ def test_as_go_writes_it(text: str, written: str, seconds: float) -> None:
 def test_refused(text: str) -> None:
     """A duration that Go does not accept is rejected, with an example in the message."""
     with pytest.raises(ValueError, match="is not a duration such as 30s or 1h30m"):
-        parse(text)
+        parse_duration(text)
 
 
 def test_a_number_alone_lacks_its_unit() -> None:
     """The most frequent mistake is named."""
     with pytest.raises(ValueError, match="the unit is missing"):
-        parse("30")
+        parse_duration("30")
 
 
 @given(some.integers(-(2**62), 2**62))
 def test_round_trip(nanoseconds: int) -> None:
     """A written duration reads back the same."""
-    assert parse(str(Duration(nanoseconds))) == nanoseconds
+    assert parse_duration(str(Duration(nanoseconds))) == nanoseconds
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("0", 0), ("1ms", 1), ("1.9s", 1), ("2m", 120)])
 def test_whole_seconds(text: str, seconds: int) -> None:
     """The kernel gets whole seconds, and 0 only for 0."""
-    assert parse(text).whole_seconds == seconds
+    assert parse_duration(text).whole_seconds == seconds

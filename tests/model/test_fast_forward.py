@@ -3,7 +3,7 @@
 
 import pytest
 
-from ebpflb.model.fast_forward import EachPacketRules, why_off
+from ebpflb.model.nodes import EachPacketRules, why_off
 
 LOGS, COUNTS = "table inet filter, chain forward: handle 3: logs each packet", "another"
 

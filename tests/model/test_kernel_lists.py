@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.model.kernel_lists import format_numbers, parse_numbers, parse_ranges
+from ebpflb.model.addresses import format_numbers, parse_numbers, parse_ranges
 
 
 @pytest.mark.parametrize(

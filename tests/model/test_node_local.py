@@ -17,7 +17,7 @@ from ebpflb.model.annotations import (
     show_addresses,
 )
 from ebpflb.model.events import Key
-from ebpflb.model.node_local import MOST, Listener, NodeLocalPorts, listener
+from ebpflb.model.nodes import MOST, Listener, NodeLocalPorts, listener
 from ebpflb.model.services import Admission, ParsedService, Protocol
 
 V4, V6 = ip_address("169.254.20.10"), ip_address("fd00:20::10")

@@ -6,10 +6,10 @@ from ipaddress import IPv4Address, IPv6Address
 from socket import htons, ntohs
 from typing import Any, NamedTuple
 
+from ebpflb.entries.flows import STREAM_AFTER
+from ebpflb.entries.services import Settings
 from ebpflb.kernel.maps.layout import VERDICTS
 from ebpflb.model.addresses import Address
-from ebpflb.plan.entries import Settings
-from ebpflb.plan.flow_entries import STREAM_AFTER
 from tests.native.kernel import Kernel
 from tests.publishing import PROTOCOLS, Publisher, frontend, place
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from ebpflb.entries.services import ServiceEntry
 from ebpflb.kernel.maps.records import Affinity, AffinityKey
-from ebpflb.plan.entries import ServiceEntry
 from tests.native.node import HOST, OTHER_POD, POD, SECOND, NativeNode
 from tests.publishing import frontend
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from ebpflb.plan.entries import Settings
+from ebpflb.entries.services import Settings
 from tests.native.node import HOST, POD, NativeNode
 
 EADDRINUSE = 98

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.plan.entries import Backend, Range
+from ebpflb.entries.services import Backend, Range
 from tests.native.node import NativeNode
 from tests.publishing import frontend, place
 

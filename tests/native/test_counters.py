@@ -3,9 +3,9 @@
 
 import pytest
 
+from ebpflb.entries.services import FIRST_BACKENDS
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.records import ServiceCounters
-from ebpflb.plan.entries import FIRST_BACKENDS
 from tests.native.node import HOST, NativeNode
 
 WEB, DNS, EMPTY, AWAY = "172.30.0.1:80", "172.30.0.10:53", "172.30.0.2:80", "172.30.0.3:80"

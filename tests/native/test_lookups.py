@@ -10,9 +10,9 @@ from hypothesis import strategies as some
 
 from ebpflb.agent.stale_udp import lookups
 from ebpflb.agent.stale_udp.lookups import ServedFrontends
+from ebpflb.entries.services import Frontend, Range, ServiceEntry
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.no_frontends import bit_of
-from ebpflb.plan.entries import Frontend, Range, ServiceEntry
 from tests.native.kernel import Kernel
 from tests.native.node import HOST, POD, NativeNode
 from tests.publishing import frontend, place

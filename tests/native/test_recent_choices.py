@@ -5,9 +5,9 @@ from ipaddress import ip_address
 
 import pytest
 
+from ebpflb.entries.flows import Tuple
+from ebpflb.entries.services import NO_SLOT, Chosen
 from ebpflb.kernel.maps import records
-from ebpflb.plan.entries import NO_SLOT, Chosen
-from ebpflb.plan.flow_entries import Tuple
 from tests.native.kernel import NS_PER_JIFFY
 from tests.native.node import POD, NativeNode
 

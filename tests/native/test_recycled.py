@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from ebpflb.entries.services import Backend, Frontend, Range, ServiceEntry
 from ebpflb.kernel.maps import layout, records
-from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry
 from tests.native.node import POD, NativeNode
 from tests.publishing import frontend
 

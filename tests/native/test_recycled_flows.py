@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from ebpflb.entries.flows import Flow, FlowKind, Tuple
 from ebpflb.kernel.maps import layout, records
-from ebpflb.plan.flow_entries import Flow, FlowKind, Tuple
 from tests.native.node import POD, NativeNode
 
 NewNode = Callable[[], NativeNode]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.plan.entries import Choice, Range
+from ebpflb.entries.services import Choice, Range
 from ebpflb.plan.tables import ALWAYS
 from tests.native.node import NativeNode
 from tests.publishing import frontend

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from hypothesis import example, given
 from hypothesis import strategies as some
 
+from ebpflb.entries.flows import Flow, FlowKind, Hook, Tuple
 from ebpflb.kernel.maps import records
-from ebpflb.plan.flow_entries import Flow, FlowKind, Hook, Tuple
 from tests.native.node import POD, NativeNode
 
 CLIENT, FRONTEND, BACKEND = map(ip_address, ("10.1.0.9", "172.30.0.1", "10.1.0.1"))

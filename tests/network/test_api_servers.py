@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from pyroute2 import netns
 
+from ebpflb.entries.services import Frontend
 from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab import manifests
@@ -26,7 +27,6 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.manifests import Manifest
 from ebpflb.model.packet_path import Engine
-from ebpflb.plan.entries import Frontend
 from ebpflb.serve import status
 from tests.kit import answers, https_load
 from tests.kit.api_server import FakeApiServer

@@ -12,7 +12,7 @@ import pytest
 from ebpflb.errors import NodeError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach import cgroup_links, tcx
-from ebpflb.kernel.maps import layout, state_record
+from ebpflb.kernel.maps import layout, state_dir
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
 from ebpflb.options import Paths
@@ -253,7 +253,7 @@ def test_no_other_agent_gets_a_bpffs_that_came(cluster: Cluster, bpffs: Path) ->
     subprocess.run(["umount", "--lazy", str(bpffs)], check=True)
     mount(bpffs)
     paths = cluster.agent.paths
-    wait_until("the record is there", lambda: state_record.read_record(paths.state) == paths)
+    wait_until("the record is there", lambda: state_dir.read_record(paths.state) == paths)
     with pytest.raises(NodeError, match="already serves"), agent_lock.held(elsewhere(paths)):
         pass
     put_back(cluster, str(bpffs))  # its lock; or its pins, where a look was past the lock already

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ebpflb.entries.services import BackendName, Frontend, route_key
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.no_frontends import bit_of
@@ -15,7 +16,6 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.annotations import MAGLEV, SCHEDULER_ANNOTATION
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import BackendName, Frontend, route_key
 from ebpflb.serve import status
 from tests.kit import requests
 from tests.kit.cluster import VIP, Cluster, endpoint, running, web

@@ -21,7 +21,7 @@ from ebpflb.kernel.maps.bpf_map import Counters, CpuArrays, MappedArray
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
 from ebpflb.kernel.netfilter import conntrack
-from ebpflb.kernel.node import clients, namespaces
+from ebpflb.kernel.node import namespaces
 from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.netns import NETNS
@@ -49,7 +49,7 @@ class Said:
 
 def ask(cluster: Cluster, *words: str, output: str = "json", netns: str | None = None) -> Said:
     """From elsewhere than the node, unless the kernel names no network namespace (before 5.14)."""
-    if clients.cookie(namespaces.OWN_NETNS) is None:
+    if namespaces.cookie(namespaces.OWN_NETNS) is None:
         netns = cluster.node.netns
     return Said(forked.run("explain", *words, *cluster.agent.where, "-o", output, netns=netns))
 

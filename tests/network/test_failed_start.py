@@ -14,8 +14,7 @@ import pytest
 
 from ebpflb.kernel.attach.cgroup_links import cgroup_root
 from ebpflb.kernel.attach.device_programs import unpin_all
-from ebpflb.kernel.maps.bpffs import BPFFS
-from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
 from ebpflb.lab import manifests
 from ebpflb.lab.netns import Namespace, ip
 from tests.kernel.node import nodes

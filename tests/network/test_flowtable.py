@@ -15,10 +15,10 @@ from socket import SOCK_DGRAM, SOCK_STREAM
 import pytest
 
 from bench.conntrack_filler import full
+from ebpflb.entries.flows import Connection
 from ebpflb.kernel.netfilter import conntrack, flowtable, nft
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.packet_path import Engine
-from ebpflb.plan.flow_entries import Connection
 from tests.kernel.node import nodes
 from tests.kit import firewall, flood, needs
 from tests.kit.cluster import NODEPORT, ServingOutside, serving_outside

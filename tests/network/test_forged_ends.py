@@ -8,11 +8,11 @@ from struct import pack
 
 import pytest
 
+from ebpflb.entries.flows import FlowKind, Timeouts, gather, state
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import Protocol
-from ebpflb.plan.flow_entries import FlowKind, Timeouts, gather, state
 from tests.kernel.node import nodes
 from tests.kit import flood
 from tests.kit.lab_cluster import TARGET

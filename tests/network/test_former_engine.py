@@ -14,11 +14,11 @@ from typing import NamedTuple
 import pytest
 
 from bench import conntrack_filler
+from ebpflb.entries.flows import Ends
 from ebpflb.kernel.netfilter import nft, watch
 from ebpflb.lab.hosts import Host
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import Protocol
-from ebpflb.plan.flow_entries import Ends
 from tests.kernel.node import nodes
 from tests.kit import requests
 from tests.kit.lab_cluster import TARGET

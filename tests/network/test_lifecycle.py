@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.kernel.attach import cgroup_links
-from ebpflb.kernel.maps.bpffs import BPFFS
-from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
 from ebpflb.lab.agents import wait_until
 from tests.kit import requests
 from tests.kit.cluster import PORT, VIP, Cluster, endpoint, running, web

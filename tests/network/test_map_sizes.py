@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.kernel.maps import layout, state_record
+from ebpflb.kernel.maps import layout, state_dir
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
-from ebpflb.model import map_sizes
+from ebpflb.model import addresses
 from tests.kit import requests
 from tests.kit.cluster import VIP, Cluster, endpoint, running, web
 
@@ -45,7 +45,10 @@ def test_sizes_change_under_traffic(cluster: Cluster) -> None:
     client = cluster.start_client(cluster.client, "tcp", VIP, pause=0.005)
     for options, sizes in ((f"--map-size={SIZES}",), SIZES), ((), ""):
         cluster.restart(*options)
-        wanted = {name: spec.entries for name, spec in layout.sized(map_sizes.parse(sizes)).items()}
+        wanted = {
+            name: spec.entries
+            for name, spec in layout.sized(addresses.parse_map_sizes(sizes)).items()
+        }
         wait_until("they are in force", partial(has_entries, cluster, wanted))
         assert len(requests.backends(cluster.sockets(cluster.client), VIP)) == 3
         assert len(_map_directories(cluster)) == 2
@@ -57,7 +60,7 @@ def test_sizes_change_under_traffic(cluster: Cluster) -> None:
 def test_a_lost_record_is_put_back(cluster: Cluster) -> None:
     """By the audit: without it commands would look for the usual maps."""
     cluster.restart("--map-size=slots=2048", "--iptables-sync-period=200ms")
-    record = cluster.agent.paths.state / state_record.SIZES_LINK
+    record = cluster.agent.paths.state / state_dir.SIZES_LINK
     os.unlink(record)
     wait_until("it is there", record.is_symlink)
     wait_until("it is named", lambda: "differs from --map-size" in cluster.agent.log())

@@ -11,11 +11,11 @@ import pytest
 
 from bench import conntrack_filler
 from ebpflb.agent.stale_udp.conntrack_worker import PASS_TIMES
+from ebpflb.entries.flows import Ends
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.model.services import Protocol
-from ebpflb.plan.flow_entries import Ends
 from tests.kernel.node import nodes
 from tests.kit import requests
 from tests.kit.lab_cluster import TARGET

@@ -12,8 +12,7 @@ from socket import AF_INET, AF_INET6, SOCK_STREAM
 import pytest
 
 from ebpflb.kernel.netfilter import conntrack, nft, watch
-from ebpflb.kernel.netfilter.rules import TableOptions
-from ebpflb.kernel.netfilter.table import Keeper, NetfilterTable, remove
+from ebpflb.kernel.netfilter.table import Keeper, NetfilterTable, TableOptions, remove
 from ebpflb.lab.hosts import Host, Lab
 from tests.kernel.node import nodes
 from tests.kit import needs

@@ -12,11 +12,11 @@ import pytest
 from scapy.layers.sctp import SCTP, SCTPChunkInit
 
 from bench.conntrack_filler import Served, amid
+from ebpflb.entries.flows import Connection
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab.hosts import Host
 from ebpflb.model.packet_path import Engine
-from ebpflb.plan.flow_entries import Connection
 from tests.kernel.node import nodes
 from tests.kit import needs, requests
 from tests.kit.firewall import chain, rules

@@ -13,7 +13,7 @@ from socket import AF_INET, SOCK_DGRAM, SOCK_STREAM
 import pytest
 
 from ebpflb.kernel.netfilter import conntrack, nft
-from ebpflb.kernel.netfilter.rules import TABLE
+from ebpflb.kernel.netfilter.table import TABLE
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.packet_path import Engine
 from tests.kernel.node import nodes

@@ -14,7 +14,7 @@ import pytest
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Lab
-from ebpflb.model.node_readiness import CONDITION, CONDITION_TYPE, OFF, TAINT, TAINT_KEY
+from ebpflb.model.nodes import CONDITION, CONDITION_TYPE, OFF, TAINT, TAINT_KEY
 from tests.kernel.node import nodes
 from tests.kit import requests
 from tests.kit.api_history import Json

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 from pyroute2.iproute import IPRoute
 
+from ebpflb.entries.services import Chosen
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach import tcx
 from ebpflb.kernel.attach.clsact import PARENTS
@@ -24,7 +25,6 @@ from ebpflb.lab.hosts import Host
 from ebpflb.model.addresses import Family
 from ebpflb.model.packet_path import Engine
 from ebpflb.plan.canary import FRAMES_TO, is_canary
-from ebpflb.plan.entries import Chosen
 from ebpflb.serve import status
 from ebpflb.serve.conditions import Cause
 from ebpflb.tools import ask

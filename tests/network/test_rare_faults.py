@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
+from ebpflb.entries.services import Frontend
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.model.packet_path import Engine
-from ebpflb.plan.entries import Frontend
 from tests.kernel.node import nodes
 from tests.kit import memory_limit, needs
 from tests.kit.api_history import status

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.kernel import sources
+from ebpflb.kernel import datapath
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.programs import compiler, loader
@@ -35,10 +35,10 @@ def reporting(cluster: Cluster) -> Iterator[Cluster]:
 def form(reporting: Cluster, request: pytest.FixtureRequest) -> str:
     """Puts this form of the programs in force, on the agent's maps."""
     cluster = reporting
-    flags = sources.socket_flags() if request.param == "named errno" else ()
+    flags = datapath.socket_flags() if request.param == "named errno" else ()
     if request.param == "named errno" and not flags:
         pytest.skip("this kernel has no bpf_set_retval")
-    compiled = compiler.compile_source(sources.SOCKET_SOURCE, flags, cache=Paths.cache)
+    compiled = compiler.compile_source(datapath.SOCKET_SOURCE, flags, cache=Paths.cache)
     loaded = loader.load(compiled, cluster.maps)
     cgroup_links.attach(StateDir(cluster.agent.paths.state), cluster.node.cgroup, loaded)
     loader.close(loaded)

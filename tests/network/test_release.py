@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.kernel.maps.sockets import RememberedSockets
+from ebpflb.kernel.maps.readers import RememberedSockets
 from ebpflb.lab.agents import wait_until
 from tests.kit import requests
 from tests.kit.cluster import EXTERNAL, PORT, VIP, VIP6, Cluster, endpoint, web

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from ebpflb.kernel.maps.sockets import RememberedSockets
+from ebpflb.kernel.maps.readers import RememberedSockets
 from ebpflb.lab import cni
 from ebpflb.lab.agents import wait_until
 from tests.kit import requests

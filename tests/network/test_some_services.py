@@ -5,8 +5,8 @@ from ipaddress import ip_address
 
 import pytest
 
+from ebpflb.entries.services import Frontend
 from ebpflb.lab.agents import wait_until
-from ebpflb.plan.entries import Frontend
 from tests.kit import both_proxies, requests
 from tests.kit.both_proxies import EBPFLB, KUBE_PROXY, LABELS, NEW, OLD, Both
 from tests.kit.lab_cluster import PORT

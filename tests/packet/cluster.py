@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ebpflb.entries.services import NO_SLOT
 from ebpflb.lab import manifests
 from ebpflb.model import objects
 from ebpflb.model.cluster_state import ClusterState
@@ -18,7 +19,6 @@ from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed
 from ebpflb.model.services import PortName
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.desired import DesiredService, desired_service
-from ebpflb.plan.entries import NO_SLOT
 from ebpflb.plan.planner import NOT_IN_MAPS, Planner
 from tests.packet.frames import at, destination, ends, host_of, opening, reply, source
 from tests.packet.node import Outcome, PacketNode

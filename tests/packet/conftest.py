@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.kernel.maps import bpf_map, creation, layout
+from ebpflb.kernel.maps import bpf_map, layout, state_dir
 from ebpflb.kernel.maps.bpf_map import CPU_ARRAYS, Map
 from ebpflb.kernel.maps.layout import MapSpec
 from ebpflb.kernel.programs import compiler, loader
@@ -50,7 +50,7 @@ def loaded(compiled: Compiled, **specs: MapSpec) -> Iterator[Loaded]:
         for name, usual in (layout.MAPS | specs).items():
             small = usual.at_most(ENTRIES.get(usual.kind, 4096))
             spec = (SPECS | specs).get(name, small)
-            tables[name] = bpf_map.open_map(spec, creation.create_map(spec))
+            tables[name] = bpf_map.open_map(spec, state_dir.create_map(spec))
             opened.callback(tables[name].close)
         fds = {compiler.MAP_NUMBERS[name]: table.fd for name, table in tables.items()}
         hooks: dict[str, int] = {}

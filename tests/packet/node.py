@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, NamedTuple
 
+from ebpflb.entries import services
+from ebpflb.entries.flows import Flow, Timeouts, Tuple
+from ebpflb.entries.services import Prefix, Settings
 from ebpflb.errors import KernelError
 from ebpflb.kernel.maps.bpf_map import Counters, Map, MappedArray
 from ebpflb.kernel.maps.layout import VERDICTS
 from ebpflb.kernel.maps.no_frontends import NoFrontends
 from ebpflb.kernel.programs import loader
 from ebpflb.kernel.programs.loader import DROP, PASS, REDIRECT, run_program
-from ebpflb.plan import entries
-from ebpflb.plan.entries import Prefix, Settings
-from ebpflb.plan.flow_entries import Flow, Timeouts, Tuple
 from tests.packet import wire
 from tests.packet.frames import Ether, Packet, at, forwarded
 from tests.packet.places import V4, V6
@@ -106,7 +106,7 @@ class PacketNode(Publisher):
         self.put("settings", 0, Settings(0, 0, **{**usual, **fields}))
 
     def device(self, name: str, v4: str = "0.0.0.0", v6: str = "::", *words: str) -> None:
-        device = entries.DeviceEntry(ip_address(v4), ip_address(v6), frozenset(words))
+        device = services.DeviceEntry(ip_address(v4), ip_address(v6), frozenset(words))
         self.put("devices", self.devices[name], device)
 
     def forget_recent(self) -> None:
@@ -118,13 +118,13 @@ class PacketNode(Publisher):
     def reserve(self, cidr: str) -> None:
         """Addresses that are given to services."""
         address = ip_network(cidr).network_address
-        self.put("service_ranges", entries.ServiceRange(bits(cidr), address), 1)
+        self.put("service_ranges", services.ServiceRange(bits(cidr), address), 1)
 
     def admit(self, service: int, *cidrs: str, nodeport: int = 0) -> None:
         """Clients that a service's restricted frontends let in."""
         for cidr in cidrs:
             address = ip_network(cidr).network_address
-            key = entries.SourceRange(64 + bits(cidr), service, nodeport, address)
+            key = services.SourceRange(64 + bits(cidr), service, nodeport, address)
             self.put("source_ranges", key, 1)
 
     def withdraw(self, *frontends: str) -> None:

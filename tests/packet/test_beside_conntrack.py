@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from ebpflb.entries.flows import Hook, Tuple, gather, state
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab.netns import Namespace, ip
 from ebpflb.model.services import Protocol
-from ebpflb.plan.flow_entries import Hook, Tuple, gather, state
 from tests.kernel.node import nodes
 from tests.packet.frames import DEVICE, at, destination, host_of, port_of, segment, source
 from tests.packet.node import PacketNode

@@ -3,8 +3,8 @@
 
 import pytest
 
+from ebpflb.entries.services import Chosen
 from ebpflb.lab.agents import wait_until
-from ebpflb.plan.entries import Chosen
 from tests.packet.frames import Packet, at, datagram, ends, opening, reply, segment
 from tests.packet.node import PacketNode
 from tests.packet.places import Places

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.plan.flow_entries import FlowKind
+from ebpflb.entries.flows import FlowKind
 from tests.packet.frames import at, destination, ends, reply, segment, source
 from tests.packet.node import PacketNode
 from tests.packet.places import Places

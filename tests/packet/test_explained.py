@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from ebpflb.entries.flows import Ends
+from ebpflb.entries.services import Frontend
 from ebpflb.kernel import recording
 from ebpflb.kernel.maps.records import Affinity, AffinityKey
 from ebpflb.kernel.node import routes
 from ebpflb.kernel.recording import PrivateMaps, RecordingPrograms
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Frontend
-from ebpflb.plan.flow_entries import Ends
 from ebpflb.tools.explain.answer import copy_memory
 from ebpflb.tools.explain.asking import OUTSIDE_CLIENT, Client, MapFacts
 from ebpflb.tools.explain.ways import PacketWay, Way

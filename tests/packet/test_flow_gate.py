@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
+from ebpflb.entries.flows import Timeouts
 from ebpflb.kernel.maps.sweep import Gate, Sweeper
-from ebpflb.plan.flow_entries import Timeouts
 from tests.packet.frames import at, ends, opening, reply
 from tests.packet.node import PacketNode
 from tests.packet.places import Places

@@ -5,8 +5,8 @@ import pytest
 from scapy.layers.inet import defragment
 from scapy.layers.inet6 import IPv6ExtHdrFragment, defragment6
 
+from ebpflb.entries.services import NO_PREFIX
 from ebpflb.kernel.maps.records import FragmentPorts
-from ebpflb.plan.entries import NO_PREFIX
 from tests.packet import wire
 from tests.packet.frames import (
     IP,

@@ -11,10 +11,10 @@ import pytest
 
 from ebpflb.agent.on_removal.reset_worker import FrontendNames
 from ebpflb.agent.on_removal.resets import GONE_FLAG, FlowConnections
+from ebpflb.entries.flows import FlowKind
 from ebpflb.kernel import bpf
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import FrameProgram
-from ebpflb.plan.flow_entries import FlowKind
 from tests.packet.calls import after_each_call
 from tests.packet.frames import (
     Packet,

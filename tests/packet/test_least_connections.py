@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from ebpflb.agent.missed_ends import EndedConnections
-from ebpflb.plan.flow_entries import FlowKind, Hook, Tuple
+from ebpflb.entries.flows import FlowKind, Hook, Tuple
 from tests.packet.frames import Packet, at, destination, opening, reply, segment
 from tests.packet.node import PacketNode
 from tests.packet.places import V4, Places

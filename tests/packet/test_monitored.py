@@ -9,8 +9,8 @@ import pytest
 
 from ebpflb.kernel import monitoring
 from ebpflb.kernel.maps import layout
+from ebpflb.kernel.maps.readers import Ring
 from ebpflb.kernel.maps.records import Monitor
-from ebpflb.kernel.maps.ring import Ring
 from ebpflb.kernel.programs import compiler, precompile
 from tests.kit import once
 from tests.packet.conftest import Loaded, loaded

@@ -9,8 +9,8 @@ from contextlib import closing
 
 import pytest
 
-from ebpflb.kernel.maps.ring import Ring
-from ebpflb.plan.entries import NO_SLOT
+from ebpflb.entries.services import NO_SLOT
+from ebpflb.kernel.maps.readers import Ring
 from tests.packet.frames import at, datagram, opening
 from tests.packet.node import PacketNode
 from tests.packet.places import Places

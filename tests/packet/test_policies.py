@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.plan.entries import NO_PREFIX
+from ebpflb.entries.services import NO_PREFIX
 from tests.packet.frames import at, destination, ends, host_of, opening, reply, source
 from tests.packet.node import PacketNode
 from tests.packet.places import V4, V6, Places

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from ebpflb.entries.flows import FlowKind
 from ebpflb.kernel.programs import loader
-from ebpflb.plan.flow_entries import FlowKind
 from tests.load import scaled
 from tests.packet.aging import forget, idle
 from tests.packet.frames import Ether, at, destination, forwarded, opening, reply, source

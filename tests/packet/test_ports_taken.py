@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import pytest
 
+from ebpflb.entries.flows import FlowState, Timeouts, state
 from ebpflb.model.services import Protocol
-from ebpflb.plan.flow_entries import FlowState, Timeouts, state
 from tests.packet.aging import MONOTONIC_COARSE, forget, idle, table_of
 from tests.packet.frames import Packet, at, ends, opening, port_of, reply, segment, source
 from tests.packet.node import PacketNode

@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from ebpflb.entries.flows import Hook
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.layout import MAPS
 from ebpflb.kernel.programs import loader
 from ebpflb.kernel.programs.compiler import Compiled
-from ebpflb.plan.flow_entries import Hook
 from tests.packet.conftest import loaded
 from tests.packet.frames import Ether, at, datagram, destination, ends, opening, reply
 from tests.packet.network import routed_from

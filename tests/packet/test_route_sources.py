@@ -12,7 +12,7 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
-from ebpflb.plan.entries import route_key
+from ebpflb.entries.services import route_key
 from tests.packet.frames import at, host_of, opening, source
 from tests.packet.node import PacketNode
 from tests.packet.places import IPV4, Places

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from ebpflb.entries.flows import Timeouts
 from ebpflb.kernel.maps.sweep import SweptTable
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import FrameProgram
-from ebpflb.plan.flow_entries import Timeouts
 from tests.packet.aging import idle
 from tests.packet.calls import after_each_call
 from tests.packet.frames import at, destination, opening, reply, segment

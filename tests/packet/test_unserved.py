@@ -3,7 +3,7 @@
 
 import pytest
 
-from ebpflb.plan.entries import NO_PREFIX
+from ebpflb.entries.services import NO_PREFIX
 from tests.packet.frames import at, network, opening, segment
 from tests.packet.node import PacketNode
 from tests.packet.places import Places

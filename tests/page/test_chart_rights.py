@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 import pytest
 from pyroute2 import netns
 
-from ebpflb.kernel.node import process
+from ebpflb.kernel.node import namespaces
 from tests.deploy import helm
 from tests.kit import requests
 from tests.kit.cluster import VIP, Cluster, endpoint, running, web
@@ -37,7 +37,7 @@ def granted(rights: dict[str, bool]) -> list[str]:
     names = page["securityContext"]["capabilities"]["add"]
     lines = Path("/proc/self/status").read_text().splitlines()
     (ours,) = (int(it.split()[1], 16) for it in lines if it.startswith("CapBnd:"))
-    return [it for it in names if ours >> process.CAPABILITIES[f"CAP_{it}"] & 1]
+    return [it for it in names if ours >> namespaces.CAPABILITIES[f"CAP_{it}"] & 1]
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,12 @@
 from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Address, ip_network
 
+from ebpflb.entries.services import BackendName, Flags, Frontend
 from ebpflb.model.addresses import Family, Network
 from ebpflb.model.annotations import DEFAULT_WEIGHT
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.desired import DesiredBackend, DesiredService
-from ebpflb.plan.entries import BackendName, Flags, Frontend
 
 CAPACITY = Capacity(  # nothing gets full
     services=64, slots=1024, service_ids=256, backend_ids=1024, source_ranges=64, choices=4096

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from ipaddress import ip_address
 from typing import NamedTuple
 
+from ebpflb.entries.flows import Entries, Flow, FlowKind, Hook, Tuple
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
-from ebpflb.plan.flow_entries import Entries, Flow, FlowKind, Hook, Tuple
 
 REQUEST, MASQUERADE, ANSWER, REPLY = range(4)  # the entries of a flow, in this order
 SECOND = 1_000_000_000

@@ -10,10 +10,10 @@ from unittest.mock import patch
 from hypothesis import strategies as some
 from msgspec import structs
 
+from ebpflb.entries.services import Flags
 from ebpflb.model.services import PortName
 from ebpflb.plan import tables
 from ebpflb.plan.desired import DesiredBackend, DesiredService
-from ebpflb.plan.entries import Flags
 from tests.plan import builders
 from tests.plan.node import PlannedNode
 

@@ -7,12 +7,12 @@ from functools import partial
 from itertools import chain, starmap
 from typing import NamedTuple
 
+from ebpflb.entries.services import FIRST_BACKENDS, Frontend, ServiceEntry
 from ebpflb.model.addresses import Address
 from ebpflb.model.endpoints import finished
 from ebpflb.model.services import PortName
 from ebpflb.plan.allocators import QUARANTINE_SECONDS, Capacity, Release
 from ebpflb.plan.desired import DesiredService
-from ebpflb.plan.entries import FIRST_BACKENDS, Frontend, ServiceEntry
 from ebpflb.plan.planner import Plan, Planner
 from ebpflb.plan.space import UNLIMITED, Shares
 from tests.plan.builders import CAPACITY, CLIENTS

@@ -11,9 +11,7 @@ from ipaddress import IPv6Address
 from itertools import product
 from typing import Any, NamedTuple
 
-from ebpflb.model.addresses import Address
-from ebpflb.model.services import PortName
-from ebpflb.plan.entries import (
+from ebpflb.entries.services import (
     NO_SLOT,
     NOT_RECORDED,
     Backend,
@@ -27,6 +25,8 @@ from ebpflb.plan.entries import (
     SourceRange,
     Translation,
 )
+from ebpflb.model.addresses import Address
+from ebpflb.model.services import PortName
 from ebpflb.plan.map_contents import MapContents, read_back
 from ebpflb.plan.planner import NOT_IN_MAPS, Plan
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from ebpflb.entries.services import Range
 from ebpflb.plan.allocators import (
     QUARANTINE_SECONDS,
     IdAllocator,
     Quarantine,
     SlotAllocator,
 )
-from ebpflb.plan.entries import Range
 from tests.load import scaled
 
 SLOTS = 24

@@ -5,6 +5,7 @@ from dataclasses import replace
 from ipaddress import IPv4Address, ip_address, ip_network
 from random import Random
 
+from ebpflb.entries.services import Frontend
 from ebpflb.kernel.map_writer import CAPACITY
 from ebpflb.model.addresses import Address
 from ebpflb.plan.canary import (
@@ -17,7 +18,6 @@ from ebpflb.plan.canary import (
     service_ports,
     unused_cluster_ip,
 )
-from ebpflb.plan.entries import Frontend
 from ebpflb.plan.planner import Planner
 
 CLUSTER_IP, CLIENT, ENDPOINT, NODE = map(

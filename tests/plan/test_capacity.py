@@ -3,9 +3,9 @@
 
 import pytest
 
+from ebpflb.entries.services import Range
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.desired import DesiredService
-from ebpflb.plan.entries import Range
 from tests.plan.builders import CAPACITY, backend, by_name, desired, frontend, name
 from tests.plan.node import PlannedNode, check_tidy
 

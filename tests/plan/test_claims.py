@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from ebpflb.entries.services import WHOLE
 from ebpflb.model.services import PortName
 from ebpflb.plan.canary import NAMESPACE
 from ebpflb.plan.desired import DesiredService
-from ebpflb.plan.entries import WHOLE
 from ebpflb.plan.planner import Claims
 from tests.load import scaled
 from tests.plan.builders import by_name, desired, frontend, name

@@ -3,9 +3,9 @@
 
 from ipaddress import ip_address, ip_network
 
+from ebpflb.entries.services import NO_PREFIX, Flags, Frontend, Prefix, prefix_of
 from ebpflb.model.addresses import Family
 from ebpflb.plan.desired import DesiredService
-from ebpflb.plan.entries import NO_PREFIX, Flags, Frontend, Prefix, prefix_of
 from ebpflb.plan.planner import Planner
 from tests.plan.builders import CAPACITY, EXTERNAL, by_name, desired, frontend, name
 from tests.plan.node import PlannedNode, check_tidy

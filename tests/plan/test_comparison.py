@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.model.drift import Part
+from ebpflb.model.events import Part
 from ebpflb.plan import comparison
 from ebpflb.plan.comparison import DIFFERS, MISSING, NOT_PLANNED, Wrong
 from ebpflb.plan.planner import Plan, Planner

@@ -5,8 +5,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from ebpflb.model.services import Protocol
-from ebpflb.plan.flow_entries import (
+from ebpflb.entries.flows import (
     DESTINATION_NAT,
     SEEN_REPLY,
     TCP_STATES,
@@ -14,6 +13,7 @@ from ebpflb.plan.flow_entries import (
     Ends,
     FlowState,
 )
+from ebpflb.model.services import Protocol
 
 CLIENT, VIP, BACKEND = map(ip_address, ("198.51.100.7", "10.96.0.10", "10.244.1.11"))
 REQUEST, REPLY = Ends(CLIENT, VIP, 3001, 80), Ends(BACKEND, CLIENT, 8080, 3001)

@@ -4,11 +4,11 @@
 from ipaddress import ip_address, ip_network
 from typing import Any
 
+from ebpflb.entries import services
+from ebpflb.entries.services import NO_PREFIX, NO_V4, NO_V6, prefix_of
 from ebpflb.model.addresses import Family
 from ebpflb.model.devices import Device, LocalDetector, LocalMode
-from ebpflb.plan import entries
 from ebpflb.plan.desired import DesiredNode
-from ebpflb.plan.entries import NO_PREFIX, NO_V4, NO_V6, prefix_of
 
 V4 = ip_address("192.0.2.1")
 ETH = Device(2, "eth0", False, True, 0, (V4,), (V4,))
@@ -26,7 +26,7 @@ def local(detector: LocalDetector, *pod_cidrs: str) -> DesiredNode:
 def test_devices() -> None:
     """Served devices alone, with the addresses of all; a family without one is unspecified."""
     by_prefix = LocalDetector(LocalMode.NAME_PREFIX, name_prefix="veth")
-    assert local(LocalDetector()).devices() == {3: entries.DeviceEntry(V4, NO_V6, HOST_ONLY)}
+    assert local(LocalDetector()).devices() == {3: services.DeviceEntry(V4, NO_V6, HOST_ONLY)}
     assert local(by_prefix).devices()[3].flags == {"pods", "host_only"}
 
 
@@ -81,5 +81,5 @@ def test_detector_by_device() -> None:
 def test_node_without_address() -> None:
     """A node without an address gets none."""
     alone = DesiredNode((VETH,), (VETH,), {}, LocalDetector(), ())
-    assert alone.devices()[3] == entries.DeviceEntry(NO_V4, NO_V6, HOST_ONLY)
+    assert alone.devices()[3] == services.DeviceEntry(NO_V4, NO_V6, HOST_ONLY)
     assert alone.settings(CHOSEN, {})["node_v4"] == NO_V4

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from ebpflb.entries.services import WHOLE, Flags, Frontend
 from ebpflb.kernel.maps import records
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.api_servers import ApiPlaces, api_places
@@ -17,7 +18,6 @@ from ebpflb.model.endpoint_slices import EndpointName, Hints
 from ebpflb.model.endpoints import Endpoint, Selection
 from ebpflb.model.services import KUBERNETES, PortName, Protocol, ServicePort
 from ebpflb.plan.desired import DesiredService, desired_service
-from ebpflb.plan.entries import WHOLE, Flags, Frontend
 from tests.load import scaled
 from tests.plan.builders import BLOCK_ORDER, BOTH, CLUSTER, LOCAL, SERVING
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebpflb.model.services import Protocol
-from ebpflb.plan.flow_entries import (
+from ebpflb.entries.flows import (
     Entries,
     Expired,
     FlowKind,
@@ -17,6 +16,7 @@ from ebpflb.plan.flow_entries import (
     chosen_port,
     state,
 )
+from ebpflb.model.services import Protocol
 from tests.load import scaled
 from tests.plan.flow_builders import MASQUERADE, NOW, REPLY, REQUEST, SECOND, Made
 

@@ -3,8 +3,7 @@
 
 import pytest
 
-from ebpflb.model.services import Protocol
-from ebpflb.plan.flow_entries import (
+from ebpflb.entries.flows import (
     STREAM_AFTER,
     Entries,
     FlowKind,
@@ -15,6 +14,7 @@ from ebpflb.plan.flow_entries import (
     gather,
     state,
 )
+from ebpflb.model.services import Protocol
 from tests.plan.flow_builders import ANSWER, MASQUERADE, REPLY, REQUEST, SECOND, Made
 
 KINDS = [

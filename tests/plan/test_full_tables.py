@@ -7,11 +7,11 @@ from unittest.mock import patch
 
 import pytest
 
+from ebpflb.entries.services import NO_TABLE
 from ebpflb.model.annotations import MAGLEV, RANDOM
 from ebpflb.plan import comparison, tables
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.desired import DesiredService
-from ebpflb.plan.entries import NO_TABLE
 from ebpflb.plan.space import UNLIMITED, Shares
 from tests.plan import histories
 from tests.plan.builders import CAPACITY, SERVING, backend, by_name, desired, name

@@ -3,8 +3,7 @@
 
 from ipaddress import IPv4Address
 
-from ebpflb.plan.desired import DesiredService
-from ebpflb.plan.entries import (
+from ebpflb.entries.services import (
     NO_SLOT,
     Backend,
     BackendName,
@@ -13,6 +12,7 @@ from ebpflb.plan.entries import (
     Range,
     ServiceEntry,
 )
+from ebpflb.plan.desired import DesiredService
 from tests.plan.builders import CLUSTER, by_name, desired, frontend, name
 from tests.plan.node import PlannedNode, check_tidy
 from tests.plan.simulation import Maps

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from ebpflb.entries.services import Range, Translation, source_range_key
 from ebpflb.plan.desired import DesiredService
-from ebpflb.plan.entries import Range, Translation, source_range_key
 from ebpflb.plan.planner import Planner
 from tests.plan.builders import (
     CAPACITY,

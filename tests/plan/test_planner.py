@@ -6,10 +6,10 @@ from dataclasses import fields
 import pytest
 from msgspec import structs
 
+from ebpflb.entries.flows import Unanswered
+from ebpflb.entries.services import BackendName, Range, Translation
 from ebpflb.model.services import Protocol
 from ebpflb.plan.desired import DesiredService
-from ebpflb.plan.entries import BackendName, Range, Translation
-from ebpflb.plan.flow_entries import Unanswered
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.planner import Plan, Planner
 from ebpflb.plan.service_entries import BackendChange

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.model.addresses import Address, Family, Network
-from ebpflb.plan.entries import (
+from ebpflb.entries.services import (
     NO_PREFIX,
     CoveringPrefixes,
     Prefix,
@@ -19,6 +18,7 @@ from ebpflb.plan.entries import (
     smallest_network,
     source_range_key,
 )
+from ebpflb.model.addresses import Address, Family, Network
 
 addresses = some.ip_addresses()
 networks = some.builds(

@@ -6,9 +6,9 @@ from ipaddress import ip_address
 
 import msgspec
 
+from ebpflb.entries.services import Frontend
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.entries import Frontend
 from ebpflb.plan.removed_endpoints import (
     DELETED,
     MOST_REMOVED,

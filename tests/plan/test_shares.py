@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from hypothesis.strategies import SearchStrategy
 
+from ebpflb.entries.services import Frontend
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan import tables
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.desired import DesiredService, Lack
-from ebpflb.plan.entries import Frontend
 from ebpflb.plan.service_entries import ServiceEntries
 from ebpflb.plan.space import EVERYONE, MOST_TRIED, Shares, Waiting
 from tests.load import scaled

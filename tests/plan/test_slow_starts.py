@@ -6,9 +6,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as some
 
+from ebpflb.entries.services import Range
 from ebpflb.model.services import PortName
 from ebpflb.plan.desired import DesiredService
-from ebpflb.plan.entries import Range
 from ebpflb.plan.service_entries import (
     NO_ENTRIES,
     SLOTS_PER_TURN,

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 import pytest
 
+from ebpflb.entries.services import SourceRange, source_range_key
 from ebpflb.model.addresses import Network
 from ebpflb.plan.desired import DesiredService
-from ebpflb.plan.entries import SourceRange, source_range_key
 from tests.plan.builders import (
     BOTH_HALVES,
     CAPACITY,

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from ebpflb.entries.services import Choice, Table
 from ebpflb.model.annotations import HASHING, MAGLEV, RANDOM, ROUND_ROBIN, SCHEDULERS
 from ebpflb.model.endpoints import finished
 from ebpflb.plan import tables
-from ebpflb.plan.entries import Choice, Table
 from ebpflb.plan.tables import ALWAYS, Weighted
 
 weights = some.lists(some.integers(1, 1000), min_size=1, max_size=30)

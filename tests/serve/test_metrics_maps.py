@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from ebpflb.entries.services import BackendLoad, BackendName, Frontend, service_range
 from ebpflb.kernel import bpf as kernel
 from ebpflb.kernel.attach import cgroup_links, device_programs
 from ebpflb.kernel.attach.device_programs import unpin_all
@@ -22,7 +23,6 @@ from ebpflb.kernel.programs import loader
 from ebpflb.kernel.programs.compiler import Compiled
 from ebpflb.model.services import Protocol
 from ebpflb.plan.desired import DesiredBackend, DesiredService
-from ebpflb.plan.entries import BackendLoad, BackendName, Frontend, service_range
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.metrics import Metrics
 from tests.kernel.conftest import cgroup as cgroup

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ebpflb.entries.services import BackendName, Frontend
 from ebpflb.kernel.map_writer import CAPACITY
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.model.addresses import Family
@@ -16,7 +17,6 @@ from ebpflb.model.busiest import parse_series
 from ebpflb.model.events import Key
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.desired import DesiredBackend, DesiredService
-from ebpflb.plan.entries import BackendName, Frontend
 from ebpflb.plan.planner import Planner
 from ebpflb.serve import metrics_read
 from ebpflb.serve.metrics import Metrics

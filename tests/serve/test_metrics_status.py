@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.model.node_local import STATES
+from ebpflb.model.nodes import STATES
 from ebpflb.model.packet_path import Engine, PacketPath
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics

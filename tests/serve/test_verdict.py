@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.model.pulse import Pulse
+from ebpflb.model.nodes import Pulse
 from ebpflb.options import Paths
 from ebpflb.serve.conditions import OLD_AFTER, Cause, Facts, Verdict, judge, span
 from ebpflb.serve.status import AgentStatus

@@ -27,8 +27,10 @@ from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale_udp import conntrack_worker, socket_search
+from ebpflb.entries.flows import Timeouts
+from ebpflb.entries.services import service_name
 from ebpflb.history.recorder import History
-from ebpflb.kernel import bpf, map_writer, sources
+from ebpflb.kernel import bpf, datapath, map_writer
 from ebpflb.kernel.attach import netns_cookie
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps import bpf_map, layout, state_dir, sweep
@@ -40,14 +42,11 @@ from ebpflb.model import addresses
 from ebpflb.model.addresses import host_port
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.devices import LocalDetector, LocalMode
-from ebpflb.model.drift import Drift
-from ebpflb.model.events import PartStatus
-from ebpflb.model.node_readiness import OFF
+from ebpflb.model.events import Drift, PartStatus
+from ebpflb.model.nodes import OFF
 from ebpflb.model.packet_path import Engine
 from ebpflb.options import Options, Paths
 from ebpflb.plan import tables
-from ebpflb.plan.entries import service_name
-from ebpflb.plan.flow_entries import Timeouts
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
 from ebpflb.stopping import parts
@@ -188,8 +187,8 @@ def simulated(
         (compiler, "compile_source", _compiled),
         (netns_cookie, "by_socket", lambda: HOST_NETNS),
         (map_writer, "secrets", SimpleNamespace(randbits=lambda bits: SECRET)),
-        (sources, "socket_flags", lambda: ()),
-        (sources, "packet_flags", lambda **_: ()),
+        (datapath, "socket_flags", lambda: ()),
+        (datapath, "packet_flags", lambda **_: ()),
         (engine_choice, "bridge_calls", dict),
         (engine_choice, "SETTLE_SECONDS", 0.5),
         *table.patches(),

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from ebpflb.cluster.api_source import ApiSource
 from ebpflb.cluster.decoding import ResourceExpired, WatchSilent
-from ebpflb.cluster.retry import Timing
-from ebpflb.cluster.source import Emit
+from ebpflb.cluster.source import Emit, Timing
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Kind
 from tests.simulation.cluster import Change, Cluster, Json, key_of

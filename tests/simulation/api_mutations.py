@@ -9,7 +9,7 @@ from unittest.mock import patch
 from ebpflb.cluster import decoding
 from ebpflb.cluster.decoding import ListMetadata
 from ebpflb.cluster.list_watch import ANY, ListWatch
-from ebpflb.cluster.retry import Timing
+from ebpflb.cluster.source import Timing
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Replaced
 from tests.simulation import api

@@ -15,12 +15,12 @@ from ebpflb.agent.stale_udp import conntrack_worker
 from ebpflb.agent.stale_udp.conntrack_worker import StaleConnections, StaleConnectionsWorker
 from ebpflb.agent.stale_udp.lookups import ServedFrontends
 from ebpflb.agent.stale_udp.socket_search import Counts, SocketEnder
+from ebpflb.entries.flows import Expired, Timeouts
 from ebpflb.kernel.maps import occupancy, sweep
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, SweptTable
 from ebpflb.model.annotations import OnRemoval
 from ebpflb.model.endpoints import Selection
 from ebpflb.model.services import ServicePort
-from ebpflb.plan.flow_entries import Expired, Timeouts
 from ebpflb.plan.removed_endpoints import RemovedEndpoints, Watched
 from tests.simulation.write_mutations import Mutation
 

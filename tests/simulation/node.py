@@ -21,7 +21,7 @@ from ebpflb.errors import EbpflbError, KernelError
 from ebpflb.kernel.node.device_watch import DevicesChanged
 from ebpflb.kernel.programs.loader import SECTIONS
 from ebpflb.model.devices import Device
-from ebpflb.model.drift import Drift
+from ebpflb.model.events import Drift
 from ebpflb.model.services import PortName
 from ebpflb.plan.removed_endpoints import Watched, restore_watched
 from ebpflb.serve.metrics import Metrics

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ebpflb.history.records import latest_changes
 from ebpflb.kernel.attach.tcx import TCX_HOOKS
-from ebpflb.kernel.maps.sockets import RememberedSockets
+from ebpflb.kernel.maps.readers import RememberedSockets
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
 from ebpflb.kernel.programs.loader import SECTIONS
 from ebpflb.model.events import Kind

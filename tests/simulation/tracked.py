@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from ipaddress import ip_address
 from socket import ntohs
 
+from ebpflb.entries.flows import Connection, Ends
+from ebpflb.entries.services import Frontend
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter.conntrack import Wanted
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Frontend
-from ebpflb.plan.flow_entries import Connection, Ends
 from tests.simulation.endings import Endings
 from tests.simulation.expected import Expected
 from tests.simulation.places import FRONTENDS, Where, of_family, packed, version_of

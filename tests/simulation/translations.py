@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from ebpflb.agent import netfilter_sync
 from ebpflb.agent.netfilter_sync import NetfilterSync
+from ebpflb.entries.services import Backend, ServiceEntry, Translation
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.kernel.maps import records
-from ebpflb.kernel.maps.translations import Translations
+from ebpflb.kernel.maps.readers import Translations
 from ebpflb.kernel.netfilter.elements import BACKEND_SETS, Change, pack, unpack
 from ebpflb.model.addresses import Address
 from ebpflb.plan.allocators import QUARANTINE_SECONDS
-from ebpflb.plan.entries import Backend, ServiceEntry, Translation
 from tests.simulation.expected import Wrong
 from tests.simulation.kernel import SimMap
 

@@ -10,8 +10,7 @@ import pytest
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.maps.bpf_map import Counters, Map
-from ebpflb.kernel.maps.bpffs import BPFFS
-from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
 
 
 @pytest.fixture(scope="module")

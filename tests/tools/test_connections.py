@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from ebpflb.entries.services import Backend, BackendName, Frontend, Range, ServiceEntry
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.entries import Backend, BackendName, Frontend, Range, ServiceEntry
 from ebpflb.serve.metrics_read import Reading, count_connections
 from ebpflb.tools.flow_list import (
     FlowFilter,

@@ -19,20 +19,18 @@ from ebpflb.cli.cleanup import cleanup
 from ebpflb.cli.flows import flows
 from ebpflb.cli.maps import maps as maps_command
 from ebpflb.cli.status import status
+from ebpflb.entries.flows import Timeouts
 from ebpflb.errors import EbpflbError, KernelError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.map_writer import capacity_of
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.bpf_map import Map, MappedArray
-from ebpflb.kernel.maps.bpffs import BPFFS
-from ebpflb.kernel.maps.creation import create_map
-from ebpflb.kernel.maps.state_dir import StateDir, remove_tree
+from ebpflb.kernel.maps.state_dir import BPFFS, StateDir, create_map, remove_tree
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, SweptTable
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import FrameProgram
 from ebpflb.kernel.valid_contents import ValidContents
-from ebpflb.plan.flow_entries import Timeouts
 from ebpflb.tools.dump import ROWS, dump_maps
 from ebpflb.tools.flow_list import FlowFilter, list_flows
 from tests.kernel.node import nodes

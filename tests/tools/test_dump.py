@@ -10,6 +10,16 @@ from typing import Any
 import pytest
 
 from ebpflb.cli.output import as_data
+from ebpflb.entries.flows import Tuple
+from ebpflb.entries.services import (
+    Backend,
+    BackendLoad,
+    BackendName,
+    Frontend,
+    Range,
+    ServiceEntry,
+    Settings,
+)
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import (
     NO_FRONTEND,
@@ -26,20 +36,9 @@ from ebpflb.kernel.maps.records import (
     SocketEntry,
 )
 from ebpflb.kernel.netfilter.elements import Elements
-from ebpflb.kernel.netfilter.rules import TableOptions
-from ebpflb.kernel.netfilter.table import NetfilterTable
+from ebpflb.kernel.netfilter.table import NetfilterTable, TableOptions
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.entries import (
-    Backend,
-    BackendLoad,
-    BackendName,
-    Frontend,
-    Range,
-    ServiceEntry,
-    Settings,
-)
-from ebpflb.plan.flow_entries import Tuple
 from ebpflb.tools.dump import ROWS, dump_maps
 from tests.cli.described import faults
 from tests.kernel.node import nodes

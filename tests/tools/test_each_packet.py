@@ -8,9 +8,9 @@ import pytest
 
 from ebpflb.kernel.netfilter import flowtable
 from ebpflb.kernel.netfilter.each_packet import each_packet
-from ebpflb.kernel.netfilter.firewall_reader import tables
+from ebpflb.kernel.netfilter.firewall import tables
 from ebpflb.tools import neighbours
-from ebpflb.tools.check_result import CheckResult
+from ebpflb.tools.node_checks import CheckResult
 from tests.kernel.node import nodes, rules
 
 pytestmark = pytest.mark.usefixtures("fresh_netns")

@@ -3,8 +3,7 @@
 
 import pytest
 
-from ebpflb.kernel.netfilter.firewall_reader import tables
-from ebpflb.kernel.netfilter.iptables import Tool
+from ebpflb.kernel.netfilter.firewall import Tool, tables
 from tests.kernel.node import nodes, rules
 from tests.tools.firewall.services import search, services, where
 

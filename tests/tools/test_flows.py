@@ -7,12 +7,12 @@ from ipaddress import ip_address
 
 import pytest
 
+from ebpflb.entries.flows import Entries, Timeouts
+from ebpflb.entries.services import BackendName
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.sweep import SweptTable
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.entries import BackendName
-from ebpflb.plan.flow_entries import Entries, Timeouts
 from ebpflb.tools.flow_list import FlowFilter, FlushResult, flush_flows, list_flows
 from tests.plan.flow_builders import Made
 from tests.tools.conftest import count

@@ -3,9 +3,9 @@
 
 from ipaddress import ip_address
 
+from ebpflb.entries.services import BackendName, Choice, Frontend, Range, ServiceEntry
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import Sweep
-from ebpflb.plan.entries import BackendName, Choice, Frontend, Range, ServiceEntry
 from ebpflb.tools.map_fill import map_fill
 
 

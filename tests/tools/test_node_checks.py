@@ -5,11 +5,10 @@ from ipaddress import ip_address
 
 import pytest
 
+from ebpflb.entries.services import Frontend, Range, ServiceEntry
 from ebpflb.kernel.map_writer import CAPACITY
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.plan.entries import Frontend, Range, ServiceEntry
-from ebpflb.tools.check_result import CheckResult
-from ebpflb.tools.node_checks import settings_results
+from ebpflb.tools.node_checks import CheckResult, settings_results
 from tests.kernel.variants import needs_root
 
 pytestmark = needs_root

@@ -7,6 +7,21 @@ from typing import Any
 
 import pytest
 
+from ebpflb.entries.flows import Flow, FlowKind, Tuple
+from ebpflb.entries.services import (
+    NO_V4,
+    NO_V6,
+    Backend,
+    Chosen,
+    DeviceEntry,
+    Frontend,
+    Prefix,
+    Range,
+    ServiceEntry,
+    ServiceRange,
+    Settings,
+    SourceRange,
+)
 from ebpflb.kernel.attach.netns_cookie import by_socket
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import (
@@ -21,21 +36,6 @@ from ebpflb.kernel.maps.records import (
 )
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.entries import (
-    NO_V4,
-    NO_V6,
-    Backend,
-    Chosen,
-    DeviceEntry,
-    Frontend,
-    Prefix,
-    Range,
-    ServiceEntry,
-    ServiceRange,
-    Settings,
-    SourceRange,
-)
-from ebpflb.plan.flow_entries import Flow, FlowKind, Tuple
 from ebpflb.tools.dump import dump_maps
 from tests.tools.conftest import count
 

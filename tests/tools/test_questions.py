@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from ebpflb.entries.services import Frontend, Range, ServiceEntry
 from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.entries import Frontend, Range, ServiceEntry
 from ebpflb.tools.explain.asking import NamedService, find_frontend, parse_question
 
 TCP, UDP = Protocol.TCP, Protocol.UDP

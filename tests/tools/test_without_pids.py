@@ -11,7 +11,7 @@ import pytest
 from ebpflb.cli.monitor import narrow_row
 from ebpflb.errors import NodeError
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.node import clients, namespaces, process
+from ebpflb.kernel.node import namespaces
 from ebpflb.lab.netns import NETNS, Namespace, ip
 from ebpflb.tools import events
 from ebpflb.tools.events import EventNames, Told
@@ -24,7 +24,7 @@ PODS = {f"ebpflb-test-{os.getpid()}-pid{number}": f"10.244.7.{number}" for numbe
 def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its /proc shows none of the pods' processes."""
     monkeypatch.setattr(namespaces, "PROCESSES", tmp_path)
-    monkeypatch.setattr(process, "sees_the_machine", lambda: False)
+    monkeypatch.setattr(namespaces, "sees_the_machine", lambda: False)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_monitor_names_the_addresses_of_new_pods_at_once(
     monkeypatch.setattr(events, "SEARCH_SECONDS", 1000.0)
     names = EventNames(maps)
     for name, address in pods.items():
-        cookie = clients.cookie(NETNS / name)
+        cookie = namespaces.cookie(NETNS / name)
         assert cookie is not None
         assert names.place(cookie, 4711).addresses == (ip_address(address),)
 
@@ -67,4 +67,4 @@ def test_explain_asks_for_a_pods_address(maps: dict[str, Map], pods: dict[str, s
         find_client("shop/web-0", 4, facts)
     (name, address), *_ = pods.items()
     found = find_client(address, 4, facts)
-    assert (str(found.address), found.netns) == (address, clients.cookie(NETNS / name))
+    assert (str(found.address), found.netns) == (address, namespaces.cookie(NETNS / name))

@@ -4,10 +4,10 @@
 from ipaddress import ip_address
 from typing import Any
 
+from ebpflb.entries.services import Frontend
 from ebpflb.kernel.maps.layout import VERDICTS
 from ebpflb.kernel.recording import Step
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Frontend
 from ebpflb.tools.explain.asking import POD_CLIENT, Client
 from ebpflb.tools.explain.words import Noted, Row, Words
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ebpflb.errors import EbpflbError
 from ebpflb.kernel import probe
-from ebpflb.kernel.maps import bpf_map, creation, layout
+from ebpflb.kernel.maps import bpf_map, layout, state_dir
 from ebpflb.kernel.programs import compiler, loader, precompile
 from ebpflb.options import Paths
 from vagrant.kernels import verifier
@@ -54,7 +54,7 @@ def load_all(folder: Path) -> None:
         name: at for source in precompile.VARIANTS for name, at in compiler.sections(source).items()
     }
     made = {
-        name: bpf_map.open_map(spec, creation.create_map(spec))
+        name: bpf_map.open_map(spec, state_dir.create_map(spec))
         for name, spec in layout.PROGRAM_MAPS.items()
     }
     fds = {compiler.MAP_NUMBERS[name]: opened.fd for name, opened in made.items()}

@@ -59,7 +59,7 @@ def measure() -> Counts:
 
     Raises KernelError where one of them is refused.
     """
-    from ebpflb.kernel.maps import bpf_map, creation, layout
+    from ebpflb.kernel.maps import bpf_map, layout, state_dir
     from ebpflb.kernel.programs import compiler, precompile
     from ebpflb.options import Paths
     from vagrant.kernels import bytecode
@@ -69,7 +69,7 @@ def measure() -> Counts:
     with ExitStack() as opened:
         made: dict[str, Map] = {}
         for name, spec in layout.PROGRAM_MAPS.items():
-            made[name] = bpf_map.open_map(spec, creation.create_map(spec))
+            made[name] = bpf_map.open_map(spec, state_dir.create_map(spec))
             opened.callback(made[name].close)
         for source in precompile.VARIANTS:
             for variant, flags in bytecode.variants(source).items():

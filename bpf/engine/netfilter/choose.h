@@ -2,7 +2,7 @@
 /*
  * The engine netfilter: ingress writes the id of the selected backend to skb->priority; constant
  * rules of nftables in PREROUTING, one for each protocol and family, translate by a map of ids
- * (ebpflb/kernel/netfilter/rules.py). The packet is not changed here. The kernel's conntrack makes,
+ * (ebpflb/kernel/netfilter/table.py). The packet is not changed here. The kernel's conntrack makes,
  * times and ends the entry.
  *
  * A packet of a connection that conntrack knows never meets the rule, so its choice is ignored.

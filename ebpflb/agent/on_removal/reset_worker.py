@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ebpflb.agent.stale_udp.lookups import Maps, ServedFrontends, node_serves
+from ebpflb.entries.services import Frontend
 from ebpflb.errors import EbpflbError
 from ebpflb.model.addresses import family
 from ebpflb.model.services import PortName
 from ebpflb.plan.desired import ANY, IN_LISTS
-from ebpflb.plan.entries import Frontend
 from ebpflb.plan.removed_endpoints import (
     Change,
     Endpoint,

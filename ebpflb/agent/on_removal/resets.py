@@ -24,17 +24,7 @@ from ebpflb.agent.stale_udp.socket_search import (
     namespaces_of,
     peers_where,
 )
-from ebpflb.errors import KernelError, NodeError
-from ebpflb.kernel.checksum import internet_checksum
-from ebpflb.kernel.maps.layout import MAPS, ffi
-from ebpflb.kernel.maps.records import EntryEnd, ExpiredEntry, PeerFrontend
-from ebpflb.kernel.maps.sweep import EndFlow, Gate, ended_flow
-from ebpflb.kernel.netfilter import conntrack
-from ebpflb.kernel.node.sock_diag import Connected, SockDiag
-from ebpflb.model import annotations
-from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Frontend
-from ebpflb.plan.flow_entries import (
+from ebpflb.entries.flows import (
     Connection,
     Ends,
     Flow,
@@ -44,6 +34,16 @@ from ebpflb.plan.flow_entries import (
     between_hooks,
     reverse,
 )
+from ebpflb.entries.services import Frontend
+from ebpflb.errors import KernelError, NodeError
+from ebpflb.kernel.maps.layout import MAPS, ffi
+from ebpflb.kernel.maps.records import EntryEnd, ExpiredEntry, PeerFrontend
+from ebpflb.kernel.maps.sweep import EndFlow, Gate, ended_flow
+from ebpflb.kernel.netfilter import conntrack
+from ebpflb.kernel.netfilter.probe import internet_checksum
+from ebpflb.kernel.node.sock_diag import Connected, SockDiag
+from ebpflb.model import annotations
+from ebpflb.model.services import Protocol
 from ebpflb.plan.removed_endpoints import Endpoint
 
 # Segments in the name of one end of a connection to the other, by raw sockets.

@@ -13,16 +13,7 @@ from typing import NamedTuple
 
 from ebpflb.agent.stale_udp.lookups import Maps, ServedFrontends, node_serves
 from ebpflb.agent.stale_udp.socket_search import Counts
-from ebpflb.errors import EbpflbError, KernelError, in_words, log_once
-from ebpflb.kernel.maps.frontend_keys import FrontendKeys
-from ebpflb.kernel.maps.ring import Ring
-from ebpflb.kernel.maps.stale_endpoints import StaleEndpoints
-from ebpflb.kernel.netfilter import conntrack
-from ebpflb.model.addresses import Address, Family, family
-from ebpflb.model.services import Protocol
-from ebpflb.plan.desired import ANY
-from ebpflb.plan.entries import Frontend
-from ebpflb.plan.flow_entries import (
+from ebpflb.entries.flows import (
     DESTINATION_NAT,
     SEEN_REPLY,
     Connection,
@@ -32,6 +23,13 @@ from ebpflb.plan.flow_entries import (
     Tuple,
     Unanswered,
 )
+from ebpflb.entries.services import Frontend
+from ebpflb.errors import EbpflbError, KernelError, in_words, log_once
+from ebpflb.kernel.maps.readers import FrontendKeys, Ring, StaleEndpoints
+from ebpflb.kernel.netfilter import conntrack
+from ebpflb.model.addresses import Address, Family, family
+from ebpflb.model.services import Protocol
+from ebpflb.plan.desired import ANY
 from ebpflb.plan.service_entries import BackendChange
 from ebpflb.workers import DescriptorWorker, DueWorker
 

@@ -9,12 +9,12 @@ were nevertheless given to another service, the socket counts as served.
 
 from collections.abc import Mapping
 
+from ebpflb.entries.services import Backend, Frontend, Range, ServiceEntry, Settings, SourceRange
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import PeerFrontend
 from ebpflb.model.addresses import Address, family
 from ebpflb.model.services import Protocol
 from ebpflb.plan.desired import ANY, IN_LISTS
-from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry, Settings, SourceRange
 
 Maps = Mapping[str, Map]
 

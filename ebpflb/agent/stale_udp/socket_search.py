@@ -8,15 +8,15 @@ from collections.abc import Callable, Collection, Iterator
 from functools import cache
 
 from ebpflb.agent.stale_udp.lookups import Maps, ServedFrontends, is_untranslated
+from ebpflb.entries.flows import Ends
+from ebpflb.entries.services import Frontend
 from ebpflb.errors import NodeError
+from ebpflb.kernel.maps.readers import RememberedSockets
 from ebpflb.kernel.maps.records import EndedSocket, Peer, PeerFrontend, record
-from ebpflb.kernel.maps.sockets import RememberedSockets
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.kernel.node.sock_diag import OPENING, Connected, SockDiag
 from ebpflb.model.addresses import Family, family
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Frontend
-from ebpflb.plan.flow_entries import Ends
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,9 @@ from typing import Any
 
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.kernel import bpf
-from ebpflb.kernel.maps.bpffs import mount_of
-from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.maps.state_dir import StateDir, mount_of
 from ebpflb.kernel.programs.loader import SECTIONS, Program
-from ebpflb.model.drift import Drift, Part
+from ebpflb.model.events import Drift, Part
 
 # Descriptors of our links: a link works while a descriptor is open, even if its pin is removed.
 #

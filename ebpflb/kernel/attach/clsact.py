@@ -28,7 +28,7 @@ from ebpflb.kernel.attach.cgroup_links import HeldLinks, Pinned
 from ebpflb.kernel.attach.tcx import fault, indexes
 from ebpflb.kernel.programs.loader import Program
 from ebpflb.model.devices import Device
-from ebpflb.model.drift import Drift, Part
+from ebpflb.model.events import Drift, Part
 
 PARENTS = {"ingress": 0xFFFFFFF2, "egress": 0xFFFFFFF3}
 PRIORITY = 2  # others use 1, and some remove the filters at their priority

@@ -30,7 +30,7 @@ from ebpflb.kernel.attach.tcx import Tcx
 from ebpflb.kernel.maps.state_dir import StateDir, remove_tree
 from ebpflb.kernel.programs.loader import Program
 from ebpflb.model.devices import KINDS_OF_PODS, Device, Devices
-from ebpflb.model.drift import Drift
+from ebpflb.model.events import Drift
 from ebpflb.workers import StepWorker
 
 # How often each hook has run and for how long, if the kernel counts this.

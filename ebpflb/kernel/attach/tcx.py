@@ -20,7 +20,7 @@ from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.attach.cgroup_links import HeldLinks, Pinned
 from ebpflb.kernel.programs.loader import SCHED_CLS, Program
 from ebpflb.model.devices import Device
-from ebpflb.model.drift import Drift, Part
+from ebpflb.model.events import Drift, Part
 
 TCX_HOOKS = {"ingress": 46, "egress": 47}  # attach types BPF_TCX_INGRESS, BPF_TCX_EGRESS
 BEFORE = 8  # BPF_F_BEFORE without a reference: first in the list

@@ -21,7 +21,7 @@ from ebpflb.errors import KernelError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps import layout, records
 from ebpflb.kernel.maps.layout import COUNTER_PARTS, MapSpec
-from ebpflb.model.kernel_lists import parse_ranges
+from ebpflb.model.addresses import parse_ranges
 
 # An array's elements as memory of this process, read and written without a system call.
 #

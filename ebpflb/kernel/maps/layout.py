@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from ebpflb.kernel import declarations
 from ebpflb.kernel.declarations import SOURCES as SOURCES
-from ebpflb.model.addresses import Address
-from ebpflb.model.map_sizes import MOST_ENTRIES, SIZES, MapSizes
+from ebpflb.model.addresses import MOST_ENTRIES, SIZES, Address, MapSizes
 
 _TYPES = """
 typedef uint8_t __u8; typedef uint16_t __u16; typedef uint32_t __u32; typedef uint64_t __u64;

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterable
 from struct import pack
 
+from ebpflb.entries.services import Frontend
 from ebpflb.kernel.maps.bpf_map import MappedArray
 from ebpflb.kernel.maps.layout import MAPS
-from ebpflb.plan.entries import Frontend
 
 WORDS = MAPS["no_frontends"].entries
 _PORTS = 1 << 16

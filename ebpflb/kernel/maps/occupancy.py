@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
+from ebpflb.entries.flows import Hook
+from ebpflb.entries.services import BackendLoad
 from ebpflb.kernel.maps.bpf_map import Map, MappedArray
 from ebpflb.kernel.maps.layout import MAPS, MapSpec, columns, names
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, SWEEP_PAUSE_FACTOR, SWEEP_SLICE
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import BackendLoad
-from ebpflb.plan.flow_entries import Hook
 from ebpflb.workers import Count
 
 # Keep the counts of open connections consistent if one of their maps lost its pin.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Records of all structs that are keys and values of maps, each made when it is first used.
 
-plan/entries.py defines the entries that the agent writes. This file defines those that the programs
-write. A struct of which Python only reads numbers, or nothing, has no class of its own.
+entries/services.py defines the entries that the agent writes. This file defines those that the
+programs write. A struct of which Python only reads numbers, or nothing, has no class of its own.
 """
 
 import socket
@@ -13,11 +13,11 @@ from enum import IntEnum
 from functools import cache
 from typing import Any, NamedTuple
 
+from ebpflb.entries import services as entries
+from ebpflb.entries.flows import Flow, Tuple
 from ebpflb.kernel.maps.layout import address_bytes, address_from, ffi, names
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
-from ebpflb.plan import entries
-from ebpflb.plan.flow_entries import Flow, Tuple
 
 # What the programs store about packets that open no flow.
 

@@ -5,7 +5,7 @@
     <state-dir>/<persistent hash>/<map> maps that an upgrade keeps (maps/persistent.h)
     <state-dir>/links/<program>         links at the cgroup, updated in place across layouts
     <state-dir>/devices/<ifindex>-...   attachments at devices: tcx.py and clsact.py
-    <state-dir>/run-dir, map-sizes      what the agent records: state_record.py
+    <state-dir>/run-dir, map-sizes      what the agent records
 
 A pinned map is adopted only if the kernel reports the type, sizes, entries and flags of maps.h.
 While the agent starts, the maps of a new layout are filled, and the old ones keep serving until the
@@ -15,24 +15,228 @@ links are replaced.
 import hashlib
 import os
 import stat
+import struct
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from ebpflb import files
+from ebpflb import child, files
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.kernel import bpf
-from ebpflb.kernel.maps import layout, state_record
+from ebpflb.kernel.bpf import MAP_FLAGS
+from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.bpf_map import Map, kernel_entries, kernel_kind, open_map
-from ebpflb.kernel.maps.bpffs import mount_bpffs, why_unseen
-from ebpflb.kernel.maps.creation import create_map
-from ebpflb.kernel.maps.layout import MapSpec
-from ebpflb.kernel.side_by_side import side_by_side
-from ebpflb.model import map_sizes
-from ebpflb.model.drift import Drift, Part
-from ebpflb.model.map_sizes import MapSizes
+from ebpflb.kernel.maps.layout import MapSpec, ffi
+from ebpflb.model import addresses
+from ebpflb.model.addresses import MapSizes
+from ebpflb.model.events import Drift, Part
 from ebpflb.options import Paths
+from ebpflb.workers import side_by_side
+
+# The bpffs that holds state directories: where it is mounted, and why one is not seen.
+
+
+BPFFS = Path("/sys/fs/bpf")
+_MOUNT = f"mount -t bpf bpf {BPFFS}"
+_NAMED = 4  # state directories named in one line
+
+
+def mount_of(path: Path) -> tuple[Path, str]:
+    """Return the mount point of ``path``, which need not exist, and its type.
+
+    The last mount counts.
+    """
+    mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    holding = [(m, kind) for m, kind in mounts if path == Path(m) or Path(m) in path.parents]
+    mount, kind = max(reversed(holding), key=lambda found: len(found[0]))
+    return Path(mount), kind
+
+
+def why_unseen(path: Path) -> str:
+    """Return why there is no such state directory, and what to do; "" if there is one."""
+    mount, kind = mount_of(path.resolve())
+    if path.is_dir() and kind == "bpf":
+        return ""
+    if hidden := why_hidden(path):
+        return hidden
+    if kind != "bpf":
+        is_mounted = mount_of(BPFFS) == (BPFFS, "bpf")
+        help = f"give a --state-dir below {BPFFS}" if is_mounted else f"mount one ({_MOUNT})"
+        return (
+            f"{path} is not in a bpffs here ({mount} is of type {kind}): {help}, or in a cluster "
+            "use `kubectl exec` into ebpflb's pod"
+        )
+    if others := state_directories(mount):
+        named = " or ".join(map(str, others[:_NAMED])) + (" or ..." if others[_NAMED:] else "")
+        return f"there is no state directory {path}: give --state-dir {named}"
+    return f"there is no state directory {path}: did `ebpflb run` start, with this --state-dir?"
+
+
+def why_hidden(path: Path) -> str:
+    """Return what to do if `ip netns exec` hides the bpffs; "" if it does not.
+
+    `ip netns exec` mounts a sysfs over the machine's, and names it after the network namespace.
+    """
+    if mount_of(path) != (Path("/sys"), "sysfs"):
+        return ""
+    lines = map(str.split, Path("/proc/self/mounts").read_text().splitlines())
+    name = [line[0] for line in lines if line[1] == "/sys"][-1]
+    if not Path("/run/netns", name).exists():
+        return ""
+    helps = f"run `nsenter --net=/run/netns/{name} ebpflb ...` instead"
+    return f"`ip netns exec` hides {path}: {helps}"
+
+
+def state_directories(mount: Path) -> list[Path]:
+    """Return the state directories of agents in this bpffs, at its root or one directory below."""
+    return sorted(it.parent for depth in ("*", "*/*") for it in mount.glob(f"{depth}/links"))
+
+
+def mount_bpffs(path: Path) -> None:
+    """Mount a bpffs at its usual place if ``path`` is there and none is mounted yet.
+
+    Raises NodeError if ``path`` is not in a bpffs, or mounting fails. It also refuses to mount in a
+    container on the host's directory: only the container would see that mount, and the mount would
+    be lost with the container.
+    """
+    mount, kind = mount_of(path)
+    if kind == "bpf":
+        return
+    if mount == BPFFS:
+        raise NodeError(f"{BPFFS} is the host's, and not a bpffs: mount one there, on the host")
+    if BPFFS not in (path, *path.parents):
+        hint = f"mount one there (mount -t bpf bpf DIR), or choose a --state-dir below {BPFFS}"
+        raise NodeError(f"{path} is not in a bpffs: {hint}")
+    try:
+        done = child.run(["mount", "-t", "bpf", "bpf", str(BPFFS)])
+    except OSError as error:
+        raise NodeError(f"no bpffs at {BPFFS}, and no mount(8): {error.strerror}") from error
+    if done.returncode:
+        raise NodeError(f"no bpffs at {BPFFS}, and mounting one failed: {done.stderr.strip()}")
+
+
+# Create a map as its line in maps.h defines it.
+
+
+def create_map(spec: MapSpec) -> int:
+    """Create a map as defined by its line in maps.h."""
+    with lock_types(spec.value) as types:
+        return bpf.map_create(
+            name=spec.name,
+            kind=kernel_kind(spec),
+            sizes=(spec.key_size, spec.value_size),
+            entries=kernel_entries(spec),
+            flags=sum(MAP_FLAGS[flag] for flag in spec.flags),
+            types=types,
+        )
+
+
+# Values that programs lock: the kernel must know their type (Documentation/bpf/btf.rst).
+#
+# The kernel finds the lock by the name of its struct, bpf_spin_lock, and forbids programs any other
+# use of it.
+
+LOCKED = ("struct rotation", "struct socket_place")  # each has a field "lock"
+_NO_TYPES = (0, 0, 0)
+_INT, _STRUCT = 1 << 24, 4 << 24  # kinds, in a type's info; the low bits: number of members
+_BITS = 32  # of each number
+_STRINGS = b"\0__u32\0bpf_spin_lock\0value\0lock\0"
+
+
+def _name(text: str) -> int:
+    return _STRINGS.index(b"\0" + text.encode() + b"\0") + 1
+
+
+def _btf(value: str) -> bytes:
+    """Return types 1 to 3: the number, the lock, and the value, of which only the lock is named."""
+    words = [_name("__u32"), _INT, 4, _BITS]
+    words += [_name("bpf_spin_lock"), _STRUCT | 1, 4, _name("lock"), 1, 0]
+    words += [_name("value"), _STRUCT | 1, ffi.sizeof(value)]
+    words += [_name("lock"), 2, 8 * ffi.offsetof(value, "lock")]
+    types = struct.pack(f"={len(words)}I", *words)
+    sizes = (0, len(types), len(types), len(_STRINGS))
+    return struct.pack("=HBBIIIII", 0xEB9F, 1, 0, 24, *sizes) + types + _STRINGS
+
+
+@contextmanager
+def lock_types(value: str) -> Iterator[tuple[int, int, int]]:
+    """Yield types for ``bpf.map_create``, for a map whose key is a number.
+
+    Raises KernelError.
+    """
+    if value not in LOCKED:
+        yield _NO_TYPES
+        return
+    types = bpf.btf_load(_btf(value))
+    try:
+        yield types, 1, 3
+    finally:
+        os.close(types)
+
+
+# What an agent records in its state directory: its directories and sizes of maps.
+#
+# A bpffs has no ordinary files, but symbolic links; so a record is the text of a link without a
+# target:
+#
+#     <state-dir>/run-dir   -> "<run-dir>:<state-dir>"
+#     <state-dir>/map-sizes -> "backends=262144,flows=1048576"
+#
+# The state directory's name is recorded too, as the agent sees it: inside a container the same
+# directories may lie below a mount point such as /host. Sizes are recorded when maps have them; a
+# node with the sizes of maps.h has no such record.
+
+
+RECORD = "run-dir"
+SIZES_LINK = "map-sizes"
+
+
+def write_record(paths: Paths) -> None:
+    """Write the record. Raises OSError."""
+    if not is_record_of(paths):
+        link = paths.state / RECORD
+        link.unlink(missing_ok=True)
+        link.symlink_to(_record_text(paths))
+
+
+def is_record_of(paths: Paths) -> bool:
+    """Whether these paths are recorded."""
+    with suppress(OSError):
+        return os.readlink(paths.state / RECORD) == _record_text(paths)
+    return False
+
+
+def _record_text(paths: Paths) -> str:
+    return f"{paths.run}:{paths.state}"
+
+
+def read_record(state: Path, cache: Path = Paths.cache) -> Paths | None:
+    """Return the paths of the state directory's agent, as seen here; None if none are recorded."""
+    try:
+        run, _, recorded = os.readlink(state / RECORD).rpartition(":")
+    except OSError:
+        return None
+    if not (os.path.isabs(run) and os.path.isabs(recorded) and str(state).endswith(recorded)):
+        return None
+    prefix = str(state).removesuffix(recorded)
+    name = "" if not prefix else Paths(Path(recorded)).name
+    return Paths(state, Path(f"{prefix}{run}"), cache, known_as=name)
+
+
+def write_sizes(state: Path, sizes: MapSizes) -> None:
+    """Record the sizes that the maps have. Raises OSError."""
+    if read_sizes(state) != sizes:
+        (state / SIZES_LINK).unlink(missing_ok=True)
+        if sizes:
+            (state / SIZES_LINK).symlink_to(addresses.show(sizes))
+
+
+def read_sizes(state: Path) -> MapSizes:
+    """Return the recorded sizes; empty if none can be read."""
+    with suppress(OSError, ValueError):
+        return addresses.parse_map_sizes(os.readlink(state / SIZES_LINK))
+    return ()
 
 
 class StateDir:
@@ -41,7 +245,7 @@ class StateDir:
     def __init__(self, directory: Path = Paths.state, sizes: MapSizes | None = None) -> None:
         """``sizes``: the wanted sizes of maps; None: those in force."""
         self.directory = directory
-        known = state_record.read_sizes(directory) if sizes is None else sizes
+        known = read_sizes(directory) if sizes is None else sizes
         self.sizes = layout.unusual(known)
         self.specs = layout.sized(self.sizes)
         suffix = _suffix(self.sizes)
@@ -103,15 +307,13 @@ class StateDir:
         for name, opened in maps.items():
             if text := self._pin_fault(opened):
                 yield Drift(Part.PIN, f"map {name}", text)
-        if state_record.read_sizes(self.directory) != self.sizes:
-            yield Drift(
-                Part.PIN, f"{self.directory / state_record.SIZES_LINK}", "differs from --map-size"
-            )
+        if read_sizes(self.directory) != self.sizes:
+            yield Drift(Part.PIN, f"{self.directory / SIZES_LINK}", "differs from --map-size")
 
     def restore_pins(self, maps: Mapping[str, Map]) -> None:
         """Like ``pin_again``, and also record the sizes of the maps in force."""
         self.pin_again(maps)
-        state_record.write_sizes(self.directory, self.sizes)
+        write_sizes(self.directory, self.sizes)
 
     def pin_again(self, maps: Mapping[str, Map]) -> None:
         """Pin these open maps again, replacing any others.
@@ -145,7 +347,7 @@ class StateDir:
 
     def remove_old_layouts(self) -> None:
         """Unpin the maps of other layouts and sizes, when no program uses them any more."""
-        state_record.write_sizes(self.directory, self.sizes)
+        write_sizes(self.directory, self.sizes)
         for directory in self.old_layouts():
             remove_tree(directory)
 
@@ -224,7 +426,7 @@ class StateDir:
 
 def _suffix(sizes: MapSizes) -> str:
     """Return the suffix of the directories of maps with these sizes."""
-    return f"-{hashlib.sha256(map_sizes.show(sizes).encode()).hexdigest()[:8]}" if sizes else ""
+    return f"-{hashlib.sha256(addresses.show(sizes).encode()).hexdigest()[:8]}" if sizes else ""
 
 
 def _map_id(pin: Path) -> int:

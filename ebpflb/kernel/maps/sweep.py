@@ -3,7 +3,7 @@
 
 It runs in a thread and reads a map a slice at a time with pauses between, so it never delays the
 agent. It first reads only the time of last use and the flags of each entry. If the flow may have
-expired by these, it reads the flow's other entries and decides (plan/flow_entries.py). A program
+expired by these, it reads the flow's other entries and decides (entries/flows.py). A program
 removes the flow (bpf/hooks/flow_end.c): a new connection may replace it at any moment.
 """
 
@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 
+from ebpflb.entries.flows import Expired, Flow, Timeouts, Tuple
 from ebpflb.kernel.maps.bpf_map import Map, MappedArray
 from ebpflb.kernel.maps.layout import MAPS, columns, ffi, names
 from ebpflb.kernel.maps.records import EntryEnd, ExpiredEntry, Sweep, record
 from ebpflb.model.services import Protocol
-from ebpflb.plan.flow_entries import Expired, Flow, Timeouts, Tuple
 from ebpflb.workers import PeriodicWorker
 
 log = logging.getLogger(__name__)

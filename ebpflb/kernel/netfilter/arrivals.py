@@ -17,24 +17,24 @@ from typing import NamedTuple
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel import bpf
-from ebpflb.kernel.checksum import internet_checksum
 from ebpflb.kernel.netfilter import nft
-from ebpflb.kernel.netfilter.rules import (
-    PREROUTING,
-    base_chain,
-    count,
-    datagrams,
-    drop,
-    has_choice,
-)
-from ebpflb.kernel.netfilter.table import CANARY
-from ebpflb.kernel.netfilter.transaction import (
+from ebpflb.kernel.netfilter.nft import (
     GET_RULE,
     NEW_CHAIN,
     NEW_RULE,
     NEW_TABLE,
     Transaction,
     dump,
+)
+from ebpflb.kernel.netfilter.probe import internet_checksum
+from ebpflb.kernel.netfilter.table import (
+    CANARY,
+    PREROUTING,
+    base_chain,
+    count,
+    datagrams,
+    drop,
+    has_choice,
 )
 from ebpflb.kernel.netlink import (
     Tree,

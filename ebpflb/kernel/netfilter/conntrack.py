@@ -17,6 +17,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
+from ebpflb.entries.flows import SEEN_REPLY, Connection, Ends
+from ebpflb.entries.services import Frontend
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netlink import (
     ACK,
@@ -35,8 +37,6 @@ from ebpflb.kernel.netlink import (
 )
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Frontend
-from ebpflb.plan.flow_entries import SEEN_REPLY, Connection, Ends
 
 # Messages of ctnetlink: sending them, and finding the begin and end of answers.
 

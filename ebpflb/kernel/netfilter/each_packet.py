@@ -12,12 +12,11 @@ from typing import NamedTuple
 
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.kernel import netlink
-from ebpflb.kernel.netfilter import iptables
-from ebpflb.kernel.netfilter.firewall_reader import PRIORITIES, is_foreign, tables
-from ebpflb.kernel.netfilter.firewall_rules import Chain, Rule, Table
+from ebpflb.kernel.netfilter import firewall
+from ebpflb.kernel.netfilter.firewall import PRIORITIES, Chain, Rule, Table, is_foreign, tables
 from ebpflb.kernel.node import routes
 from ebpflb.model import kube_proxy
-from ebpflb.model.fast_forward import EachPacketRules
+from ebpflb.model.nodes import EachPacketRules
 from ebpflb.workers import DescriptorWorker
 
 _ON_THE_WAY = ("prerouting", "forward", "postrouting")
@@ -229,9 +228,9 @@ def read_rules() -> tuple[list[str], Hashable]:
 
 def _legacy_sizes() -> list[bytes]:
     """Return the sizes of all tables of iptables-legacy; empty ones if they cannot be read."""
-    families = iptables.FAMILY_OF_TOOL.values()
+    families = firewall.FAMILY_OF_TOOL.values()
     try:
-        return [iptables.legacy_size(family, name) for family in families for name in PRIORITIES]
+        return [firewall.legacy_size(family, name) for family in families for name in PRIORITIES]
     except EbpflbError:
         return []
 

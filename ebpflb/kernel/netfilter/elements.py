@@ -13,8 +13,7 @@ from ipaddress import ip_address
 from itertools import chain, islice
 from typing import NamedTuple
 
-from ebpflb.kernel.netfilter.rules import TABLE, TableOptions
-from ebpflb.kernel.netfilter.transaction import (
+from ebpflb.kernel.netfilter.nft import (
     DELETE_ELEMENTS,
     GET_ELEMENTS,
     NEW_ELEMENTS,
@@ -26,6 +25,7 @@ from ebpflb.kernel.netfilter.transaction import (
     get,
     own_elements,
 )
+from ebpflb.kernel.netfilter.table import TABLE, TableOptions
 from ebpflb.kernel.netlink import NESTED, attribute, attributes, list_items, nested, text
 from ebpflb.model.addresses import Address
 

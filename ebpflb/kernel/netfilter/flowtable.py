@@ -24,11 +24,12 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from ebpflb.entries.flows import DESTINATION_NAT, SEEN_REPLY
+from ebpflb.entries.services import Frontend
 from ebpflb.errors import NodeError, in_words
-from ebpflb.kernel.netfilter import nft, rules
-from ebpflb.kernel.netfilter.nft import Name
-from ebpflb.kernel.netfilter.rules import Rule, load_ct
-from ebpflb.kernel.netfilter.transaction import (
+from ebpflb.kernel.netfilter import nft
+from ebpflb.kernel.netfilter import table as rules
+from ebpflb.kernel.netfilter.nft import (
     DELETE_ELEMENTS,
     DELETE_FLOWTABLE,
     GET_FLOWTABLE,
@@ -39,11 +40,13 @@ from ebpflb.kernel.netfilter.transaction import (
     NEW_RULE,
     NEW_SET,
     NEW_TABLE,
+    Name,
     Refused,
     Transaction,
     dump,
     own_elements,
 )
+from ebpflb.kernel.netfilter.table import Rule, load_ct
 from ebpflb.kernel.netlink import (
     attributes,
     encode,
@@ -58,8 +61,6 @@ from ebpflb.kernel.node.namespaces import call_in_new
 from ebpflb.model.addresses import Address
 from ebpflb.model.devices import Device
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Frontend
-from ebpflb.plan.flow_entries import DESTINATION_NAT, SEEN_REPLY
 from ebpflb.plan.planner import Plan
 
 TABLE = Name("inet", "ebpflb-fast-forward")

@@ -11,15 +11,24 @@ import struct
 from contextlib import closing
 from ipaddress import IPv4Address
 
+from ebpflb.entries.services import Chosen
 from ebpflb.errors import NodeError, in_words
 from ebpflb.kernel import netlink
-from ebpflb.kernel.checksum import internet_checksum
 from ebpflb.kernel.netfilter import nft
 from ebpflb.kernel.netfilter.elements import Elements
-from ebpflb.kernel.netfilter.rules import TableOptions, one_rule_table, set_priority
-from ebpflb.kernel.netfilter.table import NetfilterTable
+from ebpflb.kernel.netfilter.table import NetfilterTable, TableOptions, one_rule_table, set_priority
 from ebpflb.kernel.node.namespaces import call_in_new
-from ebpflb.plan.entries import Chosen
+
+# The checksum of IP, TCP, UDP and ICMP (RFC 1071), for packets that are made here.
+
+
+def internet_checksum(data: bytes) -> int:
+    """Return the checksum; an odd last byte counts as if a zero followed."""
+    total: int = sum(struct.unpack(f"!{(len(data) + 1) // 2}H", data + bytes(len(data) % 2)))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+
 
 _CHOICE_TABLE = nft.Name("inet", "ebpflb-choice")
 _CHOICE_PRIORITY = -300  # before conntrack

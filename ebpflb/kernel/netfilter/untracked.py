@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watch which destinations rules in raw exempt from conntrack (model/untracked.py).
+"""Watch which destinations rules in raw exempt from conntrack (model/nodes.py).
 
 The rules are those of iptables' table raw, in both variants, and of chains of nftables in
 PREROUTING before conntrack, except ebpflb's. Such a rule counts if it asks for the destination's
@@ -19,12 +19,11 @@ from collections.abc import Callable, Iterator
 from functools import reduce
 from ipaddress import ip_network
 
-from ebpflb.kernel.netfilter import iptables, nft
-from ebpflb.kernel.netfilter.firewall_reader import RAW, tables
-from ebpflb.kernel.netfilter.firewall_rules import Chain, Rule, Table
+from ebpflb.kernel.netfilter import firewall, nft
+from ebpflb.kernel.netfilter.firewall import RAW, Chain, Rule, Table, tables
 from ebpflb.model.addresses import number
+from ebpflb.model.nodes import NO_UNTRACKED, Condition, Destination, Untracked
 from ebpflb.model.services import Protocol
-from ebpflb.model.untracked import NO_UNTRACKED, Condition, Destination, Untracked
 from ebpflb.workers import PeriodicWorker
 
 log = logging.getLogger(__name__)
@@ -116,7 +115,7 @@ class UntrackedWatch(PeriodicWorker):
         self._again = self._clock() + (_AGAIN_SECONDS if raw or any(rules[2]) else math.inf)
 
     def _legacy(self) -> list[bytes]:
-        return [iptables.legacy_size(it, "raw") for it in iptables.FAMILY_OF_TOOL.values()]
+        return [firewall.legacy_size(it, "raw") for it in firewall.FAMILY_OF_TOOL.values()]
 
     def _read(self) -> None:
         unread = list[str]()

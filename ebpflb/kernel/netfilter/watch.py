@@ -13,16 +13,16 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from ebpflb.entries.flows import DESTINATION_NAT
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import conntrack, flowtable, nft
 from ebpflb.kernel.netfilter.flowtable import FlowtableSync
-from ebpflb.kernel.netfilter.rules import LOAD_CT_STATE, one_rule_table
-from ebpflb.kernel.netfilter.transaction import (
+from ebpflb.kernel.netfilter.nft import (
     Refused,
 )
+from ebpflb.kernel.netfilter.table import LOAD_CT_STATE, one_rule_table
 from ebpflb.kernel.netlink import NETFILTER, Subscription
 from ebpflb.model.events import SourceStatus
-from ebpflb.plan.flow_entries import DESTINATION_NAT
 from ebpflb.workers import DescriptorWorker, Poller
 
 # Keep conntrack and NAT working in this network namespace while translated connections are open.

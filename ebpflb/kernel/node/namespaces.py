@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network namespaces of this node: a function is called in each of them.
+"""The network namespaces of this node, the clients in them, and this process.
+
+A function is called in each of the namespaces.
 
 They are found by the names that container runtimes give them and by the processes inside them; a
 namespace with neither is not found. Entering a namespace takes CAP_SYS_ADMIN, and finding it by
@@ -9,18 +11,25 @@ another user's process CAP_SYS_PTRACE too.
 import errno
 import logging
 import os
+import posixpath
+import resource
+import socket
+import struct
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from fcntl import ioctl
 from functools import partial
+from ipaddress import ip_address
+from itertools import chain
 from pathlib import Path
-from socket import socket
 from struct import Struct
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from ebpflb.errors import NodeError, NotFound
 from ebpflb.kernel import bpf, libc, netlink
 from ebpflb.kernel.attach.netns_cookie import by_socket
+from ebpflb.model.addresses import Address
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +198,7 @@ def linked() -> Iterator[Path]:
                 continue
 
 
-def _is_linked(kernel: socket, path: Path) -> bool:
+def _is_linked(kernel: socket.socket, path: Path) -> bool:
     """Whether a device of ours leads to the namespace: the kernel numbers such namespaces."""
     with _open(path) as namespace:
         asked = _GENERIC + netlink.attribute(_DESCRIPTOR, _NUMBER.pack(namespace))
@@ -213,3 +222,258 @@ def identity(path: Path) -> _Identity | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+# Clients on this machine: network namespaces by process, name, address and pod.
+#
+# Kubernetes gives the processes of a pod the pod's name as their host name, unless the pod is on
+# the node's network. Only the kernel's host name (sethostname) is reliable: a process may have
+# changed its environment.
+
+
+_OWN_UTS, _OWN_USER = Path("/proc/thread-self/ns/uts"), Path("/proc/thread-self/ns/user")
+_RT_SCOPE_UNIVERSE = 0
+_GET_ADDRESS = 22  # RTM_GETADDR
+_ADDRESS_HEADER = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, prefix, flags, scope, index
+_ADDRESS, _LOCAL = 1, 2  # IFA_ADDRESS, IFA_LOCAL: of a point-to-point device the own address
+
+
+def cookie(path: Path) -> int | None:
+    """Return a namespace's cookie; None if the kernel has no option for it (5.14).
+
+    Raises NodeError if the namespace is gone.
+    """
+    return _in(path, by_socket)
+
+
+def addresses(path: Path) -> tuple[Address, ...]:
+    """Return the possible source addresses of a namespace's own packets. Raises NodeError."""
+    return _in(path, own_addresses)
+
+
+def own_addresses() -> tuple[Address, ...]:
+    """Return the same for the namespace of this thread."""
+    found = []
+    for message in netlink.dump(_GET_ADDRESS, bytes(_ADDRESS_HEADER.size)):
+        _, _, _, scope, _ = _ADDRESS_HEADER.unpack_from(message)
+        known = netlink.attributes(message, _ADDRESS_HEADER.size)
+        if scope == _RT_SCOPE_UNIVERSE:
+            found.append(ip_address(known.get(_LOCAL) or known[_ADDRESS]))
+    return tuple(found)
+
+
+def by_cookie(wanted: int) -> Path | None:
+    """Return the namespace with this cookie; it may be our own."""
+    return next((path for path in _all() if _tried(path) == wanted), None)
+
+
+def by_cookies() -> dict[int, Path]:
+    """Return cookie -> path of all namespaces that can be found."""
+    found = {path: _tried(path) for path in _all()}
+    return {cookie: path for path, cookie in found.items() if cookie is not None}
+
+
+def by_address(wanted: Address) -> Path | None:
+    """Return the namespace with this address, except our own; those linked to ours come first.
+
+    Namespaces of other networks on the machine may have the same addresses. Raises NodeError if one
+    may not be entered, because the address may be there.
+    """
+    for path in chain(linked(), others()):
+        with suppress(NotFound):
+            if wanted in addresses(path):
+                return path
+    return None
+
+
+def by_name(name: str) -> Path | None:
+    """Return a namespace by the name that ip(8) or a container runtime gave it, or by its path."""
+    candidates = [Path(name)] if name.startswith("/") else [it / name for it in NAMED]
+    return next((path for path in candidates if is_network(path)), None)
+
+
+def by_host_name(name: str) -> list[Path]:
+    """Return the namespaces whose processes have this host name: those of pods with this name."""
+    return list({place: path for place, path, its in host_names() if its == name}.values())
+
+
+def host_names() -> Iterator[tuple[Any, Path, str]]:
+    """Yield the identity of each namespace but our own, its path by a process, and the host name of
+    that process; once for each kind of process in the namespace.
+    """
+    own = identity(OWN_NETNS)
+    asked = set[Any]()  # a container's processes are alike: one running process is enough
+    for process in processes():
+        kinds = tuple(identity(process / "ns" / it) for it in ("net", "uts", "user"))
+        place = kinds[0]
+        if not place or place == own or kinds in asked:
+            continue
+        yield place, process / "ns/net", host_name(process)
+        if identity(process / "ns/net") == place:
+            asked.add(kinds)
+
+
+def host_name(process: Path) -> str:
+    """Return the host name that a container runtime gave a process; "" if it has the node's.
+
+    A name does not count if the process could have set it itself, in a user namespace that it
+    created.
+    """
+    if identity(process / "ns/uts") == identity(_OWN_UTS) or (
+        identity(process / "ns/user") != identity(_OWN_USER)
+    ):
+        return ""
+    with suppress(OSError):
+        return call_in(process / "ns/uts", socket.gethostname, HOST_NAME)
+    return ""
+
+
+def processes() -> Iterator[Path]:
+    """Yield the folders of all processes in /proc."""
+    for entry in os.scandir(PROCESSES):
+        if entry.name.isdigit():
+            yield Path(entry.path)
+
+
+def members(path: Path) -> Iterator[Path]:
+    """Yield the folders in /proc of the processes in a namespace."""
+    wanted = identity(path)
+    return (it for it in processes() if identity(it / "ns/net") == wanted)
+
+
+def in_cgroup(process: Path, root: Path) -> bool:
+    """Whether a process is in this cgroup or below it, so that programs there see its sockets."""
+    with suppress(OSError):
+        for line in (process / "cgroup").read_text().splitlines():
+            if line.startswith("0::"):
+                inside = line.removeprefix("0::")
+                return (root == Path("/") or Path(inside).is_relative_to(root)) and bool(inside)
+    return False
+
+
+def _all() -> Iterator[Path]:
+    yield OWN_NETNS
+    yield from others()
+
+
+def _tried(path: Path) -> int | None:
+    try:
+        return cookie(path)
+    except NodeError:
+        return None
+
+
+def _in(path: Path, function: Callable[[], _T]) -> _T:
+    try:
+        return call_in(path, function)
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise NotFound(
+            f"the network namespace {path} was removed: run the command again"
+        ) from error
+    except OSError as error:
+        why = f"{error.strerror}: run as root, or grant CAP_SYS_ADMIN"
+        raise NodeError(f"the network namespace {path} cannot be entered: {why}") from error
+
+
+# This process: its capabilities, its clock, its OOM score and its file limit.
+#
+# bpf(2) and netlink need these capabilities (capabilities(7)):
+#
+#     CAP_BPF         maps, and loading programs (5.8)
+#     CAP_NET_ADMIN   attaching to sockets and devices, network sysctls, ending sockets
+#     CAP_PERFMON     the verifier lets a program compute with pointers, as ours do (5.8)
+#
+# The kernel accepts CAP_SYS_ADMIN for the first and the last. deploy/ grants only the capabilities
+# listed here and in values.yaml; they may be granted to any user.
+
+
+CAPABILITIES = {
+    "CAP_NET_ADMIN": 12,
+    "CAP_NET_RAW": 13,
+    "CAP_SYS_ADMIN": 21,
+    "CAP_SYS_RESOURCE": 24,
+    "CAP_PERFMON": 38,
+    "CAP_BPF": 39,
+}
+NEEDED_CAPABILITIES = ("CAP_BPF", "CAP_NET_ADMIN", "CAP_PERFMON")
+OOM_SCORE_ADJ = Path("/proc/self/oom_score_adj")
+
+_STATUS = Path("/proc/self/status")
+_CLOCKS = Path("/proc/self/timens_offsets")  # missing if the kernel has no time namespaces
+_PROCESSES = Path("/proc")
+_MACHINES_PIDS = 0xEFFFFFFC  # PROC_PID_INIT_INO
+_IMPLIED = {"CAP_BPF", "CAP_PERFMON"}  # by CAP_SYS_ADMIN
+
+
+def capabilities(status: str | None = None) -> set[str]:
+    """Return the effective capabilities among CAPABILITIES.
+
+    ``status``: text of /proc/PID/status.
+    """
+    lines = (status or _STATUS.read_text()).splitlines()
+    (mask,) = (int(line.split()[1], 16) for line in lines if line.startswith("CapEff:"))
+    found = {name for name, number in CAPABILITIES.items() if mask >> number & 1}
+    return found | _IMPLIED if "CAP_SYS_ADMIN" in found else found
+
+
+def missing_capabilities(status: str | None = None) -> list[str]:
+    """Return the needed capabilities that this process does not have."""
+    held = capabilities(status)
+    return [name for name in NEEDED_CAPABILITIES if name not in held]
+
+
+def clock_shift(clocks: Path = _CLOCKS) -> float:
+    """Return the seconds by which CLOCK_MONOTONIC is ahead of the machine's.
+
+    See time_namespaces(7).
+    """
+    lines = clocks.read_text().splitlines() if clocks.exists() else ()
+    for name, seconds, nanoseconds in map(str.split, lines):
+        if name == "monotonic":
+            return int(seconds) + int(nanoseconds) / 1e9
+    return 0.0
+
+
+def sees_the_machine(processes: Path = _PROCESSES) -> bool:
+    """Whether /proc shows the node's processes, and not only those of a container or pod.
+
+    A node can be a container itself, such as kind's: there the first process is not of the pod of
+    this one. The cgroups of a pod's containers have one parent.
+    """
+    own = processes / "self"
+    if (own / "ns/pid").stat().st_ino == _MACHINES_PIDS:
+        return True
+    return _pod_cgroup(own) != _pod_cgroup(processes / "1")
+
+
+def _pod_cgroup(process: Path) -> str:
+    """Return the parent of the process's cgroup v2, as seen from this cgroup namespace."""
+    lines = (process / "cgroup").read_text().splitlines()
+    found = next((line[3:] for line in lines if line.startswith("0::")), "/")
+    return posixpath.normpath(posixpath.join(found.lstrip("/"), ".."))
+
+
+def adjust_oom_score(value: int, path: Path = OOM_SCORE_ADJ) -> None:
+    """Set how early this process is killed when memory is short: from -1000, never, to 1000.
+
+    If this is not allowed (a lower value needs CAP_SYS_RESOURCE) it is only logged, as in
+    kube-proxy.
+    """
+    try:
+        if int(path.read_text()) != value:
+            path.write_text(f"{value}\n")
+    except OSError as error:
+        log.info("oom_score_adj: not set to %d: %s", value, error.strerror)
+
+
+def raise_file_limit() -> None:
+    """Allow as many open files as possible, as programs in Go do.
+
+    Each health-check NodePort has a socket for each family, and the soft limit of systemd and
+    containerd is 1024.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:
+        log.info("RLIMIT_NOFILE: left at %d: %s", soft, error)

@@ -18,8 +18,7 @@ import msgspec
 
 from ebpflb import files
 from ebpflb.errors import NodeError
-from ebpflb.model.addresses import Family
-from ebpflb.model.kernel_lists import format_numbers, parse_numbers, parse_ranges
+from ebpflb.model.addresses import Family, format_numbers, parse_numbers, parse_ranges
 from ebpflb.model.packet_path import SYSCTLS
 from ebpflb.options import ConntrackOptions
 

@@ -18,7 +18,7 @@ from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.programs import compiler
 from ebpflb.kernel.programs.compiler import Compiled
-from ebpflb.kernel.side_by_side import side_by_side
+from ebpflb.workers import side_by_side
 
 # Read BTF, the kernel's description of its own types (Documentation/bpf/btf.rst).
 
@@ -166,7 +166,7 @@ SECTIONS = {
 }
 GETSOCKNAME4 = "cgroup/getsockname4"  # used only by netns_cookie.py
 PACKET_SECTIONS = {"tc/ingress": HookType(SCHED_CLS, 0), "tc/egress": HookType(SCHED_CLS, 0)}
-SOCK_OPS = "sockops"  # used only by agent/endpoint_watch.py
+SOCK_OPS = "sockops"  # used only by agent/endpoint_health.py
 HOOK_TYPES = {
     **SECTIONS,
     **PACKET_SECTIONS,

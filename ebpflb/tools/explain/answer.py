@@ -9,14 +9,14 @@ from typing import Any
 
 from msgspec import Struct
 
+from ebpflb.entries.services import Frontend
 from ebpflb.errors import NodeError
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps import layout, records
 from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.kernel.node import clients, namespaces
+from ebpflb.kernel.node import namespaces
 from ebpflb.kernel.recording import Answer, PrivateMaps, RecordingPrograms
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Frontend
 from ebpflb.tools import pins
 from ebpflb.tools.explain.asking import (
     OUTSIDE_CLIENT,
@@ -99,8 +99,8 @@ def explain(
         maps = opened.enter_context(PrivateMaps(pinned))
         asked = find_frontend(maps.pinned, to) if isinstance(to, NamedService) else to
         host = maps.pinned["settings"].get(0).host_netns
-        path = clients.by_cookie(host) if host else namespaces.OWN_NETNS
-        if path is None and clients.cookie(namespaces.OWN_NETNS) is not None:
+        path = namespaces.by_cookie(host) if host else namespaces.OWN_NETNS
+        if path is None and namespaces.cookie(namespaces.OWN_NETNS) is not None:
             raise NodeError(
                 f"the node of {state.directory} has no network namespace any more, or none that "
                 "can be found from here: run `ebpflb explain` in it (nsenter --net)"
@@ -135,7 +135,7 @@ def _of_another_node(asked: Frontend, facts: MapFacts) -> str:
     """Return that the address of a NodePort belongs to another node; "" if it does not."""
     nodeport = asked._replace(address=type(asked.address)(0))
     service = facts.service_at(nodeport)
-    if not service or asked.address.is_loopback or asked.address in clients.own_addresses():
+    if not service or asked.address.is_loopback or asked.address in namespaces.own_addresses():
         return ""
     return (
         f"left alone: port {asked.port} is a NodePort of {facts.service(service.id)}, but"

@@ -14,12 +14,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from ebpflb.errors import NodeError, one_line
-from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.node import clients, namespaces, process, routes
-from ebpflb.model.addresses import Address, host_port, parse_address
-from ebpflb.model.services import PROTOCOLS, PortName, Protocol
-from ebpflb.plan.entries import (
+from ebpflb.entries.services import (
     Backend,
     BackendName,
     Choice,
@@ -29,6 +24,11 @@ from ebpflb.plan.entries import (
     protocol_name,
     service_name,
 )
+from ebpflb.errors import NodeError, one_line
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.node import namespaces, routes
+from ebpflb.model.addresses import Address, host_port, parse_address
+from ebpflb.model.services import PROTOCOLS, PortName, Protocol
 from ebpflb.tools.snapshot import require_service
 
 # The destination of a connection: ADDRESS:PORT, and a protocol.
@@ -294,7 +294,7 @@ def find_client(text: str, version: int, facts: MapFacts) -> Client:
 
 
 def _node(version: int, facts: MapFacts) -> Client:
-    own = [address for address in clients.own_addresses() if address.version == version]
+    own = [address for address in namespaces.own_addresses() if address.version == version]
     return Client(
         NODE_CLIENT, NODE_CLIENT, own[0] if own else None, facts.host_netns, facts.socket_hooks
     )
@@ -316,29 +316,29 @@ def _process(pid: str, version: int, facts: MapFacts) -> Client:
     folder = Path("/proc", pid)
     if not folder.exists():
         raise NodeError(f"there is no process {pid}: name one of {FORMS}")
-    hooked = clients.in_cgroup(folder, facts.cgroup) if facts.socket_hooks else False
+    hooked = namespaces.in_cgroup(folder, facts.cgroup) if facts.socket_hooks else False
     return _in_namespace(folder / "ns/net", f"of process {pid}", version, facts, hooked=hooked)
 
 
 def _addressed(address: Address, version: int, facts: MapFacts) -> Client:
     if address.version != version:
         raise NodeError(f"{address} is not an IPv{version} address: client and frontend differ")
-    if address in clients.own_addresses():
+    if address in namespaces.own_addresses():
         return _node(version, facts)
-    path = clients.by_address(address)
+    path = namespaces.by_address(address)
     if path:
         return _in_namespace(path, str(address), version, facts, address)
     return Client(OUTSIDE_CLIENT, str(address), address)
 
 
 def _named(text: str, version: int, facts: MapFacts) -> Client:
-    path = clients.by_name(text)
+    path = namespaces.by_name(text)
     if path:
         return _in_namespace(path, one_line(text), version, facts)
     if text.startswith("/"):
         raise NodeError(f"no network namespace {one_line(text)}: it was removed or never existed")
     pod = text.rpartition("/")[2]
-    found = clients.by_host_name(pod)
+    found = namespaces.by_host_name(pod)
     if len(found) > 1:
         raise NodeError(
             f"{len(found)} network namespaces belong to pods called {one_line(pod)}:"
@@ -352,7 +352,7 @@ def _named(text: str, version: int, facts: MapFacts) -> Client:
 def _endpoint(text: str, pod: str, version: int, facts: MapFacts) -> Client:
     """Find a pod by the names of backends in the maps."""
     for address, node in facts.endpoints_of(pod):
-        path = clients.by_address(address)
+        path = namespaces.by_address(address)
         if path:
             found = address if address.version == version else None
             return _in_namespace(path, one_line(text), version, facts, found)
@@ -360,7 +360,7 @@ def _endpoint(text: str, pod: str, version: int, facts: MapFacts) -> Client:
             f"pod {one_line(pod)} is not on this node but on"
             f" {one_line(node) or 'another'}: run `ebpflb explain` there"
         )
-    if not process.sees_the_machine():
+    if not namespaces.sees_the_machine():
         raise NodeError(
             f"pod {one_line(text)} is no endpoint on this node, and a container sees no other pods'"
             " names: name the pod's address, as `kubectl get pod -o wide` shows it"
@@ -381,11 +381,11 @@ def _in_namespace(
 ) -> Client:
     if namespaces.identity(path) == namespaces.identity(namespaces.OWN_NETNS):
         return _node(version, facts)
-    cookie, notes = clients.cookie(path), list[str]()
+    cookie, notes = namespaces.cookie(path), list[str]()
     if cookie is None:
         notes.append("this kernel cannot show a pod's session affinity (needs 5.14)")
     if address is None:
-        known = [it for it in clients.addresses(path) if it.version == version]
+        known = [it for it in namespaces.addresses(path) if it.version == version]
         address = known[0] if known else None
     if hooked is None:
         hooked, note = _is_hooked(path, facts)
@@ -396,11 +396,11 @@ def _in_namespace(
 def _is_hooked(path: Path, facts: MapFacts) -> tuple[bool, str]:
     if not facts.socket_hooks:
         return False, ""
-    first = next(clients.members(path), None)
+    first = next(namespaces.members(path), None)
     if first is None:
         return (
             True,
             "no process runs in this network namespace; assuming one would be in the "
             "cgroup that ebpflb serves",
         )
-    return clients.in_cgroup(first, facts.cgroup), ""
+    return namespaces.in_cgroup(first, facts.cgroup), ""

@@ -6,6 +6,8 @@ import socket
 
 from msgspec import Struct
 
+from ebpflb.entries.flows import Connection, Ends, FlowState
+from ebpflb.entries.services import Chosen, Frontend, Range, ServiceEntry
 from ebpflb.errors import KernelError, NodeError, one_line
 from ebpflb.kernel import recording
 from ebpflb.kernel.netfilter import conntrack
@@ -14,8 +16,6 @@ from ebpflb.kernel.node.routes import Route
 from ebpflb.kernel.recording import Answer, Handled, RecordingPrograms, SocketQuestion
 from ebpflb.model.addresses import Address, host_port
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Chosen, Frontend, Range, ServiceEntry
-from ebpflb.plan.flow_entries import Connection, Ends, FlowState
 from ebpflb.tools.explain.asking import NODE_CLIENT, Client, MapFacts
 from ebpflb.tools.explain.words import Noted, Row, Words
 

@@ -6,14 +6,14 @@ import time
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from ebpflb.entries.flows import FlowKind
+from ebpflb.entries.services import Chosen, Frontend, Range, ServiceEntry, frontend_kind
 from ebpflb.kernel import recording
 from ebpflb.kernel.maps.layout import VERDICTS, address_from
 from ebpflb.kernel.maps.records import AffinityKey
 from ebpflb.kernel.recording import Step
 from ebpflb.model.annotations import LEAST_CONNECTIONS, MAGLEV, RANDOM, ROUND_ROBIN, SOURCE_HASH
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Chosen, Frontend, Range, ServiceEntry, frontend_kind
-from ebpflb.plan.flow_entries import FlowKind
 from ebpflb.plan.tables import scheduler_of
 from ebpflb.tools.explain.asking import Client, MapFacts
 

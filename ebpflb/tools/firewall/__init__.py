@@ -5,5 +5,5 @@ survey      which rules drop requests to Services, and which act on each packet 
 forwarding  whether FORWARD drops traffic that only kube-proxy's rules accept
 walk        what the rules of a hook do with a packet
 
-The rules are read by ebpflb.kernel.netfilter.firewall_reader.
+The rules are read by ebpflb.kernel.netfilter.firewall.
 """

@@ -15,9 +15,7 @@ from typing import NamedTuple
 
 from ebpflb.errors import EbpflbError, NodeError, in_words
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.netfilter.firewall_reader import FORWARD, tables
-from ebpflb.kernel.netfilter.firewall_rules import Chain, Table
-from ebpflb.kernel.netfilter.iptables import tools
+from ebpflb.kernel.netfilter.firewall import FORWARD, Chain, Table, tables, tools
 from ebpflb.kernel.node import device_watch, routes
 from ebpflb.model.addresses import Address, parse_address
 from ebpflb.model.kube_proxy import IptablesTable, is_chain, read_options

@@ -13,13 +13,12 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from ebpflb.entries.services import NODE_PORT, Flags, frontend_kind
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.netfilter.each_packet import each_packet
-from ebpflb.kernel.netfilter.firewall_reader import tables
-from ebpflb.kernel.netfilter.firewall_rules import Chain, Rule, Table
+from ebpflb.kernel.netfilter.firewall import Chain, Rule, Table, tables
 from ebpflb.model.addresses import Address, host_port, number
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import NODE_PORT, Flags, frontend_kind
 from ebpflb.tools import pins
 from ebpflb.tools.firewall.forwarding import way_of
 from ebpflb.tools.firewall.walk import DROPPING, Packet, Verdict, Way, verdicts

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from ebpflb.kernel.netfilter.firewall_rules import Chain, Rule, Table
+from ebpflb.kernel.netfilter.firewall import Chain, Rule, Table
 from ebpflb.model import kube_proxy
 from ebpflb.model.addresses import Address, number, parse_network
 from ebpflb.model.kube_proxy import Option

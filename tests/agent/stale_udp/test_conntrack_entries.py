@@ -18,14 +18,14 @@ from ebpflb.agent.stale_udp.conntrack_worker import (
     Whole,
 )
 from ebpflb.agent.stale_udp.socket_search import Counts
+from ebpflb.entries.flows import StaleCandidates, Unanswered
+from ebpflb.entries.services import Backend, Frontend
 from ebpflb.errors import KernelError, NodeError
-from ebpflb.kernel.maps.stale_endpoints import MOST_REPORTS
+from ebpflb.kernel.maps.readers import MOST_REPORTS
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.kernel.node.sock_diag import SockDiag
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Backend, Frontend
-from ebpflb.plan.flow_entries import StaleCandidates, Unanswered
 from ebpflb.plan.service_entries import BackendChange
 from tests.agent.stale_udp.tracked import (
     GONE,

@@ -8,9 +8,9 @@ import pytest
 
 from ebpflb.agent.stale_udp import conntrack_worker
 from ebpflb.agent.stale_udp.conntrack_worker import MOST_FLOWS, MovedFlowsWorker, StaleConnections
+from ebpflb.entries.flows import Hook, Tuple
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.addresses import Family
-from ebpflb.plan.flow_entries import Hook, Tuple
 from tests.agent.stale_udp.tracked import (
     GONE,
     REMOVED,

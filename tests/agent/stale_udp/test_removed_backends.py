@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from msgspec import structs
 
+from ebpflb.entries.flows import StaleCandidates, Unanswered
+from ebpflb.entries.services import WHOLE
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.desired import DesiredBackend, DesiredService
-from ebpflb.plan.entries import WHOLE
-from ebpflb.plan.flow_entries import StaleCandidates, Unanswered
 from ebpflb.plan.planner import Planner
 from tests.load import scaled
 from tests.plan import histories

@@ -7,8 +7,8 @@ import pytest
 
 from ebpflb.agent.stale_udp import socket_search
 from ebpflb.agent.stale_udp.lookups import ServedFrontends
+from ebpflb.entries.services import Backend, Frontend
 from ebpflb.kernel.maps.records import Peer, PeerFrontend, SocketEntry
-from ebpflb.plan.entries import Backend, Frontend
 from tests.agent.stale_udp.world import ELSEWHERE, HERE, OLD, SERVICE, UDP, VIP, World
 from tests.kernel.variants import needs_root
 

@@ -11,6 +11,7 @@ import pytest
 
 from ebpflb.agent.stale_udp import worker as stale_udp_worker
 from ebpflb.agent.stale_udp.worker import StaleSearch, StaleUdpWorker
+from ebpflb.entries.services import Backend
 from ebpflb.errors import KernelError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.records import Peer, PeerFrontend, SocketEntry
@@ -18,7 +19,6 @@ from ebpflb.kernel.node import sock_diag
 from ebpflb.kernel.node.sock_diag import SockDiag
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Backend
 from ebpflb.plan.service_entries import BackendChange
 from tests.agent.stale_udp.world import (
     ELSEWHERE,

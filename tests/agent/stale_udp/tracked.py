@@ -4,9 +4,9 @@
 import socket
 from ipaddress import ip_address
 
+from ebpflb.entries.flows import Connection, StaleCandidates
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.services import Protocol
-from ebpflb.plan.flow_entries import Connection, StaleCandidates
 from ebpflb.plan.service_entries import BackendChange
 from tests.agent.stale_udp.world import ELSEWHERE, NAME, OLD, VIP
 from tests.kernel.node.nodes import run

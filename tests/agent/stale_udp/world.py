@@ -10,6 +10,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from ebpflb.agent.stale_udp.worker import StaleSearch, StaleUdpWorker
+from ebpflb.entries.services import NO_SLOT, Backend, Flags, Frontend, Range, ServiceEntry
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.bpf_map import Counters, Map
 from ebpflb.kernel.maps.records import PeerFrontend, SocketEntry
@@ -18,7 +19,6 @@ from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import FrameProgram
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.entries import NO_SLOT, Backend, Flags, Frontend, Range, ServiceEntry
 from ebpflb.plan.service_entries import BackendChange
 from ebpflb.workers import DueWorker
 from tests.kernel.attach.device_namespace import Namespace

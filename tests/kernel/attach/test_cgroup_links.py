@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ebpflb.entries.services import Backend, Frontend, Range, ServiceEntry
 from ebpflb.errors import KernelError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach import cgroup_links
@@ -22,7 +23,6 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.programs import loader
 from ebpflb.kernel.programs.compiler import Compiled
 from ebpflb.kernel.programs.loader import SECTIONS, Program
-from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry
 from tests.kernel.variants import eventually, needs_root, open_files
 
 pytestmark = needs_root

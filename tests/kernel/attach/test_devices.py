@@ -13,8 +13,8 @@ from ebpflb.errors import VerifierError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach import tcx
 from ebpflb.kernel.attach.device_programs import DevicePrograms, attached_devices, unpin_all
-from ebpflb.kernel.checksum import internet_checksum
 from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.netfilter.probe import internet_checksum
 from ebpflb.kernel.programs.loader import Program
 from tests.kernel.attach import device_namespace
 from tests.kernel.attach.device_namespace import (

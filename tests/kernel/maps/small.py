@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
-from ebpflb.kernel.maps import bpf_map, creation, layout
+from ebpflb.kernel.maps import bpf_map, layout, state_dir
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import SocketEntry
 
@@ -15,7 +15,7 @@ ENTRIES = 4096
 def small_maps(names: Iterable[str], most: int = ENTRIES) -> Iterator[dict[str, Map]]:
     """Return maps by name, each with this many entries at most; they are closed in the end."""
     small = [layout.MAPS[name].at_most(most) for name in names]
-    made = {spec.name: bpf_map.open_map(spec, creation.create_map(spec)) for spec in small}
+    made = {spec.name: bpf_map.open_map(spec, state_dir.create_map(spec)) for spec in small}
     try:
         yield made
     finally:
@@ -36,6 +36,6 @@ def all_maps() -> Iterator[dict[str, Map]]:
     with ExitStack() as opened:
         made: dict[str, Map] = {}
         for name, spec in layout.MAPS.items():
-            made[name] = bpf_map.open_map(spec, creation.create_map(spec))
+            made[name] = bpf_map.open_map(spec, state_dir.create_map(spec))
             opened.callback(made[name].close)
         yield made

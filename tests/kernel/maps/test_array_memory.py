@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.kernel import bpf
-from ebpflb.kernel.maps import bpf_map, creation
+from ebpflb.kernel.maps import bpf_map, state_dir
 from ebpflb.kernel.maps.bpf_map import PART, ArrayMemory
 from ebpflb.kernel.maps.layout import MapSpec
 from tests.kernel.variants import needs_root
@@ -21,7 +21,7 @@ SIZE = 20 * PART
 @pytest.fixture
 def array() -> Iterator[int]:
     """The descriptor of an array of numbers."""
-    fd = creation.create_map(
+    fd = state_dir.create_map(
         MapSpec("numbers", "ARRAY", "__u32", "__u64", SIZE // 8, ("MMAPABLE",))
     )
     yield fd

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from ebpflb.entries.services import FIRST_BACKENDS, Chosen, Frontend, Range, ServiceEntry
 from ebpflb.kernel import bpf, declarations
 from ebpflb.kernel.maps import bpf_map, layout, records
 from ebpflb.kernel.maps.records import AssignmentKey, Record, record
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
-from ebpflb.plan.entries import FIRST_BACKENDS, Chosen, Frontend, Range, ServiceEntry
 
 WIDTHS = {"uint8_t": 8, "uint16_t": 16, "uint32_t": 32, "uint64_t": 64}
 FLAGS = {
@@ -300,7 +300,7 @@ def test_persistent_maps_depend_on_nothing_else() -> None:
 
 
 def test_first_backends() -> None:
-    """plan/entries.py and bpf/layout/service.h agree about how many backends a service names."""
+    """entries/services.py and bpf/layout/service.h agree how many backends a service names."""
     expected = {FIRST_BACKENDS: "FIRST_BACKENDS"}
     assert layout.ffi.typeof("enum service_backends").elements == expected
     first = layout.ffi.offsetof("struct service", "backends")

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from ebpflb.errors import NodeError
-from ebpflb.kernel.maps import layout, state_record
+from ebpflb.kernel.maps import layout, state_dir
 from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.model import map_sizes
-from ebpflb.model.map_sizes import HALF_OPEN, MOST_ENTRIES, SIZES
+from ebpflb.model import addresses
+from ebpflb.model.addresses import HALF_OPEN, MOST_ENTRIES, SIZES
 from tests.kernel.variants import needs_root
 
 FIXED = {
@@ -35,10 +35,10 @@ def test_every_persistent_map_has_a_size_or_a_reason() -> None:
 def test_several_names_in_any_order() -> None:
     """The usual size says nothing; of two for one name the last counts."""
     usual = layout.usual_size("slots")
-    sizes = map_sizes.parse(f"sockets=2048,slots={usual},flows=70000,flows=80000")
+    sizes = addresses.parse_map_sizes(f"sockets=2048,slots={usual},flows=70000,flows=80000")
     assert layout.unusual(sizes) == (("flows", 80_000), ("sockets", 2048))
-    assert map_sizes.parse(map_sizes.show(sizes)) == sizes
-    assert map_sizes.parse("") == ()
+    assert addresses.parse_map_sizes(addresses.show(sizes)) == sizes
+    assert addresses.parse_map_sizes("") == ()
 
 
 def test_half_open_flows() -> None:
@@ -49,7 +49,7 @@ def test_half_open_flows() -> None:
 @pytest.mark.parametrize("name", SIZES)
 def test_maps_of_a_name(name: str) -> None:
     """Only the maps of this name have the size."""
-    specs = layout.sized(map_sizes.parse(f"{name}={MOST_ENTRIES}"))
+    specs = layout.sized(addresses.parse_map_sizes(f"{name}={MOST_ENTRIES}"))
     other = {it for it, spec in specs.items() if spec != layout.MAPS[it]}
     assert other == set(SIZES[name])
     assert {specs[it].entries for it in other} == {MOST_ENTRIES}
@@ -70,26 +70,26 @@ def test_maps_of_a_name(name: str) -> None:
 def test_invalid(text: str, reason: str) -> None:
     """The error tells the fault and the right form."""
     with pytest.raises(ValueError) as error:
-        map_sizes.parse(text)
+        addresses.parse_map_sizes(text)
     assert str(error.value).startswith(reason)
 
 
 def test_record(tmp_path: Path) -> None:
     """The usual sizes need no record; an unreadable record counts as none."""
-    sizes = map_sizes.parse("flows=80000,slots=4096")
-    state_record.write_sizes(tmp_path, sizes)
-    assert state_record.read_sizes(tmp_path) == sizes
-    state_record.write_sizes(tmp_path, ())
+    sizes = addresses.parse_map_sizes("flows=80000,slots=4096")
+    state_dir.write_sizes(tmp_path, sizes)
+    assert state_dir.read_sizes(tmp_path) == sizes
+    state_dir.write_sizes(tmp_path, ())
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / state_record.SIZES_LINK).symlink_to("nonsense")
-    assert state_record.read_sizes(tmp_path) == ()
+    (tmp_path / state_dir.SIZES_LINK).symlink_to("nonsense")
+    assert state_dir.read_sizes(tmp_path) == ()
 
 
 @needs_root
 def test_other_sizes_are_other_maps(home: StateDir) -> None:
     """Commands read the former ones until the new ones are in force, and then those."""
-    usual = map_sizes.parse(f"slots={layout.usual_size('slots')}")
-    sizes = map_sizes.parse("slots=2048,sockets=4096")
+    usual = addresses.parse_map_sizes(f"slots={layout.usual_size('slots')}")
+    sizes = addresses.parse_map_sizes("slots=2048,sockets=4096")
     former, new = StateDir(home.directory, usual), StateDir(home.directory, sizes)
     for state in (former, new):
         state.prepare()

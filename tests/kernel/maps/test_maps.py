@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from ebpflb.entries.services import Backend, BackendLoad, Choice, Frontend, Range, ServiceEntry
 from ebpflb.errors import KernelError
 from ebpflb.kernel import bpf
-from ebpflb.kernel.maps import bpf_map, creation, layout
+from ebpflb.kernel.maps import bpf_map, layout, state_dir
 from ebpflb.kernel.maps.bpf_map import BATCH, FEW, Counters, CpuArrays, Map, MappedArray
 from ebpflb.kernel.maps.layout import MapSpec
-from ebpflb.plan.entries import Backend, BackendLoad, Choice, Frontend, Range, ServiceEntry
 from tests.kernel.variants import needs_root
 
 pytestmark = needs_root
@@ -31,7 +31,7 @@ def opener() -> Iterator[Opener]:
     opened: list[Map] = []
 
     def make(spec: MapSpec) -> Map:
-        opened.append(bpf_map.open_map(spec, creation.create_map(spec)))
+        opened.append(bpf_map.open_map(spec, state_dir.create_map(spec)))
         return opened[-1]
 
     yield make

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
+from ebpflb.entries.services import Frontend
 from ebpflb.kernel.maps.bpf_map import MappedArray
 from ebpflb.kernel.maps.no_frontends import PLACES, WORDS, NoFrontends, bit_of
-from ebpflb.plan.entries import Frontend
 from tests.kernel.maps.small import small_maps
 from tests.kernel.variants import needs_root
 

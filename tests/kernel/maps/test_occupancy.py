@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ebpflb.entries.services import BackendLoad
 from ebpflb.errors import KernelError
 from ebpflb.kernel.maps import layout, occupancy
 from ebpflb.kernel.maps.bpf_map import Map
@@ -14,7 +15,6 @@ from ebpflb.kernel.maps.occupancy import COUNTED_MAPS, Occupancy
 from ebpflb.kernel.maps.records import Affinity, AffinityKey
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import BackendLoad
 from tests.kernel.maps.small import small_maps
 from tests.kernel.variants import needs_root
 from tests.kit.failing import Failing

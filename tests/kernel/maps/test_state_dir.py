@@ -12,7 +12,7 @@ import pytest
 from ebpflb.errors import NodeError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach.device_programs import unpin_all
-from ebpflb.kernel.maps import creation, layout
+from ebpflb.kernel.maps import layout, state_dir
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import MapSpec
 from ebpflb.kernel.maps.state_dir import StateDir
@@ -97,7 +97,7 @@ def test_adopted(opening: Open) -> None:
 )
 def test_wrong_pin(home: StateDir, opening: Open, other: MapSpec) -> None:
     """A pin of another kind, size, length or flags is replaced, never written to."""
-    pin_other(home.maps_directory / "small", creation.create_map(other))
+    pin_other(home.maps_directory / "small", state_dir.create_map(other))
     opened = opening()["small"]
     info = bpf.info(opened.fd, "map_info")
     assert (info.kind, info.key_size, info.value_size, info.entries, info.flags) == (1, 4, 4, 8, 0)
@@ -134,9 +134,9 @@ def test_nothing_to_look_at(home: StateDir) -> None:
 def test_remove(home: StateDir, opening: Open) -> None:
     """Maps, links, old layouts and the directory itself are removed."""
     opening()
-    pin_other(home.links_directory / "connect4", creation.create_map(SPEC))
+    pin_other(home.links_directory / "connect4", state_dir.create_map(SPEC))
     (home.directory / "0123456789ab").mkdir()
-    pin_other(home.directory / "0123456789ab" / "small", creation.create_map(SPEC))
+    pin_other(home.directory / "0123456789ab" / "small", state_dir.create_map(SPEC))
     unpin_all(home)
     assert not home.directory.exists()
     assert not home.exists()
@@ -151,9 +151,9 @@ def test_remove_nothing(directory: Path) -> None:
 def test_forget_old_layouts(home: StateDir, opening: Open) -> None:
     """Maps of other layouts are removed; this layout's maps and all links stay."""
     opening()
-    pin_other(home.links_directory / "connect4", creation.create_map(SPEC))
+    pin_other(home.links_directory / "connect4", state_dir.create_map(SPEC))
     (home.directory / "0123456789ab").mkdir()
-    pin_other(home.directory / "0123456789ab" / "services", creation.create_map(SPEC))
+    pin_other(home.directory / "0123456789ab" / "services", state_dir.create_map(SPEC))
     assert [path.name for path in home.old_layouts()] == ["0123456789ab"]
     home.remove_old_layouts()
     kept = {home.maps_directory, home.persistent_directory}
@@ -180,7 +180,7 @@ def test_no_bpffs(tmp_path: Path) -> None:
 MOUNTED_ANEW = """
 import subprocess, sys
 from pathlib import Path
-from ebpflb.kernel.maps.bpffs import BPFFS
+from ebpflb.kernel.maps.state_dir import BPFFS
 from ebpflb.kernel.maps.state_dir import StateDir
 subprocess.run(["umount", BPFFS], check=True)
 StateDir(Path(sys.argv[1])).prepare()
@@ -199,7 +199,7 @@ def test_bpffs_is_mounted(directory: Path) -> None:
 
 def test_no_leak(home: StateDir) -> None:
     """Opening and closing, adopting and replacing leave no descriptor open."""
-    pin_other(home.maps_directory / "small", creation.create_map(SPEC._replace(entries=9)))
+    pin_other(home.maps_directory / "small", state_dir.create_map(SPEC._replace(entries=9)))
     before = open_files()
     for _ in range(3):
         for map_ in home.open_maps(SPECS).values():

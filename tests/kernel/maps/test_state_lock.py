@@ -11,9 +11,8 @@ import pytest
 
 from ebpflb import files
 from ebpflb.errors import NodeError
-from ebpflb.kernel.maps import state_record
-from ebpflb.kernel.maps.bpffs import BPFFS
-from ebpflb.kernel.maps.state_dir import StateDir, StateLock
+from ebpflb.kernel.maps import state_dir
+from ebpflb.kernel.maps.state_dir import BPFFS, StateDir, StateLock
 from ebpflb.options import Paths
 
 
@@ -90,17 +89,17 @@ def test_a_lock_for_a_moment(
 def recorded(directory: Path, tmp_path: Path) -> Paths:
     paths = Paths(directory, tmp_path / "run: here")
     StateDir(directory).prepare()
-    state_record.write_record(paths)
+    state_dir.write_record(paths)
     return paths
 
 
 def test_the_run_directory_is_found(directory: Path, recorded: Paths) -> None:
     """The state directory alone leads to the last agent's run directory."""
-    assert state_record.read_record(directory) == recorded
-    state_record.write_record(recorded)
+    assert state_dir.read_record(directory) == recorded
+    state_dir.write_record(recorded)
     other = Paths(directory, Path("/other"))
-    state_record.write_record(other)
-    assert state_record.read_record(directory) == other
+    state_dir.write_record(other)
+    assert state_dir.read_record(directory) == other
 
 
 def test_from_within_another_mount(directory: Path, recorded: Paths) -> None:
@@ -117,17 +116,17 @@ def read_as(seen: Path, directory: Path) -> Paths | None:
     with pytest.MonkeyPatch.context() as patched:
         real = os.readlink
         patched.setattr(os, "readlink", lambda p: real(str(p).replace(str(seen), str(directory))))
-        return state_record.read_record(seen)
+        return state_dir.read_record(seen)
 
 
 @pytest.mark.parametrize("text", ["/run", "run:/sys/fs/bpf/x", ":", "/run:/elsewhere"])
 def test_a_record_that_makes_no_sense(directory: Path, text: str) -> None:
     """A senseless record counts as none."""
     directory.mkdir()
-    (directory / state_record.RECORD).symlink_to(text)
-    assert state_record.read_record(directory) is None
-    (directory / state_record.RECORD).unlink()
-    assert state_record.read_record(directory) is None
+    (directory / state_dir.RECORD).symlink_to(text)
+    assert state_dir.read_record(directory) is None
+    (directory / state_dir.RECORD).unlink()
+    assert state_dir.read_record(directory) is None
 
 
 def test_the_record_is_no_map(directory: Path, recorded: Paths) -> None:
@@ -135,4 +134,4 @@ def test_the_record_is_no_map(directory: Path, recorded: Paths) -> None:
     state = StateDir(directory)
     assert state.old_layouts() == []
     state.remove_old_layouts()
-    assert state_record.read_record(directory) == recorded
+    assert state_dir.read_record(directory) == recorded

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ebpflb.entries.flows import Entries, FlowKind, Hook, Timeouts, chosen_port
 from ebpflb.errors import KernelError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps import layout, sweep
@@ -19,7 +20,6 @@ from ebpflb.kernel.maps.sweep import EndFlow, Sweeper, SweptTable
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import FrameProgram
 from ebpflb.model.services import Protocol
-from ebpflb.plan.flow_entries import Entries, FlowKind, Hook, Timeouts, chosen_port
 from tests.kernel.maps.small import ENTRIES, small_maps
 from tests.kernel.variants import eventually, needs_root, open_files
 from tests.plan.flow_builders import NOW, SECOND, Made

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from ebpflb.kernel import monitoring
-from ebpflb.kernel.maps import bpf_map, creation, layout
+from ebpflb.kernel.maps import bpf_map, layout, state_dir
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import VERDICTS
+from ebpflb.kernel.maps.readers import Ring
 from ebpflb.kernel.maps.records import Monitor
-from ebpflb.kernel.maps.ring import Ring
 from ebpflb.kernel.monitoring import EventReader
 from ebpflb.kernel.programs import compiler, loader, precompile
 from ebpflb.kernel.programs.loader import Program
@@ -51,7 +51,7 @@ def watched(all_maps: dict[str, Map], cache: Path) -> Iterator[Watched]:
         maps = dict(all_maps)
         for name, spec in layout.MONITOR_MAPS.items():
             its = spec._replace(entries=SMALL) if name == "events" else spec
-            maps[name] = bpf_map.open_map(its, creation.create_map(its))
+            maps[name] = bpf_map.open_map(its, state_dir.create_map(its))
             opened.callback(maps[name].close)
         programs = loader.load(compiled, maps)
         opened.callback(loader.close, programs)

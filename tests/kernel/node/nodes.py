@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from pyroute2 import netns
 
-from ebpflb.kernel.netfilter.iptables import Tool, tools
-from ebpflb.kernel.node import kube_proxy_leftovers
+from ebpflb.kernel.netfilter.firewall import Tool, tools
+from ebpflb.kernel.node import kube_proxy
 from ebpflb.lab.netns import ip as run_ip
 from tests.kernel.node import rules
 from tests.kernel.node.rules import FAMILIES
@@ -118,7 +118,7 @@ def saved() -> str:
 
 def remove() -> list[str]:
     """Everything of kube-proxy that is found; what it was."""
-    found = kube_proxy_leftovers.survey().removable
+    found = kube_proxy.survey().removable
     for leftover in found:
         leftover.remove()
     return [leftover.what for leftover in found]

@@ -13,12 +13,12 @@ import pytest
 
 from bench import conntrack_filler
 from bench.conntrack_filler import Served
+from ebpflb.entries.flows import DESTINATION_NAT, Connection, Ends, FlowState
+from ebpflb.entries.services import Frontend
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.kernel.netfilter.conntrack import TuplePart
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Frontend
-from ebpflb.plan.flow_entries import DESTINATION_NAT, Connection, Ends, FlowState
 from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run
 

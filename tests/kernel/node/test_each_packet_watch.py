@@ -11,7 +11,7 @@ from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import each_packet
 from ebpflb.kernel.netfilter.each_packet import QUIET_SECONDS, EachPacketWatch
 from ebpflb.kernel.node import routes
-from ebpflb.model.fast_forward import EachPacketRules
+from ebpflb.model.nodes import EachPacketRules
 from ebpflb.workers import DescriptorWorker
 from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run

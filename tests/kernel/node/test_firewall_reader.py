@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb import child
-from ebpflb.kernel.netfilter.firewall_reader import tables
+from ebpflb.kernel.netfilter.firewall import tables
 from ebpflb.lab.netns import Namespace
 from tests.kernel.node import nodes
 

@@ -6,6 +6,7 @@ from ipaddress import ip_address
 
 import pytest
 
+from ebpflb.entries.services import Frontend, Range, ServiceEntry
 from ebpflb.kernel.netfilter import flowtable
 from ebpflb.kernel.netfilter.flowtable import (
     EMPTY_FLOWTABLE,
@@ -17,7 +18,6 @@ from ebpflb.kernel.netfilter.flowtable import (
     elements,
 )
 from ebpflb.model.devices import Device
-from ebpflb.plan.entries import Frontend, Range, ServiceEntry
 from ebpflb.plan.planner import Plan
 
 V4, V6 = ip_address("192.0.2.1"), ip_address("2001:db8::1")

@@ -7,7 +7,7 @@ from ipaddress import ip_address
 import pytest
 
 from ebpflb.errors import NodeError
-from ebpflb.kernel.node import kube_proxy_leftovers
+from ebpflb.kernel.node import kube_proxy
 from ebpflb.model.kube_proxy import DEVICE, NODE_PORTS, SETS, VirtualServer
 from tests.kernel.node import nodes, rules
 from tests.kernel.node.nodes import TOOLS, load, make_sets, run
@@ -22,7 +22,7 @@ def test_set_in_use() -> None:
     load(tool, rules.IPVS_MODE)
     load(tool, "*filter\n-A INPUT -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT\nCOMMIT\n")
     failed = []
-    for leftover in kube_proxy_leftovers.survey().removable:
+    for leftover in kube_proxy.survey().removable:
         try:
             leftover.remove()
         except NodeError as error:
@@ -30,7 +30,7 @@ def test_set_in_use() -> None:
     (line,) = failed
     assert line.startswith("ipset KUBE-CLUSTER-IP: ")
     assert "in use" in line
-    assert kube_proxy_leftovers.ipsets() == {"KUBE-CLUSTER-IP"}
+    assert kube_proxy.ipsets() == {"KUBE-CLUSTER-IP"}
 
 
 def test_other_sets() -> None:
@@ -38,14 +38,14 @@ def test_other_sets() -> None:
     run("ipset", "create", "KUBE-NETPOL-1", "hash:ip")
     run("ipset", "create", "KUBE-CLUSTER-IP", "hash:ip,port")
     assert nodes.remove() == ["ipset KUBE-CLUSTER-IP"]
-    assert kube_proxy_leftovers.ipsets() == {"KUBE-NETPOL-1"}
+    assert kube_proxy.ipsets() == {"KUBE-NETPOL-1"}
 
 
 def test_node_ports() -> None:
     """The members of a set of ports can be read, of an empty one too."""
     make_sets(TOOLS[0])
-    assert kube_proxy_leftovers.service_ports("KUBE-NODE-PORT-TCP") == {30080}
-    assert kube_proxy_leftovers.service_ports("KUBE-HEALTH-CHECK-NODE-PORT") == set()
+    assert kube_proxy.service_ports("KUBE-NODE-PORT-TCP") == {30080}
+    assert kube_proxy.service_ports("KUBE-HEALTH-CHECK-NODE-PORT") == set()
 
 
 @pytest.mark.parametrize(("family", "member"), [("inet", "192.0.2.1"), ("inet6", "2001:db8::1")])
@@ -55,24 +55,24 @@ def test_node_ports_of_sctp(family: str, member: str) -> None:
     assert name in SETS
     run("ipset", "create", name, "hash:ip,port", "family", family)
     run("ipset", "add", name, f"{member},sctp:30090")
-    assert kube_proxy_leftovers.service_ports(name) == {30090}
+    assert kube_proxy.service_ports(name) == {30090}
 
 
 def test_device() -> None:
     """The device of the ipvs mode goes with its addresses (a bridge here, as any kernel has)."""
     for words in (f"link add {DEVICE} type bridge", f"address add 10.96.0.10 dev {DEVICE}"):
         run("ip", *words.split())
-    assert kube_proxy_leftovers.dummy_addresses(DEVICE) == {ip_address("10.96.0.10")}
-    assert kube_proxy_leftovers.visible_rules() == [f"device {DEVICE}"]
+    assert kube_proxy.dummy_addresses(DEVICE) == {ip_address("10.96.0.10")}
+    assert kube_proxy.visible_rules() == [f"device {DEVICE}"]
     assert nodes.remove() == [f"device {DEVICE}"]
-    assert kube_proxy_leftovers.dummy_addresses(DEVICE) is None
+    assert kube_proxy.dummy_addresses(DEVICE) is None
 
 
 def is_ipvs_here() -> bool:
     """Whether the kernel has IPVS, or loads it for a rule that needs it."""
     rule = ["iptables-nft", "-A", "OUTPUT", "-m", "ipvs", "--ipvs"]
     subprocess.run(["unshare", "--net", *rule], capture_output=True, check=False)
-    return kube_proxy_leftovers.SERVERS.exists()
+    return kube_proxy.SERVERS.exists()
 
 
 @pytest.mark.skipif(not is_ipvs_here(), reason="this kernel is without IPVS")
@@ -90,11 +90,9 @@ def test_virtual_servers() -> None:
     for where in (*its, "127.0.0.1:443"):
         run("ipvsadm", "-A", "-t", where, "-s", "rr")
     run("ipvsadm", "-A", "-f", "1", "-s", "rr")
-    assert kube_proxy_leftovers.survey().retained == [
+    assert kube_proxy.survey().retained == [
         "virtual servers of IPVS that may be others': 127.0.0.1:443/TCP"
     ]
     assert "3 virtual servers of IPVS, with 0 open connections" in nodes.remove()
-    assert kube_proxy_leftovers.virtual_servers() == [
-        VirtualServer("TCP", ip_address("127.0.0.1"), 443)
-    ]
+    assert kube_proxy.virtual_servers() == [VirtualServer("TCP", ip_address("127.0.0.1"), 443)]
     assert "FWM" in run("ipvsadm", "-L", "-n")

@@ -13,9 +13,9 @@ from socket import AF_INET, AF_INET6
 import pytest
 
 from ebpflb.errors import NodeError
-from ebpflb.kernel.netfilter import iptables
-from ebpflb.kernel.netfilter.iptables import Tool
-from ebpflb.kernel.node import kube_proxy_leftovers
+from ebpflb.kernel.netfilter import firewall
+from ebpflb.kernel.netfilter.firewall import Tool
+from ebpflb.kernel.node import kube_proxy
 from tests.kernel.node import nodes, rules
 from tests.kernel.node.nodes import (
     TOOLS,
@@ -72,7 +72,7 @@ def test_cleanup_leaves_neighbours(tool: Tool, mode: Callable[[Tool], None]) -> 
     assert everything() != before
     assert remove()
     assert everything() == before
-    assert not kube_proxy_leftovers.ipsets()
+    assert not kube_proxy.ipsets()
 
 
 @every_tool
@@ -85,7 +85,7 @@ def test_cleanup_interleaved(tool: Tool, mode: Callable[[Tool], None]) -> None:
     load(tool, rules.KUBELET)
     mode(tool)
     load(tool, rules.PORTMAP, rules.CALICO)
-    survey = kube_proxy_leftovers.survey()
+    survey = kube_proxy.survey()
     load(tool, rules.UFW, rules.OPERATOR)
     for leftover in survey.removable:
         leftover.remove()
@@ -97,10 +97,10 @@ def test_cleanup_interleaved(tool: Tool, mode: Callable[[Tool], None]) -> None:
 def test_cleanup_again(tool: Tool, mode: Callable[[Tool], None]) -> None:
     """A second cleanup finds nothing, and no sign is left."""
     mode(tool)
-    assert kube_proxy_leftovers.visible_rules() == [f"chains of {tool.name}"]
+    assert kube_proxy.visible_rules() == [f"chains of {tool.name}"]
     assert len(remove()) >= 2
-    assert kube_proxy_leftovers.survey() == kube_proxy_leftovers.LeftoverSurvey()
-    assert not kube_proxy_leftovers.visible_rules()
+    assert kube_proxy.survey() == kube_proxy.LeftoverSurvey()
+    assert not kube_proxy.visible_rules()
 
 
 @every_tool
@@ -110,7 +110,7 @@ def test_cleanup_leaves_marks_of_others(tool: Tool, mode: Callable[[Tool], None]
     load(tool, *rules.NEIGHBOURS)
     mode(tool)
     load(tool, rules.MARKING_PORTMAP)
-    (kept,) = kube_proxy_leftovers.survey().retained
+    (kept,) = kube_proxy.survey().retained
     assert kept == (
         f"{tool.name}, table nat: KUBE-MARK-MASQ, KUBE-POSTROUTING: used by rules in CNI-DN-77aa0c"
     )
@@ -126,14 +126,14 @@ def test_cleanup_leaves_marks_of_others(tool: Tool, mode: Callable[[Tool], None]
         "POSTROUTING",
         "CNI-DN-77aa0c",
     ]
-    assert not kube_proxy_leftovers.ipsets()
-    assert not kube_proxy_leftovers.survey().removable
+    assert not kube_proxy.ipsets()
+    assert not kube_proxy.survey().removable
 
 
 def test_cleanup_leaves_tables_of_others() -> None:
     """Only the nftables tables `ip kube-proxy` and `ip6 kube-proxy` are removed."""
     load_nft()
-    assert kube_proxy_leftovers.visible_rules() == ["table ip kube-proxy", "table ip6 kube-proxy"]
+    assert kube_proxy.visible_rules() == ["table ip kube-proxy", "table ip6 kube-proxy"]
     assert remove() == ["table ip kube-proxy", "table ip6 kube-proxy"]
     left = run("nft", "list", "tables").split("\n")
     assert set(filter(None, left)) == {
@@ -162,7 +162,7 @@ def test_cleanup_whole_tables() -> None:
     """A table that cannot be changed stays completely unchanged; the others go."""
     (tool, *_) = TOOLS
     load(tool, rules.IPTABLES_MODE)
-    survey = kube_proxy_leftovers.survey()
+    survey = kube_proxy.survey()
     run(str(tool.command), "-t", "nat", "-N", "MINE")
     run(str(tool.command), "-t", "nat", "-A", "MINE", "-j", "KUBE-SERVICES")
     before = run(f"{tool.command}-save", "-t", "nat")
@@ -180,12 +180,12 @@ def _rules(text: str) -> list[str]:
 def test_cleanup_meanwhile(tool: Tool) -> None:
     """A table that has changed since it was read is read again."""
     load(tool, rules.IPTABLES_MODE)
-    survey = kube_proxy_leftovers.survey()
+    survey = kube_proxy.survey()
     jump = [*str(tool.command).split(), "-t", "nat", "-D", "PREROUTING", "1"]
     run(*jump)
     for leftover in survey.removable:
         leftover.remove()
-    assert not kube_proxy_leftovers.survey().removable
+    assert not kube_proxy.survey().removable
 
 
 @pytest.mark.parametrize("variant", ["legacy", "nft"])
@@ -199,7 +199,7 @@ def test_no_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variant: str) 
                 (tmp_path / f"{tool.name}-{end}").symlink_to(f"/usr/sbin/{tool.name}-{end}")
             (tmp_path / tool.name).symlink_to(f"/usr/sbin/{tool.name}")
     monkeypatch.setenv("PATH", str(tmp_path))
-    survey = kube_proxy_leftovers.survey()
+    survey = kube_proxy.survey()
     lost = "the tables nat, filter, mangle of {}-{}: it is not installed here"
     assert survey.unreadable == [lost.format(f, variant) for f in ("iptables", "ip6tables")]
     assert len(survey.removable) == 2 * 3
@@ -208,13 +208,13 @@ def test_no_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variant: str) 
 def test_no_tool_no_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any tool and without rules no table is missing."""
     monkeypatch.setenv("PATH", "/nowhere")
-    assert kube_proxy_leftovers.survey() == kube_proxy_leftovers.LeftoverSurvey()
+    assert kube_proxy.survey() == kube_proxy.LeftoverSurvey()
 
 
 def test_looking_changes_nothing() -> None:
     """A survey makes no table where there is none."""
     before = everything()
-    kube_proxy_leftovers.survey()
-    kube_proxy_leftovers.visible_rules()
+    kube_proxy.survey()
+    kube_proxy.visible_rules()
     assert everything() == before
-    assert not any(iptables.legacy_tables(family) for family in (AF_INET, AF_INET6))
+    assert not any(firewall.legacy_tables(family) for family in (AF_INET, AF_INET6))

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from ebpflb.kernel.netfilter import nft, transaction
-from ebpflb.kernel.node.kube_proxy_watch import KubeProxyWatch, detect
+from ebpflb.kernel.netfilter import nft
+from ebpflb.kernel.node.kube_proxy import KubeProxyWatch, detect
 from ebpflb.model.events import SourceStatus
 from ebpflb.model.kube_proxy import PROXY_MODE_PORT, PROXY_MODES, Detection
 from tests.kernel.node import answering, nodes, rules
@@ -86,7 +86,7 @@ def test_others_answer(said: str) -> None:
 
 def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that accepts the connection and does not answer causes no long wait."""
-    monkeypatch.setattr("ebpflb.kernel.node.kube_proxy_watch.TIMEOUT", 0.05)
+    monkeypatch.setattr("ebpflb.kernel.node.kube_proxy.TIMEOUT", 0.05)
     with create_server(("127.0.0.1", PROXY_MODE_PORT)):
         assert detect() == Detection()
 
@@ -150,7 +150,7 @@ def test_blind_look(monkeypatch: pytest.MonkeyPatch) -> None:
     watcher = KubeProxyWatch(emitted.put, 0.01)
     load_nft()
     with monkeypatch.context() as blind:
-        blind.setattr(transaction, "open_nf_tables", refused)
+        blind.setattr(nft, "open_nf_tables", refused)
         watcher.start()
         failure = emitted.get(timeout=WAIT_SECONDS)
         assert failure == SourceStatus("kube-proxy", "nf_tables: Too many open files")
@@ -159,7 +159,7 @@ def test_blind_look(monkeypatch: pytest.MonkeyPatch) -> None:
     assert there.rules
     assert emitted.get(timeout=WAIT_SECONDS) == SourceStatus("kube-proxy", None)
     with monkeypatch.context() as blind:
-        blind.setattr(transaction, "open_nf_tables", refused)
+        blind.setattr(nft, "open_nf_tables", refused)
         failure = emitted.get(timeout=WAIT_SECONDS)  # it may be in the middle of a look
         assert isinstance(failure, SourceStatus)
         assert str(failure.error).endswith("Too many open files")

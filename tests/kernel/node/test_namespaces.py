@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.kernel.attach.netns_cookie import by_socket
-from ebpflb.kernel.node import clients, namespaces
+from ebpflb.kernel.node import namespaces
 from ebpflb.kernel.node.namespaces import OWN_NETNS, Namespaces
 from tests.kernel.node import nodes
 
@@ -62,7 +62,7 @@ def test_each(named: list[str], nameless: str) -> None:
 
 
 def cookie_of(name: str) -> int:
-    found = clients.cookie(Path("/run/netns", name))
+    found = namespaces.cookie(Path("/run/netns", name))
     if found is None:
         pytest.skip("this kernel tells no cookies")
     return found
@@ -208,6 +208,6 @@ def test_host_names(kinds: tuple[str, ...], script: str, expected: bool) -> None
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, env=named) as process:
         assert process.stdout is not None
         place = process.stdout.readline().strip()
-        found = [os.readlink(path) for path in clients.by_host_name(NAME)]
+        found = [os.readlink(path) for path in namespaces.by_host_name(NAME)]
         process.communicate("\n")
     assert found == ([place] if expected else [])

@@ -9,7 +9,7 @@ import pytest
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import conntrack, nft, watch
-from ebpflb.kernel.netfilter.transaction import Refused, Transaction
+from ebpflb.kernel.netfilter.nft import Refused, Transaction
 from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run
 

@@ -9,8 +9,7 @@ import pytest
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import conntrack, nft
-from ebpflb.kernel.netfilter.rules import TABLE, TableOptions
-from ebpflb.kernel.netfilter.table import NetfilterTable, remove
+from ebpflb.kernel.netfilter.table import TABLE, NetfilterTable, TableOptions, remove
 from ebpflb.kernel.netfilter.watch import FORMER, NatWatch, keep_nat_hooks
 from ebpflb.model.events import SourceStatus
 from tests.kernel.node import nodes

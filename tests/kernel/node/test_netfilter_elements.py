@@ -8,12 +8,16 @@ from ipaddress import IPv4Address, IPv6Address
 
 import pytest
 
-from ebpflb.kernel.netfilter import nft, transaction
+from ebpflb.kernel.netfilter import nft
 from ebpflb.kernel.netfilter.elements import BACKEND_SETS, Change, Elements, unpack
-from ebpflb.kernel.netfilter.nft import Name
-from ebpflb.kernel.netfilter.rules import LOAD_CT_STATE, TABLE, TableOptions, one_rule_table
-from ebpflb.kernel.netfilter.table import NetfilterTable
-from ebpflb.kernel.netfilter.transaction import GET_ELEMENTS, Interrupted, Refused, dump, dump_parts
+from ebpflb.kernel.netfilter.nft import GET_ELEMENTS, Interrupted, Name, Refused, dump, dump_parts
+from ebpflb.kernel.netfilter.table import (
+    LOAD_CT_STATE,
+    TABLE,
+    NetfilterTable,
+    TableOptions,
+    one_rule_table,
+)
 from ebpflb.model.addresses import Address, parse_address
 from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run
@@ -208,7 +212,7 @@ def test_interrupted_lists(elements: Elements, monkeypatch: pytest.MonkeyPatch) 
             nft.delete(other)
             yield part
 
-    monkeypatch.setattr(transaction, "dump_parts", changing)
+    monkeypatch.setattr(nft, "dump_parts", changing)
     assert _read(elements) == set(many)
     assert len(attempts) == 2
     with pytest.raises(Interrupted):

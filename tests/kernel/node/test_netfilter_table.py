@@ -15,11 +15,19 @@ from typing import NamedTuple
 import pytest
 
 from ebpflb.errors import NodeError
-from ebpflb.kernel.checksum import internet_checksum
-from ebpflb.kernel.netfilter import nft, probe, rules
+from ebpflb.kernel.netfilter import nft, probe
+from ebpflb.kernel.netfilter import table as rules
 from ebpflb.kernel.netfilter.elements import Elements
-from ebpflb.kernel.netfilter.rules import TABLE, TableOptions
-from ebpflb.kernel.netfilter.table import CANARY, KEEPER, Keeper, NetfilterTable, remove
+from ebpflb.kernel.netfilter.probe import internet_checksum
+from ebpflb.kernel.netfilter.table import (
+    CANARY,
+    KEEPER,
+    TABLE,
+    Keeper,
+    NetfilterTable,
+    TableOptions,
+    remove,
+)
 from ebpflb.model.addresses import parse_address
 from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run

@@ -6,7 +6,7 @@ from errno import EMFILE, EPROTONOSUPPORT
 import pytest
 
 from ebpflb.errors import NodeError
-from ebpflb.kernel.netfilter import nft, transaction, watch
+from ebpflb.kernel.netfilter import nft, watch
 from ebpflb.kernel.netfilter.nft import Name
 from tests.kernel.node.nodes import run
 
@@ -40,7 +40,7 @@ def test_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused() -> None:
         raise refusal
 
-    monkeypatch.setattr(transaction, "open_nf_tables", refused)
+    monkeypatch.setattr(nft, "open_nf_tables", refused)
     for look in (nft.tables, lambda: nft.has_chain(Name("ip", "mine"), "one")):
         with pytest.raises(NodeError, match="Too many open files"):
             look()

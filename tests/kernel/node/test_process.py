@@ -6,51 +6,51 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.kernel.node import process
+from ebpflb.kernel.node import namespaces
 
 
 def test_oom_score_adj(tmp_path: Path) -> None:
     """It is written as it was chosen."""
     path = tmp_path / "oom_score_adj"
     path.write_text("0\n")
-    process.adjust_oom_score(-999, path)
+    namespaces.adjust_oom_score(-999, path)
     assert path.read_text() == "-999\n"
 
 
 def test_not_allowed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Where it cannot be set that is said, and nothing else happens."""
     caplog.set_level(logging.INFO)
-    process.adjust_oom_score(-999, tmp_path / "missing")
+    namespaces.adjust_oom_score(-999, tmp_path / "missing")
     assert caplog.messages == ["oom_score_adj: not set to -999: No such file or directory"]
 
 
 def status(*names: str) -> str:
-    mask = sum(1 << process.CAPABILITIES[name] for name in names)
+    mask = sum(1 << namespaces.CAPABILITIES[name] for name in names)
     return f"Name:\tit\nCapPrm:\t{(1 << 41) - 1:016x}\nCapEff:\t{mask:016x}\nCapAmb:\t0\n"
 
 
 def test_only_effective_ones_count() -> None:
     """What is permitted or in the bounding set is not held."""
-    assert process.missing_capabilities(status()) == list(process.NEEDED_CAPABILITIES)
-    assert process.missing_capabilities(status(*process.NEEDED_CAPABILITIES)) == []
+    assert namespaces.missing_capabilities(status()) == list(namespaces.NEEDED_CAPABILITIES)
+    assert namespaces.missing_capabilities(status(*namespaces.NEEDED_CAPABILITIES)) == []
 
 
-@pytest.mark.parametrize("lost", process.NEEDED_CAPABILITIES)
+@pytest.mark.parametrize("lost", namespaces.NEEDED_CAPABILITIES)
 def test_each_missing_one_is_named(lost: str) -> None:
     """That one, and no other."""
-    held = [name for name in process.NEEDED_CAPABILITIES if name != lost]
-    assert process.missing_capabilities(status(*held)) == [lost]
+    held = [name for name in namespaces.NEEDED_CAPABILITIES if name != lost]
+    assert namespaces.missing_capabilities(status(*held)) == [lost]
 
 
 def test_sys_admin_stands_for_bpf() -> None:
     """The kernel takes CAP_SYS_ADMIN for CAP_BPF and CAP_PERFMON, but netlink not for its own."""
-    assert process.missing_capabilities(status("CAP_SYS_ADMIN")) == ["CAP_NET_ADMIN"]
-    assert process.missing_capabilities(status("CAP_SYS_ADMIN", "CAP_NET_ADMIN")) == []
+    assert namespaces.missing_capabilities(status("CAP_SYS_ADMIN")) == ["CAP_NET_ADMIN"]
+    assert namespaces.missing_capabilities(status("CAP_SYS_ADMIN", "CAP_NET_ADMIN")) == []
 
 
 def test_the_machines_clock(tmp_path: Path) -> None:
     """Of this process, and where the kernel has no time namespaces."""
-    assert process.clock_shift() == process.clock_shift(tmp_path / "missing") == 0
+    assert namespaces.clock_shift() == namespaces.clock_shift(tmp_path / "missing") == 0
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_the_clock_of_a_time_namespace(
     """As the kernel writes it."""
     clocks = tmp_path / "timens_offsets"
     clocks.write_text(f"monotonic  {seconds:10} {nanoseconds:9}\nboottime  5  0\n")
-    assert process.clock_shift(clocks) == shift
+    assert namespaces.clock_shift(clocks) == shift
 
 
 @pytest.mark.parametrize(
@@ -83,4 +83,4 @@ def test_whose_processes_are_seen(tmp_path: Path, own: str, first: str, sees: bo
     (tmp_path / "1").mkdir()
     for name, cgroup in (("self", own), ("1", first)):
         (tmp_path / name / "cgroup").write_text(f"1:name=systemd:/x\n0::{cgroup}\n")
-    assert process.sees_the_machine(tmp_path) == sees
+    assert namespaces.sees_the_machine(tmp_path) == sees

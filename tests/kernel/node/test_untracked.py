@@ -8,9 +8,9 @@ from ipaddress import ip_address
 import pytest
 
 from ebpflb.errors import NodeError
-from ebpflb.kernel.netfilter import iptables, untracked
+from ebpflb.kernel.netfilter import firewall, untracked
 from ebpflb.kernel.netfilter.untracked import UntrackedWatch
-from ebpflb.model.untracked import Untracked
+from ebpflb.model.nodes import Untracked
 from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run
 
@@ -85,7 +85,7 @@ def test_what_cannot_be_read_any_more_still_counts(
     def fails(*_: object) -> None:
         raise NodeError("it crashes")
 
-    monkeypatch.setattr(iptables, "run", fails)
+    monkeypatch.setattr(firewall, "run", fails)
     watched.now = 1e6
     assert watched.turn() == []
     assert "rules in raw, which may exempt Services from ebpflb: it crashes" in caplog.text

@@ -7,7 +7,7 @@ from socket import AF_INET, AF_INET6
 import pytest
 
 from ebpflb.errors import NodeError
-from ebpflb.kernel.netfilter import iptables
+from ebpflb.kernel.netfilter import firewall
 from tests.kernel.node import rules
 from tests.kernel.node.nodes import TOOLS, Tool, load, run
 
@@ -23,13 +23,13 @@ def test_chain(tool: Tool) -> None:
     """A chain is there in its own family and table only, by its whole name."""
     family = FAMILIES[tool.family]
     load(tool, rules.IPTABLES_MODE)
-    assert iptables.legacy_has_chain(family, "nat", "KUBE-SERVICES")
-    assert iptables.legacy_has_chain(family, "filter", "KUBE-FORWARD")
-    assert not iptables.legacy_has_chain(family, "nat", "KUBE-FORWARD")
-    assert not iptables.legacy_has_chain(family, "nat", "KUBE-SERVICE")
-    assert not iptables.legacy_has_chain(family, "nat", "UBE-SERVICES")
+    assert firewall.legacy_has_chain(family, "nat", "KUBE-SERVICES")
+    assert firewall.legacy_has_chain(family, "filter", "KUBE-FORWARD")
+    assert not firewall.legacy_has_chain(family, "nat", "KUBE-FORWARD")
+    assert not firewall.legacy_has_chain(family, "nat", "KUBE-SERVICE")
+    assert not firewall.legacy_has_chain(family, "nat", "UBE-SERVICES")
     assert not any(
-        iptables.legacy_has_chain(other, "nat", "KUBE-SERVICES") for other in others(family)
+        firewall.legacy_has_chain(other, "nat", "KUBE-SERVICES") for other in others(family)
     )
 
 
@@ -37,7 +37,7 @@ def test_chain(tool: Tool) -> None:
 def test_comment(tool: Tool) -> None:
     """A comment that says its name is no chain."""
     load(tool, rules.PORTMAP)
-    assert not iptables.legacy_has_chain(FAMILIES[tool.family], "nat", "KUBE-SERVICES")
+    assert not firewall.legacy_has_chain(FAMILIES[tool.family], "nat", "KUBE-SERVICES")
 
 
 @legacy
@@ -46,17 +46,17 @@ def test_large(tool: Tool) -> None:
     chains = [f"CHAIN-{number}" for number in range(2000)]
     lines = ["*nat", *(f":{chain} - [0:0]" for chain in chains), "COMMIT", ""]
     run(f"{tool.command}-restore", said="\n".join(lines))
-    assert iptables.legacy_has_chain(FAMILIES[tool.family], "nat", "CHAIN-1999")
+    assert firewall.legacy_has_chain(FAMILIES[tool.family], "nat", "CHAIN-1999")
 
 
 @legacy
 def test_tables(tool: Tool) -> None:
     """Only what there is is a table, and asking makes none."""
     family = FAMILIES[tool.family]
-    assert not iptables.legacy_has_chain(family, "nat", "PREROUTING")
-    assert iptables.legacy_tables(family) == set()
+    assert not firewall.legacy_has_chain(family, "nat", "PREROUTING")
+    assert firewall.legacy_tables(family) == set()
     load(tool, rules.IPTABLES_MODE)
-    assert iptables.legacy_tables(family) == {"nat", "filter", "mangle"}
+    assert firewall.legacy_tables(family) == {"nat", "filter", "mangle"}
 
 
 @legacy
@@ -64,18 +64,18 @@ def test_changes_meanwhile(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that others change meanwhile is read again; one that is not told is no "no"."""
     load(tool, rules.IPTABLES_MODE)
     refusals = [OSError(EAGAIN, "Resource temporarily unavailable")] * 3
-    read = iptables.read_table
+    read = firewall.read_table
 
     def disturbed(family: int, table: str) -> bytes:
         if refusals:
             raise refusals.pop()
         return read(family, table)
 
-    monkeypatch.setattr(iptables, "read_table", disturbed)
-    assert iptables.legacy_has_chain(FAMILIES[tool.family], "nat", "KUBE-SERVICES")
+    monkeypatch.setattr(firewall, "read_table", disturbed)
+    assert firewall.legacy_has_chain(FAMILIES[tool.family], "nat", "KUBE-SERVICES")
     refusals.append(OSError(EMFILE, "Too many open files"))
     with pytest.raises(NodeError, match="table nat of iptables-legacy: Too many open files"):
-        iptables.legacy_has_chain(FAMILIES[tool.family], "nat", "KUBE-SERVICES")
+        firewall.legacy_has_chain(FAMILIES[tool.family], "nat", "KUBE-SERVICES")
 
 
 def others(family: int) -> set[int]:

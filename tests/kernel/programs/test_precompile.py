@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from ebpflb.errors import CompileError
-from ebpflb.kernel import attributes, datapath, declarations
+from ebpflb.kernel import bpf, datapath, declarations
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.programs import compiler, precompile
 from ebpflb.kernel.programs.compiler import compile_source
-from ebpflb.tools import requirements
+from ebpflb.tools import node_checks
 from tests.kernel.variants import needs_root
 from tests.kit import once
 
@@ -135,7 +135,7 @@ def test_it_holds_what_is_needed_and_nothing_else(made: Path, cache: Path) -> No
     (made / f"{'a' * 64}.msgpack").touch()
     (made / f"{'a' * 64}.py").touch()
     precompile.write(made, cache)
-    tables = {declarations.write(text, made) for text in (attributes.TEXT, layout.TEXT)}
+    tables = {declarations.write(text, made) for text in (bpf.TEXT, layout.TEXT)}
     variants = {compiler.entry(made, *it, compiler.ANY_BCC) for it in EVERY}
     assert {*made.iterdir()} == variants | tables
 
@@ -149,7 +149,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, cache: Path) -
 
 def test_check_asks_for_bcc_only_where_bytecode_is_missing(brought: Path) -> None:
     """A node of the image has no BCC, and needs none."""
-    assert requirements.bcc_requirement() == (
+    assert node_checks.bcc_requirement() == (
         "BCC",
         True,
         False,
@@ -157,7 +157,7 @@ def test_check_asks_for_bcc_only_where_bytecode_is_missing(brought: Path) -> Non
         "",
     )
     place(brought).unlink()
-    assert (requirements.bcc_requirement().ok, requirements.bcc_requirement().required) == (
+    assert (node_checks.bcc_requirement().ok, node_checks.bcc_requirement().required) == (
         False,
         True,
     )

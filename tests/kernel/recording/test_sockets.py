@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from ebpflb.entries.services import Frontend, Prefix, Settings
 from ebpflb.kernel import bpf, recording
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.sockets import RememberedSockets
-from ebpflb.kernel.node import clients, namespaces
+from ebpflb.kernel.maps.readers import RememberedSockets
+from ebpflb.kernel.node import namespaces
 from ebpflb.kernel.programs.loader import Program
 from ebpflb.kernel.recording import Answer, PrivateMaps, RecordingPrograms
-from ebpflb.plan.entries import Frontend, Prefix, Settings
 from ebpflb.tools.explain.answer import copy_memory
 from ebpflb.tools.explain.asking import POD_CLIENT, Client, MapFacts
 from ebpflb.tools.explain.ways import Way, call
@@ -61,7 +61,7 @@ class RandomServices(NamedTuple):
 def namespace() -> Iterator[int]:
     """The cookie of one of our own."""
     with network_of_our_own():
-        cookie = clients.cookie(namespaces.OWN_NETNS)
+        cookie = namespaces.cookie(namespaces.OWN_NETNS)
         if cookie is None:
             pytest.skip("this kernel does not tell a namespace's cookie")
         yield cookie

@@ -12,7 +12,7 @@ from ebpflb.kernel import bpf
 from ebpflb.kernel.attach import cgroup_links, tcx
 from ebpflb.kernel.attach.clsact import Clsact
 from ebpflb.kernel.attach.tcx import Tcx
-from ebpflb.kernel.maps import bpf_map, creation, layout
+from ebpflb.kernel.maps import bpf_map, layout, state_dir
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.programs import compiler, loader, precompile
@@ -58,7 +58,7 @@ def loaded(all_maps: dict[str, Map], shared: Path, cache: Path) -> Loaded:
         with ExitStack() as opened:
             its = {}
             for name, spec in layout.MONITOR_MAPS.items():
-                its[name] = bpf_map.open_map(spec, creation.create_map(spec))
+                its[name] = bpf_map.open_map(spec, state_dir.create_map(spec))
                 opened.callback(its[name].close)
             return loader.load(compiled, {**all_maps, **its})
 

@@ -5,10 +5,9 @@ import os
 
 import pytest
 
-from ebpflb.kernel.maps.bpffs import BPFFS
+from ebpflb.kernel.maps.state_dir import BPFFS
 from ebpflb.tools.check import check_node
-from ebpflb.tools.check_result import CheckResult
-from ebpflb.tools.requirements import missing_requirements
+from ebpflb.tools.node_checks import CheckResult, missing_requirements
 
 KERNEL = os.environ.get("LAB_KERNEL", "")
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")

@@ -7,8 +7,7 @@ from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
-from ebpflb.kernel.netfilter.firewall_reader import read_iptables, read_nft
-from ebpflb.kernel.netfilter.firewall_rules import Table
+from ebpflb.kernel.netfilter.firewall import Table, read_iptables, read_nft
 from ebpflb.model.kube_proxy import parse_rules
 from ebpflb.tools.firewall.survey import Frontend, Search
 from ebpflb.tools.firewall.walk import Way

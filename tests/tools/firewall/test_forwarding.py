@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.kernel.netfilter.firewall_reader import read_nft
-from ebpflb.kernel.netfilter.firewall_rules import Table
+from ebpflb.kernel.netfilter.firewall import Table, read_nft
 from ebpflb.tools.firewall.walk import Packet, Verdict, Way, may_drop, verdicts
 from tests.tools.firewall.services import of_iptables
 

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from ebpflb.kernel.netfilter.firewall_reader import read_nft
-from ebpflb.kernel.netfilter.firewall_rules import Table
+from ebpflb.kernel.netfilter.firewall import Table, read_nft
 from ebpflb.tools.firewall.survey import Search
 from tests.tools.firewall.services import WAYS, WEB, frontend, of_iptables, search, services
 

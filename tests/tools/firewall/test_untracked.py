@@ -6,7 +6,7 @@ from ipaddress import ip_address
 import pytest
 
 from ebpflb.kernel.netfilter.untracked import destinations
-from ebpflb.model.untracked import Untracked
+from ebpflb.model.nodes import Untracked
 from tests.tools.firewall.services import of_iptables, recorded
 
 DNS, TCP, UDP = "10.96.0.10", 6, 17

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebpflb.kernel.netfilter.each_packet import each_packet
-from ebpflb.kernel.netfilter.firewall_reader import OTHER_FORM, read_nft
+from ebpflb.kernel.netfilter.firewall import OTHER_FORM, read_nft
 from ebpflb.tools.firewall.survey import Frontend, Search
 from tests.tools.firewall.services import (
     RECORDED,

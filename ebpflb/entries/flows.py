@@ -17,9 +17,9 @@ from functools import cached_property
 from itertools import combinations, product
 from typing import NamedTuple
 
+from ebpflb.entries.services import Flags, Frontend, Timeout, TimeoutKey
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Flags, Frontend, Timeout, TimeoutKey
 
 
 class Hook(IntEnum):
