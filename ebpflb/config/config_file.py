@@ -49,6 +49,8 @@ def read(path: Path) -> KubeProxyConfiguration:
         raise ConfigurationError(f"{path}: {error.strerror}") from error
     except (files.UnusableFile, ValueError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
+    except RecursionError:
+        raise ConfigurationError(f"{path}: nested too deeply") from None
     _check_kind(path, document.values)
     unread = list(_unread(KubeProxyConfiguration, document.values, ""))
     known = IGNORED_FIELDS.split()

@@ -6,9 +6,8 @@ import { el, setText } from "./dom.js";
 // columns: {label, cell(item) -> text or node, number, minor, sort, title(item)}
 // minor: not on narrow screens; sort: the word for onsort(word) when the heading is chosen, order:
 // the order it begins with. In a table "lines" a row is one line; a click or the focus opens it.
-// A table that scrolls is as wide as its text, in a box of its own.
 export class Table {
-  constructor(caption, columns, { name = "", onsort = null, empty = "none", scrolls = false } = {}) {
+  constructor(caption, columns, { name = "", onsort = null, empty = "none" } = {}) {
     this.columns = columns;
     this.rows = new Map();
     this.body = el("tbody", { role: "rowgroup" });
@@ -17,11 +16,10 @@ export class Table {
     this.heads = columns.map((it) => el("th", { role: "columnheader", scope: "col", class: classes(it) },
       it.sort ? el("button", { type: "button", class: "sort", onclick: () => onsort(it.sort) }, it.label) : it.label));
     this.head = el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, this.heads));
-    const table = el("table", { class: scrolls ? "held" : `rows ${name}`, role: "table" }, el("caption", {}, caption), this.head, this.body);
+    const table = el("table", { class: `rows ${name}`, role: "table" }, el("caption", {}, caption), this.head, this.body);
     this.body.addEventListener("click", (event) =>
       event.target.closest("a, button") ?? event.target.closest("tr").classList.toggle("open"));
-    const region = scrolls ? { class: "table scroll", role: "region", "aria-label": caption, tabindex: 0 } : { class: "table" };
-    this.node = el("div", region, table, this.empty);
+    this.node = el("div", { class: "table" }, table, this.empty);
   }
 
   sorted(word, isReverse) {
