@@ -118,7 +118,7 @@ def _cause(event: ObjectEvent) -> WriteCause:
 
 def _change(name: PortName, old: ServiceEntries, new: ServiceEntries) -> ServiceChange | None:
     """Return the change; None if a client could not notice it."""
-    had, has = _endpoints(old), _endpoints(new)
+    had, has = _differing(old, new), _differing(new, old)
     was, now = old.services, new.services
     lists = (
         (_place(at) for at in has if at not in had),
@@ -131,12 +131,22 @@ def _change(name: PortName, old: ServiceEntries, new: ServiceEntries) -> Service
     named = [list(islice(each, MOST_NAMED)) for each in lists]
     if not any(named):
         return None
-    return ServiceChange(service_name(name, 0), len(had), len(has), *named)
+    counts = len(old.backends), len(new.backends)
+    return ServiceChange(service_name(name, 0), *counts, *named)
 
 
-def _endpoints(entries: ServiceEntries) -> dict[tuple[Address, int], Flags]:
-    shown = entries.used_lists | {"here"}
-    return {each.endpoint: each.flags & shown for each in entries.backends}
+def _differing(entries: ServiceEntries, other: ServiceEntries) -> dict[tuple[Address, int], Flags]:
+    """Return the endpoints whose id or flags the other entries do not have, with what is shown.
+
+    Of 100,000 one may have changed, so the others are only looked up.
+    """
+    known = dict(zip(other.ids, other.backends, strict=True))
+    shown, pairs = entries.used_lists | {"here"}, zip(entries.ids, entries.backends, strict=True)
+    return {
+        each.endpoint: each.flags & shown
+        for id, each in pairs
+        if (it := known.get(id)) is None or it.flags != each.flags
+    }
 
 
 def _seen(entry: ServiceEntry) -> tuple[Flags, int]:
