@@ -21,7 +21,7 @@ from starlette.staticfiles import StaticFiles
 from ebpflb.errors import EbpflbError
 from ebpflb.history import records
 from ebpflb.kernel import monitoring
-from ebpflb.plan.service_page import ServicePage
+from ebpflb.serve.service_page import ServicePage
 from ebpflb.tools.events import EventFilter, Senders
 from ebpflb.tools.explain.asking import parse_question
 from ebpflb.version import VERSION

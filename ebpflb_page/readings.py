@@ -12,7 +12,7 @@ from ebpflb.history import records
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.monitoring import DECISIONS, USUAL, decision_mask
 from ebpflb.options import Paths
-from ebpflb.plan.service_page import ServicePage
+from ebpflb.serve.service_page import ServicePage
 from ebpflb.tools import node_status, pins, service_pages
 from ebpflb.tools.events import EventFilter, EventNames, EventStream, Senders, Teller, find_senders
 from ebpflb.tools.explain import answer

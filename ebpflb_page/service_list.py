@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ebpflb.plan.service_page import ServiceRow
+from ebpflb.serve.service_page import ServiceRow
 from ebpflb.tools.map_fill import MapFill
 
 PART = 30  # the agent makes the list: that costs it a thirtieth of one processor at most

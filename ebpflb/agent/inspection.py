@@ -22,7 +22,8 @@ from ebpflb.model.endpoints import Topology
 from ebpflb.model.events import AuditAnswer, Key, Kind
 from ebpflb.model.services import likely_service
 from ebpflb.plan.planner import Planner
-from ebpflb.plan.service_page import (
+from ebpflb.serve.listener import JSON, NOT_FOUND, Request, Response
+from ebpflb.serve.service_page import (
     NOT_ALL_LISTS,
     ServiceFacts,
     ServiceList,
@@ -30,7 +31,6 @@ from ebpflb.plan.service_page import (
     port_facts,
     summary,
 )
-from ebpflb.serve.listener import JSON, NOT_FOUND, Request, Response
 
 ANSWER_SECONDS = 2.0  # a loop that is starting, or waiting for the kernel, does not answer
 MOST_SERVICES = 500  # in one answer

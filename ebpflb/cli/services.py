@@ -24,7 +24,7 @@ from ebpflb.cli.output import (
 from ebpflb.errors import escaped, one_line
 from ebpflb.model.annotations import KEEP, RANDOM
 from ebpflb.model.services import parse_requirements, show_requirements
-from ebpflb.plan.service_page import (
+from ebpflb.serve.service_page import (
     UNUSED,
     USED,
     EndpointRow,

@@ -18,7 +18,6 @@ removed_endpoints  which endpoints were removed, and when
 
 comparison       compares the maps with the plan
 
-service_page     a Service as the operator sees it, by the content of the maps
 tables           the tables from which a service draws instead of its slots: Maglev, and weights
 
 canary           the service ports that `ebpflb doctor` adds for its own check

@@ -17,7 +17,7 @@ from ebpflb.model.events import AuditAnswer, AuditReport
 from ebpflb.model.nodes import Pulse
 from ebpflb.options import Paths
 from ebpflb.plan.canary import CanaryLease, UplinkReport
-from ebpflb.plan.service_page import ServiceList, ServicePage
+from ebpflb.serve.service_page import ServiceList, ServicePage
 
 SECONDS = 10.0
 UPLINK_SECONDS = 30.0  # another probe may run, and frames that are lost are sent three times

@@ -12,7 +12,7 @@ from ebpflb.errors import NodeError, one_line
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import BackendCounters, ServiceCounters
 from ebpflb.options import Paths
-from ebpflb.plan.service_page import ServiceList, ServicePage, ServiceRow
+from ebpflb.serve.service_page import ServiceList, ServicePage, ServiceRow
 from ebpflb.tools import ask
 from ebpflb.tools.ask import NoAnswer
 

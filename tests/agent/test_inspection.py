@@ -14,8 +14,8 @@ from ebpflb.agent.inspection import Call, Inspection
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import AuditAnswer, Key, Kind
-from ebpflb.plan.service_page import ServiceList, ServicePage
 from ebpflb.serve.listener import Request, Response
+from ebpflb.serve.service_page import ServiceList, ServicePage
 from tests.agent.fakes import Harness, changed, listed, service, slices
 
 

@@ -14,7 +14,7 @@ from ebpflb.cli import cli
 from ebpflb.errors import NodeError
 from ebpflb.lab import manifests
 from ebpflb.options import Paths
-from ebpflb.plan.service_page import ServiceList, ServiceRow
+from ebpflb.serve.service_page import ServiceList, ServiceRow
 from ebpflb.tools import ask, service_pages
 from tests.cli.conftest import Ebpflb
 from tests.kit import answers, requests

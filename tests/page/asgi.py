@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from ebpflb.errors import NotFound
-from ebpflb.plan.service_page import EndpointRow, PortPage, ServicePage, ServiceRow
+from ebpflb.serve.service_page import EndpointRow, PortPage, ServicePage, ServiceRow
 from ebpflb.tools.map_fill import MapFill
 
 OURS = "localhost:10251"

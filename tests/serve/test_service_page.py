@@ -18,7 +18,7 @@ from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.desired import desired_service
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.service_entries import NO_ENTRIES
-from ebpflb.plan.service_page import (
+from ebpflb.serve.service_page import (
     DRAINING,
     UNUSED,
     USED,
