@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address
 from typing import Any
 
-from ebpflb.entries.flows import Flow, Timeouts, Tuple
+from ebpflb.entries.flows import STREAM_AFTER, Flow, Tuple
 from ebpflb.entries.services import Backend, Frontend, Range, ServiceEntry, Settings
 from ebpflb.kernel.map_writer import MapWriter
 from ebpflb.kernel.maps import bpf_map, layout, records, state_dir
@@ -97,8 +97,9 @@ def chosen() -> Iterator[tuple[str, int]]:
     """The same on the engine netfilter, of requests to a service; the flow tables are empty."""
     maps, programs = load()
     files = {program.name: program.fd for program in programs}
-    fields: dict[str, Any] = {**Timeouts().settings, "frontend_moves": 1}
-    maps["settings"].write([(0, Settings(0, 0, frozenset({"netfilter"}))._replace(**fields))])
+    flags = frozenset({"netfilter"})
+    settings = Settings(flags=flags, frontend_moves=1, stream_after=STREAM_AFTER)
+    maps["settings"].write([(0, settings)])
     maps["flow_gate"].write([(0, records.FlowGate(0, 0, 1))])
     slots = Range(0, 1)
     maps["slots"].write([(0, Backend(BACKEND, BACKEND_PORT, frozenset({"cluster"}), 1, 1))])

@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from ebpflb.entries.flows import STREAM_AFTER
+from ebpflb.entries.services import Settings
 from ebpflb.model import addresses as map_sizes
 from ebpflb.model import annotations, busiest
 from ebpflb.model import nodes as node_readiness
@@ -626,8 +628,8 @@ class Options:
     removed_settings: Mapping[str, str] = field(default_factory=dict)  # that are set -> what to do
 
     @property
-    def map_settings(self) -> dict[str, Any]:
-        """The fields of the map ``settings`` that the operator sets.
+    def map_settings(self) -> Settings:
+        """The map ``settings`` with the fields that the operator sets.
 
         A flag "reply_to_device" is SETTING_REPLY_TO_DEVICE in bpf/layout/node.h.
         """
@@ -644,17 +646,17 @@ class Options:
             "unknown_drop": self.unknown_ports == UNKNOWN_DROP,
         }
         first, last = self.masquerade_ports
-        set_flags = frozenset(flag for flag, is_set in flags.items() if is_set)
         mark, mask = self.packet_mark
-        return {
-            "flags": set_flags,
-            "first_port": first,
-            "last_port": last,
-            "mark": mark,
-            "mark_mask": mask,
-            "udp_timeout": self.conntrack.udp or KERNEL_UDP_TIMEOUT,
-            "udp_stream_timeout": self.conntrack.udp_stream or KERNEL_UDP_STREAM_TIMEOUT,
-        }
+        return Settings(
+            flags=frozenset(flag for flag, is_set in flags.items() if is_set),
+            first_port=first,
+            last_port=last,
+            mark=mark,
+            mark_mask=mask,
+            stream_after=STREAM_AFTER,
+            udp_timeout=self.conntrack.udp or KERNEL_UDP_TIMEOUT,
+            udp_stream_timeout=self.conntrack.udp_stream or KERNEL_UDP_STREAM_TIMEOUT,
+        )
 
     @property
     def conntrack_wanted(self) -> ConntrackOptions:

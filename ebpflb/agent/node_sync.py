@@ -19,7 +19,7 @@ from ebpflb.config import validation
 from ebpflb.config.fields import KubeProxyConfiguration
 from ebpflb.config.validation import NodeFamilies
 from ebpflb.entries.flows import Timeouts
-from ebpflb.entries.services import Prefix, service_range
+from ebpflb.entries.services import Prefix, Settings, service_range
 from ebpflb.errors import EbpflbError, NodeError
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps.layout import MAPS
@@ -252,10 +252,9 @@ class NodeSync:
         """
         self.datapath.write_settings(self._settings(covering))
 
-    def _settings(self, covering: Mapping[Family, Prefix]) -> dict[str, Any]:
-        settings = self.options.map_settings | flow_timeouts(self.options.conntrack).settings
-        settings["flags"] |= self.engine.flags
-        return self._desired.settings(settings, covering)
+    def _settings(self, covering: Mapping[Family, Prefix]) -> Settings:
+        settings = self._desired.settings(self.options.map_settings, covering)
+        return settings._replace(flags=settings.flags | self.engine.flags)
 
     def take_each_packet(self, rules: EachPacketRules) -> None:
         """Take the rules; new ones hold for open connections too, so their offloads end."""

@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import combinations, product
 from typing import NamedTuple
 
-from ebpflb.entries.services import Flags, Frontend, Timeout, TimeoutKey
+from ebpflb.entries.services import NO_FLAGS, Flags, Frontend, Timeout, TimeoutKey
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
 
@@ -347,14 +347,13 @@ class Connection(NamedTuple):
 _PROTOCOLS = frozenset(Protocol)
 KEPT = 120  # seconds: an open flow used within this time never loses its port to another
 _OPEN = {FlowState.OPEN, FlowState.CLOSING, FlowState.STREAM}
-_NO_FLAGS = frozenset[str]()
 
 
 def _states() -> Iterator[tuple[TimeoutKey, FlowState]]:
     """Yield the states of flows with a port allocated by this node, by the flags of two entries."""
     words = ("seen", "fin", "rst")
     replies = [frozenset(some) for n in range(4) for some in combinations(words, n)]
-    requests = [_NO_FLAGS, *(reply | {"request"} for reply in replies)]
+    requests = [NO_FLAGS, *(reply | {"request"} for reply in replies)]
     for protocol, request, reply in product(Protocol, requests, replies):
         flags = [*filter(None, [request]), reply]
         if protocol == Protocol.UDP:
@@ -415,11 +414,6 @@ class Timeouts:
             FlowState.RESTING: 30,  # like CLOSED: SCTP has no TIME_WAIT
         }  # a heartbeat every 30 s (RFC 9260 16)
         return {Protocol.TCP: tcp, Protocol.UDP: udp, Protocol.SCTP: sctp}
-
-    @property
-    def settings(self) -> dict[str, int]:
-        """The fields of the map of settings."""
-        return {"stream_after": STREAM_AFTER}
 
     @cached_property
     def table(self) -> dict[TimeoutKey, Timeout]:

@@ -19,6 +19,7 @@ from ebpflb.model.packet_path import KERNEL_UDP_STREAM_TIMEOUT, KERNEL_UDP_TIMEO
 from ebpflb.model.services import PortName, Protocol
 
 Flags = frozenset[str]
+NO_FLAGS: Flags = frozenset()
 
 BackendName = EndpointName  # the endpoint that a backend id stands for
 
@@ -243,9 +244,9 @@ class Settings(NamedTuple):
     ``span_v4`` and ``span_v6`` are the covering prefixes (see ``ClusterIps.cover``).
     """
 
-    host_netns: int
-    writes: int
-    flags: Flags
+    host_netns: int = 0
+    writes: int = 0
+    flags: Flags = NO_FLAGS
     first_port: int = 0
     last_port: int = 0
     mark: int = 0

@@ -22,12 +22,13 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from ebpflb.entries.services import NO_FLAGS
 from ebpflb.errors import KernelError
 from ebpflb.kernel import bpf, probe
 from ebpflb.kernel.attach import cgroup_links, netns_cookie
 from ebpflb.kernel.attach.cgroup_links import HeldLinks
 from ebpflb.kernel.attach.device_programs import DevicePrograms
-from ebpflb.kernel.map_writer import NO_FLAGS, MapWriter
+from ebpflb.kernel.map_writer import MapWriter
 from ebpflb.kernel.maps import occupancy
 from ebpflb.kernel.maps.layout import MapSpec
 from ebpflb.kernel.maps.state_dir import StateDir
@@ -226,7 +227,8 @@ class Datapath(MapWriter):
         if self._flags and not self.devices.to_come:
             self._flags = NO_FLAGS
             try:
-                self.write_settings({"flags": self._settings().flags - _ATTACHING})
+                settings = self._settings()
+                self.write_settings(settings._replace(flags=settings.flags - _ATTACHING))
             except KernelError:
                 self._flags = _ATTACHING
                 raise

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from typing import Protocol as TypingProtocol
 
 from ebpflb.entries.services import (
+    NO_FLAGS,
     NO_SLOT,
     Flags,
     LastIds,
@@ -35,7 +36,6 @@ from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.planner import NOT_IN_MAPS, Plan
 
 _REMOVED = "removed_"
-NO_FLAGS = frozenset[str]()
 _MOST_MOVES, _WRITES = 2**32 - 1, 2**64  # the largest values of the counters
 
 
@@ -213,22 +213,29 @@ class MapWriter:
         """Note that others may have written the maps of ``write_map``."""
         self._written.clear()
 
-    def settings_difference(self, values: Mapping[str, Any]) -> list[str]:
+    def settings_difference(self, settings: Settings) -> list[str]:
         """Return the fields that ``write_settings`` would change, and "writes" if it is odd."""
         self._last_settings = None
-        found, wanted = self._settings(), self._wanted_settings(values)
+        found, wanted = self._settings(), self._wanted_settings(settings)
         fields = [name for name in found._fields if getattr(found, name) != getattr(wanted, name)]
         return [*fields, *(["writes"] if found.writes % 2 else [])]
 
-    def write_settings(self, values: Mapping[str, Any]) -> None:
-        """Write these fields of the settings and the node's netns cookie, if they differ."""
-        settings = self._wanted_settings(values)
-        unfinished = bool(settings.writes % 2)
-        self._write_settings(_written(settings, frontends_move=unfinished))
+    def write_settings(self, settings: Settings) -> None:
+        """Write the settings, if they differ; the writer's own fields are its own."""
+        wanted = self._wanted_settings(settings)
+        unfinished = bool(wanted.writes % 2)
+        self._write_settings(_written(wanted, frontends_move=unfinished))
 
-    def _wanted_settings(self, values: Mapping[str, Any]) -> Settings:
-        settings = self._settings()._replace(host_netns=self.host_netns, **values)
-        return settings._replace(flags=settings.flags | self._flags)
+    def _wanted_settings(self, settings: Settings) -> Settings:
+        found = self._settings()
+        return settings._replace(
+            host_netns=self.host_netns,
+            writes=found.writes,
+            flags=settings.flags | self._flags,
+            frontend_moves=found.frontend_moves,
+            last_service=found.last_service,
+            last_backend=found.last_backend,
+        )
 
     def _counters(self, name: str) -> Counters:
         opened = self.maps[name]

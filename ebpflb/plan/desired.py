@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from ebpflb.entries.services import (
+    NO_FLAGS,
     NO_PREFIX,
     NO_V4,
     NO_V6,
@@ -28,6 +29,7 @@ from ebpflb.entries.services import (
     Frontend,
     Prefix,
     RouteKey,
+    Settings,
     prefix_of,
     route_key,
     stored_name,
@@ -60,7 +62,6 @@ _HERE = {True: frozenset({"here"}), False: frozenset[str]()}
 _FLAGS = {(*lists, here): _LISTS[lists] | _HERE[here] for lists, here in product(_LISTS, _HERE)}
 _ORDER = {flags: list(_LISTS).index(key[:2]) for key, flags in _FLAGS.items()}
 _NO_ADDRESSES: Mapping[Family, Address] = {}
-_NO_FLAGS: Flags = frozenset()
 NODE_LOCAL = "node-local"  # the name of a listener, in the place of a pod's
 _LISTENER = BackendName("", NODE_LOCAL, "")
 
@@ -199,7 +200,7 @@ def _withheld(
     if name.protocol != Protocol.TCP or not api.taken:
         return {}
     wanted = (Frontend(*place, Protocol.TCP) for place in api.taken)
-    found = {f: flags for f in wanted if "external" in (flags := frontends.get(f, _NO_FLAGS))}
+    found = {f: flags for f in wanted if "external" in (flags := frontends.get(f, NO_FLAGS))}
     if found and api.are_free_for(name.owner, [each.endpoint for each in backends]):
         return {}
     return found
@@ -357,19 +358,23 @@ class DesiredNode(Struct, frozen=True, dict=True):
         }
         return dict(sorted(entries.items(), key=lambda entry: entry[0].length)[:most])
 
-    def settings(
-        self, options: dict[str, Any], covering: Mapping[Family, Prefix]
-    ) -> dict[str, Any]:
-        """Return the fields of map settings; ``options`` has those that the operator sets.
+    def settings(self, options: Settings, covering: Mapping[Family, Prefix]) -> Settings:
+        """Return the map settings; ``options`` has the fields that the operator sets.
 
         ``covering`` holds the prefixes that cover all cluster IPs (see ``ClusterIps.cover``).
         """
         pods = {family(n): prefix_of(n) for n in self.detector.networks(self.pod_cidrs)}
         active = self.detector.by_device or bool(pods)
         node_v4, node_v6 = _both(devices.node_addresses(self.known, self.primary))
-        found = {"node_v4": node_v4, "node_v6": node_v6, **_fields("pods", pods)}
-        flags = options["flags"] | (_DETECT if active else frozenset())
-        return {**options, **found, **_fields("span", covering), "flags": flags}
+        return options._replace(
+            node_v4=node_v4,
+            node_v6=node_v6,
+            pods_v4=pods.get(Family.IPV4, NO_PREFIX),
+            pods_v6=pods.get(Family.IPV6, NO_PREFIX),
+            span_v4=covering.get(Family.IPV4, NO_PREFIX),
+            span_v6=covering.get(Family.IPV6, NO_PREFIX),
+            flags=options.flags | (_DETECT if active else NO_FLAGS),
+        )
 
     def _device_flags(self, device: Device) -> Iterator[str]:
         known = self._by_index
@@ -385,10 +390,6 @@ class DesiredNode(Struct, frozen=True, dict=True):
 
 def _first(lists: Iterable[list[RouteSource]]) -> list[RouteSource]:
     return next(filter(None, lists), [])
-
-
-def _fields(name: str, found: Mapping[Family, Prefix]) -> dict[str, Prefix]:
-    return {f"{name}_v{f.value}": found.get(f, NO_PREFIX) for f in Family}
 
 
 def _both(addresses: AddressByFamily) -> tuple[Address, Address]:

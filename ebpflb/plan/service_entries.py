@@ -15,6 +15,7 @@ from msgspec import structs
 from ebpflb.entries.flows import StaleCandidates, Unanswered
 from ebpflb.entries.services import (
     FIRST_BACKENDS,
+    NO_FLAGS,
     NO_TABLE,
     Backend,
     Flags,
@@ -93,7 +94,7 @@ class ServiceEntries(NamedTuple):
     @property
     def scheduler(self) -> str:
         valid = self.valid
-        return scheduler_of(valid.flags if valid else _NO_FLAGS)
+        return scheduler_of(valid.flags if valid else NO_FLAGS)
 
     @property
     def is_weighted(self) -> bool:
@@ -276,7 +277,6 @@ def _passed_through(frontend: Frontend, old: ServiceEntries, new: ServiceEntries
     return "passthrough" in now.flags and not before.local.size and now.local.size > 0
 
 
-_NO_FLAGS = frozenset[str]()
 NO_ENTRIES = ServiceEntries(0, Range(0, 0), {}, (), ())
 
 

@@ -22,6 +22,7 @@ from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.cluster import decoding
+from ebpflb.entries.services import Settings
 from ebpflb.errors import EbpflbError, NodeError
 from ebpflb.history.records import WriteCause
 from ebpflb.kernel.map_writer import CAPACITY
@@ -80,8 +81,8 @@ class FakeDatapath:
         self.programs: list[str] = []
         self.leftovers: MapContents | None = None
         self.small_maps: dict[str, dict[Any, Any]] = {}
-        self.settings: dict[str, Any] = {}
-        self.settings_at_plans: list[dict[str, Any]] = []
+        self.settings = Settings()
+        self.settings_at_plans: list[Settings] = []
         self.served: list[Devices] = []
         self.now: set[int] = set()  # the devices that did not wait for others
         self.devices_to_come: set[int] = set()
@@ -109,8 +110,8 @@ class FakeDatapath:
     def is_attached(self) -> bool:
         return self.hooked
 
-    def write_settings(self, values: dict[str, Any]) -> None:
-        self.settings = dict(values)
+    def write_settings(self, settings: Settings) -> None:
+        self.settings = settings
 
     def read_contents(self) -> MapContents:
         if self.unreadable:

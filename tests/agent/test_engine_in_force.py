@@ -16,7 +16,7 @@ def test_netfilter(harness: Harness) -> None:
     harness.engine = engine_choice(AUTO, table)
     start(harness)
     assert table.active
-    assert "netfilter" in harness.datapath.settings["flags"]
+    assert "netfilter" in harness.datapath.settings.flags
     assert harness.datapath.settings_at_plans[0] is harness.datapath.settings
 
 
@@ -41,7 +41,7 @@ def test_flow_tables(
     harness.engine = engine_choice(chosen, table, missing=missing)
     start(harness, packet_path=chosen)
     assert not table.starts
-    assert "netfilter" not in harness.datapath.settings["flags"]
+    assert "netfilter" not in harness.datapath.settings.flags
     found = harness.agent.status.packet_path
     assert found is not None
     assert found.engine is Engine.FLOWS
@@ -58,7 +58,8 @@ def test_a_demanded_engine_is_never_left(harness: Harness) -> None:
     start(harness, packet_path=Engine.NETFILTER)
     said = f"the last sync failed: --packet-path=netfilter cannot work now: {BUSY}"
     assert said in not_ready(harness.agent.status)
-    assert not (harness.datapath.plans or harness.datapath.settings or harness.datapath.attached)
+    assert not (harness.datapath.plans or harness.datapath.attached)
+    assert not harness.datapath.settings.flags
     table.error = None
     harness.wait_for(lambda status: not not_ready(status))
-    assert "netfilter" in harness.datapath.settings["flags"]
+    assert "netfilter" in harness.datapath.settings.flags

@@ -61,7 +61,7 @@ def test_full_map(harness: Harness) -> None:
         "timeouts",
     }
     assert len(harness.datapath.maps.services) == 1
-    assert harness.datapath.settings["span_v4"] == prefix_of(ip_network("10.96.0.0/16"))
+    assert harness.datapath.settings.span_v4 == prefix_of(ip_network("10.96.0.0/16"))
     assert not harness.datapath.attached
     assert harness.stale_udp.checks_of_everything < 1
     harness.datapath.full.clear()

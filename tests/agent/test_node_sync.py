@@ -44,9 +44,9 @@ def test_settings_first(harness: Harness) -> None:
     start(harness)
     (settings,) = harness.datapath.settings_at_plans
     assert settings == harness.datapath.settings
-    assert settings["span_v4"] == prefix_of(ip_network("10.96.0.1/32"))
-    assert (settings["first_port"], settings["last_port"]) == (10000, 29999)
-    assert settings["node_v4"] == V4
+    assert settings.span_v4 == prefix_of(ip_network("10.96.0.1/32"))
+    assert (settings.first_port, settings.last_port) == (10000, 29999)
+    assert settings.node_v4 == V4
 
 
 def test_pods_devices_get_programs_beside_the_loop(harness: Harness) -> None:
@@ -116,7 +116,7 @@ def test_covering_prefix_grows_first(harness: Harness) -> None:
     start(harness)
     harness.send(changed(Kind.SERVICE, service("b", "10.96.0.2")))
     settings = harness.datapath.settings_at_plans[-1]
-    assert settings["span_v4"] == prefix_of(ip_network("10.96.0.0/30"))
+    assert settings.span_v4 == prefix_of(ip_network("10.96.0.0/30"))
 
 
 @pytest.mark.parametrize(
@@ -130,17 +130,17 @@ def test_covering_prefix_grows_first(harness: Harness) -> None:
 )
 def test_flags(harness: Harness, chosen: dict[str, bool], flags: set[str]) -> None:
     """The operator's choices are written as flags."""
-    assert start(harness, **chosen).datapath.settings["flags"] == flags
+    assert start(harness, **chosen).datapath.settings.flags == flags
 
 
 def test_node_cidr(harness: Harness) -> None:
     """In mode NodeCIDR the Node says who its pods are, and may change its mind."""
     start(harness, detector=LocalDetector(LocalMode.NODE_CIDR))
-    assert harness.datapath.settings["pods_v4"] == prefix_of(ip_network("10.244.1.0/24"))
-    assert "detect_local" in harness.datapath.settings["flags"]
+    assert harness.datapath.settings.pods_v4 == prefix_of(ip_network("10.244.1.0/24"))
+    assert "detect_local" in harness.datapath.settings.flags
     harness.send(changed(Kind.NODE, NODE | {"spec": {}}))
-    assert harness.datapath.settings["pods_v4"] == services.NO_PREFIX
-    assert "detect_local" not in harness.datapath.settings["flags"]
+    assert harness.datapath.settings.pods_v4 == services.NO_PREFIX
+    assert "detect_local" not in harness.datapath.settings.flags
 
 
 def test_devices(harness: Harness) -> None:
@@ -222,7 +222,7 @@ def test_pods_devices(harness: Harness) -> None:
     written = harness.datapath.small_maps["devices"]
     flags = {index: device.flags for index, device in written.items()}
     assert flags == {2: {"host_only"}, 3: {"pods", "host_only", "master"}, 4: {"pods"}}
-    assert "detect_local" in harness.datapath.settings["flags"]
+    assert "detect_local" in harness.datapath.settings.flags
 
 
 def test_engine_is_chosen_anew(harness: Harness) -> None:
@@ -256,7 +256,7 @@ def test_service_ranges(harness: Harness) -> None:
     harness.send(listed(Kind.SERVICE_CIDR, manifests.service_cidr("10.96.0.0/16")))
     written = {services.ServiceRange(112, ip_address("10.96.0.0")): 1}
     assert harness.datapath.small_maps["service_ranges"] == written
-    assert harness.datapath.settings["span_v4"] == prefix_of(ip_network("10.96.0.0/16"))
+    assert harness.datapath.settings.span_v4 == prefix_of(ip_network("10.96.0.0/16"))
     harness.send(listed(Kind.SERVICE_CIDR))
     assert harness.datapath.small_maps["service_ranges"] == {}
 
@@ -268,7 +268,7 @@ def test_after_a_failed_write(harness: Harness) -> None:
     harness.datapath.failures = [KernelError("map update", 7, "full")]
     harness.send(changed(Kind.SERVICE, service("b", "10.96.0.2")))
     harness.wait_for(lambda status: not status.sync_error)
-    assert harness.datapath.settings["span_v4"] == prefix_of(ip_network("10.96.0.0/16"))
+    assert harness.datapath.settings.span_v4 == prefix_of(ip_network("10.96.0.0/16"))
 
 
 def test_nodeport_addresses(harness: Harness) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from ebpflb.entries.flows import STREAM_AFTER
+from ebpflb.entries.services import Settings
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.model import services
 from ebpflb.model.devices import LocalDetector, LocalMode
@@ -353,22 +355,15 @@ def test_fast_forward_with_the_flow_tables(
 
 def test_all_that_programs_are_told(made: Options) -> None:
     """The options for programs are in the map of settings."""
-    assert made.map_settings == {
-        "flags": {
-            "guard_nodeports",
-            "masquerade_all",
-            "masquerade_here",
-            "host_sockets",
-            "reply_to_device",
-            "shadow",
-        },
-        "first_port": 40000,
-        "last_port": 40099,
-        "mark": 0x4000,
-        "mark_mask": 0x4000,
-        "udp_timeout": 30,
-        "udp_stream_timeout": 120,
-    }
+    flags = "guard_nodeports masquerade_all masquerade_here host_sockets reply_to_device shadow"
+    assert made.map_settings == Settings(
+        flags=frozenset(flags.split()),
+        first_port=40000,
+        last_port=40099,
+        mark=0x4000,
+        mark_mask=0x4000,
+        stream_after=STREAM_AFTER,
+    )
 
 
 def test_nothing_chosen(chosen: Callable[..., Options], options: list[object]) -> None:

@@ -21,6 +21,7 @@ from ebpflb.entries.services import (
     Range,
     ServiceEntry,
     ServiceRange,
+    Settings,
     prefix_of,
     service_range,
 )
@@ -88,10 +89,12 @@ def test_hold(datapath: Datapath, name: str, first: dict[Any, Any], second: dict
 
 
 def test_set(datapath: Datapath) -> None:
-    """Named fields change; the other fields and the count of writes stay."""
+    """The settings change as given; the count of writes stays."""
     span = prefix_of(ip_network("10.96.0.0/16"))
-    datapath.write_settings({"flags": frozenset({"masquerade_all"}), "first_port": 7})
-    datapath.write_settings({"span_v4": span})
+    datapath.write_settings(Settings(flags=frozenset({"masquerade_all"})))
+    datapath.write_settings(
+        Settings(flags=frozenset({"masquerade_all"}), first_port=7, span_v4=span)
+    )
     found = held(datapath, "settings")[0]
     assert found.flags - {"attaching"} == {"masquerade_all"}
     assert (found.first_port, found.span_v4) == (7, span)
@@ -112,7 +115,7 @@ def test_no_flow_before_every_device(
     crashed = Datapath(StateDir(directory))
     crashed.load(cache)
     monkeypatch.setattr(crashed.devices, "update", lambda *_, **by: 1 / 0)
-    crashed.write_settings({"flags": frozenset({"detect_local"})})
+    crashed.write_settings(Settings(flags=frozenset({"detect_local"})))
     with pytest.raises(ZeroDivisionError):
         crashed.attach(cgroup, ns.served())
     crashed.close()
@@ -121,11 +124,11 @@ def test_no_flow_before_every_device(
     monkeypatch.setattr(made.devices, "update", update)
     assert not made.is_attached()
     made.load(cache)
-    made.write_settings({"flags": frozenset({"masquerade_all"})})
+    made.write_settings(Settings(flags=frozenset({"masquerade_all"})))
     assert made.attach(cgroup, ns.served()) == {}
     assert flags == [{"masquerade_all", "attaching"}]
     assert held(made, "settings")[0].flags == {"masquerade_all"}
-    made.write_settings({"flags": frozenset()})
+    made.write_settings(Settings())
     assert held(made, "settings")[0].flags == frozenset()
     made.close()
     unpin_all(StateDir(directory))
@@ -139,7 +142,7 @@ def test_flows_during_an_upgrade(
     datapath.attach(cgroup, ns.served())
     newer = Datapath(StateDir(directory))
     assert newer.is_attached()
-    newer.write_settings({"flags": frozenset({"detect_local"})})
+    newer.write_settings(Settings(flags=frozenset({"detect_local"})))
     assert held(newer, "settings")[0].flags == {"detect_local"}
     newer.close()
     unpin_all(datapath.state)
@@ -191,7 +194,7 @@ def test_frontend_moves(datapath: Datapath) -> None:
         ranges = Range(0, size), Range(0, 0)
         return Plan(services=[(where, ServiceEntry(id, frozenset(), 0, size, *ranges))])
 
-    datapath.write_settings({"flags": frozenset()})
+    datapath.write_settings(Settings())
     assert held(datapath, "settings")[0].frontend_moves > 0
     assert moved(service(1), service(1), service(1, size=2)) == [True, False, False]
     assert moved(service(2), service(2), Plan()) == [True, False, False]
@@ -208,9 +211,9 @@ def test_frontend_moves_after_a_failure(
     def fail(*_: object) -> None:
         raise KernelError("map update", 7, "full")
 
-    datapath.write_settings({"flags": frozenset()})
+    datapath.write_settings(Settings())
     for write in (
-        lambda: datapath.write_settings({"flags": frozenset()}),
+        lambda: datapath.write_settings(Settings()),
         lambda: datapath.apply(Plan()),
         lambda: datapath.write_map("node_addresses", {ip_address("192.0.2.9"): 1}),
     ):
@@ -229,7 +232,7 @@ def test_last_ids(datapath: Datapath, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     assert datapath.read_contents().last_ids == LastIds(0, 0)
     datapath.apply(Plan(last_ids=[LastIds(3, 9)]))
-    datapath.write_settings({"flags": frozenset({"shadow"})})
+    datapath.write_settings(Settings(flags=frozenset({"shadow"})))
     datapath.apply(Plan(removed_backend_slots=[5]))
     assert datapath.read_contents().last_ids == LastIds(3, 9)
     with monkeypatch.context() as patched, pytest.raises(KernelError):

@@ -49,7 +49,7 @@ def test_only_the_options_ask_for_them() -> None:
         none = word == UNKNOWN_ROUTED
         wanted = WholeAddresses.NONE if none else WholeAddresses.BALANCED
         assert options.admission.whole_addresses is wanted
-        assert ("unknown_ports" in options.map_settings["flags"]) is not none
+        assert ("unknown_ports" in options.map_settings.flags) is not none
         both = options_with(unknown_ports=word, answer_pings=True)
         assert both.admission.whole_addresses is WholeAddresses.ALL
-        assert "answer_pings" in both.map_settings["flags"]
+        assert "answer_pings" in both.map_settings.flags

@@ -12,7 +12,7 @@ from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, NamedTuple
 
 from ebpflb.entries import services
-from ebpflb.entries.flows import Flow, Timeouts, Tuple
+from ebpflb.entries.flows import STREAM_AFTER, Flow, Timeouts, Tuple
 from ebpflb.entries.services import Prefix, Settings
 from ebpflb.errors import KernelError
 from ebpflb.kernel.maps.bpf_map import Counters, Map, MappedArray
@@ -101,7 +101,7 @@ class PacketNode(Publisher):
             "pods_v6": prefix(V6.pods),
             "span_v4": prefix(V4.service_range),
             "span_v6": prefix(V6.service_range),
-            **Timeouts().settings,
+            "stream_after": STREAM_AFTER,
         }
         self.put("settings", 0, Settings(0, 0, **{**usual, **fields}))
 

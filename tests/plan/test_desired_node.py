@@ -2,10 +2,9 @@
 """The desired content of the maps about a node: devices and settings."""
 
 from ipaddress import ip_address, ip_network
-from typing import Any
 
 from ebpflb.entries import services
-from ebpflb.entries.services import NO_PREFIX, NO_V4, NO_V6, prefix_of
+from ebpflb.entries.services import NO_PREFIX, NO_V4, NO_V6, Settings, prefix_of
 from ebpflb.model.addresses import Family
 from ebpflb.model.devices import Device, LocalDetector, LocalMode
 from ebpflb.plan.desired import DesiredNode
@@ -14,7 +13,7 @@ V4 = ip_address("192.0.2.1")
 ETH = Device(2, "eth0", False, True, 0, (V4,), (V4,))
 VETH = Device(3, "veth1", False, True, 0, (), ())
 HOST_ONLY = frozenset({"host_only"})
-CHOSEN: dict[str, Any] = {"flags": frozenset({"guard_nodeports"}), "first_port": 1, "last_port": 2}
+CHOSEN = Settings(flags=frozenset({"guard_nodeports"}), first_port=1, last_port=2)
 SPAN = {Family.IPV4: prefix_of(ip_network("10.96.0.0/16"))}
 
 
@@ -53,33 +52,28 @@ def test_ports_and_their_frames() -> None:
 
 def test_settings_without_detector() -> None:
     """The operator's fields, the node's own and the covering prefixes; there are no pods."""
-    assert local(LocalDetector()).settings(CHOSEN, SPAN) == CHOSEN | {
-        "pods_v4": NO_PREFIX,
-        "pods_v6": NO_PREFIX,
-        "span_v4": SPAN[Family.IPV4],
-        "span_v6": NO_PREFIX,
-        "node_v4": V4,
-        "node_v6": NO_V6,
-    }
+    assert local(LocalDetector()).settings(CHOSEN, SPAN) == CHOSEN._replace(
+        span_v4=SPAN[Family.IPV4], node_v4=V4
+    )
 
 
 def test_settings_with_detector() -> None:
     """With a detector for pods of one family, the detector is on, and the other has no pods."""
     found = local(LocalDetector(LocalMode.NODE_CIDR), "10.244.1.0/24").settings(CHOSEN, {})
-    assert found["flags"] == {"guard_nodeports", "detect_local"}
-    assert found["pods_v4"] == prefix_of(ip_network("10.244.1.0/24"))
-    assert found["pods_v6"] == found["span_v4"] == NO_PREFIX
+    assert found.flags == {"guard_nodeports", "detect_local"}
+    assert found.pods_v4 == prefix_of(ip_network("10.244.1.0/24"))
+    assert found.pods_v6 == found.span_v4 == NO_PREFIX
 
 
 def test_detector_by_device() -> None:
     """A mode that goes by devices is on before any of them is there."""
     found = local(LocalDetector(LocalMode.BRIDGE, bridge="cni0")).settings(CHOSEN, {})
-    assert "detect_local" in found["flags"]
-    assert found["pods_v4"] == NO_PREFIX
+    assert "detect_local" in found.flags
+    assert found.pods_v4 == NO_PREFIX
 
 
 def test_node_without_address() -> None:
     """A node without an address gets none."""
     alone = DesiredNode((VETH,), (VETH,), {}, LocalDetector(), ())
     assert alone.devices()[3] == services.DeviceEntry(NO_V4, NO_V6, HOST_ONLY)
-    assert alone.settings(CHOSEN, {})["node_v4"] == NO_V4
+    assert alone.settings(CHOSEN, {}).node_v4 == NO_V4
