@@ -201,7 +201,7 @@ class ElementsCheck:
 
     def _is_quarantined(self, change: Change) -> bool:
         id = change.backend_id
-        return change.new is None and id in self._service_sync.planner.backend_ids.used
+        return change.new is None and self._service_sync.planner.knows_backend(id)
 
 
 BUDGET_SECONDS = 0.01  # of one turn of the loop

@@ -188,10 +188,8 @@ class CanarySync:
                 raise CanaryRefused(f"map {name} is nearly full ({used[name]} of {most} entries)")
 
     def _has_nodeport(self, port: int) -> bool:
-        owners = self._service_sync.planner.frontends.owners
-        return any(
-            Frontend(ip, port, protocol) in owners for ip in ANY.values() for protocol in (6, 17)
-        )
+        places = (Frontend(ip, port, it) for ip in ANY.values() for it in (6, 17))
+        return any(map(self._service_sync.planner.holder, places))
 
     def _canary(
         self, wish: CanaryWish, client: Address, endpoint: Address, node: Address

@@ -39,7 +39,7 @@ from ebpflb.plan.canary import is_canary
 from ebpflb.plan.desired import ANY, DesiredService, desiring, not_made
 from ebpflb.plan.planner import Plan, Planner
 from ebpflb.plan.removed_endpoints import DELETED, Change, Watched
-from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries, SlowStarts, existing
+from ebpflb.plan.service_entries import ServiceEntries, SlowStarts, existing
 from ebpflb.plan.space import Shares
 from ebpflb.stopping import parts
 
@@ -278,8 +278,8 @@ class ServiceSync:
             self._start_over()
 
     def _hides_api_server(self, frontend: Frontend) -> bool:
-        name = self.planner.frontends.owners.get(frontend)
-        if name is None or frontend not in (entries := self.planner.actual[name]).services:
+        name = self.planner.holder(frontend)
+        if name is None or frontend not in (entries := self.planner.entries(name)).services:
             return False
         endpoints = [each.endpoint for each in entries.backends]
         is_external = "external" in entries.services[frontend].flags
@@ -346,12 +346,12 @@ class ServiceSync:
         former: dict[PortName, DesiredService | None] = dict.fromkeys(self._canary)
         self._write_changes(former | dict(wanted), self.planner.plan_changes)
         self._canary = frozenset(wanted)
-        full = next(filter(None, map(self.planner.waiting.lacks.get, wanted)), None)
+        full = next(filter(None, map(self.planner.lacks, wanted)), None)
         if full:
             self._write_changes(dict.fromkeys(wanted), self.planner.plan_changes)
             self._canary = frozenset()
         self.must_start_over = False
-        return full.reason if full else None
+        return full
 
     @property
     def has_canary(self) -> bool:
@@ -433,12 +433,12 @@ class ServiceSync:
 
     def _moving(self, ports: Iterable[ServicePort]) -> set[PortName]:
         """Return the service ports of a Service that have a cluster IP's or NodePort of another."""
-        moving, holders = set[PortName](), self.planner.frontends.owners
+        moving = set[PortName]()
         for port in ports:
             protocol, family = int(port.name.protocol), port.name.family
             places = (port.cluster_ip, port.port), (ANY[family], port.node_port or 0)
             for place in places:
-                holder = holders.get(Frontend(*place, protocol))
+                holder = self.planner.holder(Frontend(*place, protocol))
                 if holder and holder != port.name and holder.owner == port.name.owner:
                     moving |= {holder, port.name}
         return moving
@@ -455,7 +455,7 @@ class ServiceSync:
         self, port: ServicePort, slices: list[StoredSlice], local: LocalEndpoints
     ) -> Iterator[Step]:
         lack = self.planner.admit(port, endpoints.count(slices, port.name))
-        entries = self.planner.actual.get(port.name, NO_ENTRIES)
+        entries = self.planner.entries(port.name)
         if lack and not entries.id:
             self.no_local.update(port.name, frozenset())
             yield Step(_PORT_COST, {port.name: not_made(port, lack)})
@@ -484,7 +484,7 @@ class ServiceSync:
     def _desiring(self, port: ServicePort, selection: Selection) -> Steps[DesiredService]:
         self._watched[port.name] = self._watch(port, selection)
         self.no_local.update(port.name, policies_without_endpoints(port, selection))
-        programmed = self.planner.actual.get(port.name, NO_ENTRIES)
+        programmed = self.planner.entries(port.name)
         listener = self.cluster.node_local.serving(port) if port.node_local else None
         about = self.cluster.primary, listener, self.cluster.untracked, self.cluster.api_places
         wanted = yield from desiring(port, selection, *about)

@@ -62,7 +62,7 @@ def compare_service(planner: Planner, name: PortName, read: Read) -> Iterator[Wr
             continue
         field, row = found_row
         key, wanted = row
-        if field == "services" and planner.frontends.owners.get(key) != name:
+        if field == "services" and planner.holder(key) != name:
             continue
         found = read[field](key)
         if found == wanted:
@@ -107,7 +107,7 @@ def removed_backends(planner: Planner, slots: Iterable[tuple[int, int]]) -> Iter
     A slot of 0 is the initial value of the array.
     """
     for id, slot in slots:
-        if slot not in (0, NO_SLOT) and id not in planner.backend_ids.used:
+        if slot not in (0, NO_SLOT) and not planner.knows_backend(id):
             yield Wrong("removed_backend_slots", id, NOT_PLANNED)
 
 

@@ -274,6 +274,27 @@ class Planner:
         plan, self.plan = self.plan, Plan()
         return plan
 
+    def entries(self, name: PortName) -> ServiceEntries:
+        """Return the entries of a service port in the maps; NO_ENTRIES if it has none."""
+        return self.actual.get(name, NO_ENTRIES)
+
+    def holder(self, frontend: Frontend) -> PortName | None:
+        """Return the service port that has a frontend in the maps."""
+        return self.frontends.owners.get(frontend)
+
+    def claimant(self, frontend: Frontend) -> PortName:
+        """Return the service port that gets a frontend, of those that want it."""
+        return self.claims.claimants[frontend][0]
+
+    def lacks(self, name: PortName) -> str:
+        """Return what keeps a service port from fitting completely; "" if it fits."""
+        lack = self.waiting.lacks.get(name)
+        return lack.reason if lack else ""
+
+    def knows_backend(self, id: int | None) -> bool:
+        """Whether a backend has this id, or it is in quarantine."""
+        return id in self.backend_ids.used
+
     def admit(self, port: ServicePort, endpoints: int) -> Lack | None:
         """Return what keeps a service port from being made, or None.
 
@@ -309,7 +330,7 @@ class Planner:
         """
         if not desired.frontends:
             return
-        old = self.actual.get(desired.name, NO_ENTRIES)
+        old = self.entries(desired.name)
         kind = self.space.new_table(desired, old)
         if kind.size > tables.PLACES_A_STEP:
             parts = yield from kind.making()
@@ -367,7 +388,7 @@ class Planner:
 
     def _end_ahead(self, name: PortName) -> None:
         """Forget the block that was written ahead if it is in use now; free it if it never will."""
-        ahead, actual = self.space.ahead.get(name), self.actual.get(name, NO_ENTRIES)
+        ahead, actual = self.space.ahead.get(name), self.entries(name)
         if ahead is None:
             return
         if actual.block != ahead.block:
@@ -400,11 +421,6 @@ class Planner:
         if self.waiting.has_tries or self._freed or self._again:
             return -math.inf
         return self.quarantine.due if self.waiting.lacks else math.inf
-
-    @property
-    def not_programmed(self) -> dict[PortName, str]:
-        """The service ports that do not fit completely -> the reason."""
-        return {name: lack.reason for name, lack in self.waiting.lacks.items()}
 
     def programs_replaced(self) -> None:
         """Release former ids: no program chooses by the maps of another layout any more."""
@@ -508,7 +524,7 @@ class Planner:
         new, desired = None, self.claims.desired.get(name)
         lack = desired.lack if desired else None
         if desired and (frontends := self.claims.frontends_of(name)):
-            old = self.actual.get(name, NO_ENTRIES)
+            old = self.entries(name)
             new, lacks = self.space.fit(desired, frontends, old)
             lack = lacks or lack
         self.waiting.set(name, lack)
@@ -533,7 +549,7 @@ class Planner:
         self.backend_changes.append(BackendChange.between(name, old, NO_ENTRIES))
 
     def _change(self, name: PortName, new: ServiceEntries) -> None:
-        old = self.actual.get(name, NO_ENTRIES)
+        old = self.entries(name)
         self._write(name, old, new)
         if new.block != old.block or new.services != old.services:
             self.changed.setdefault(name, old)
@@ -549,7 +565,7 @@ class Planner:
 
     def _write(self, name: PortName, old: ServiceEntries, new: ServiceEntries) -> None:
         self.actual[name] = new
-        if new == old and all(self.frontends.owners[f] == name for f in new.services):
+        if new == old and all(self.holder(f) == name for f in new.services):
             return
         self._count(name, old, new)
         if new.block != old.block and not self._is_written(name, new):

@@ -36,7 +36,7 @@ from ebpflb.model.events import Key
 from ebpflb.model.services import PortName, Protocol, ServicePort
 from ebpflb.plan.desired import NODE_LOCAL, WITHHELD, DesiredBackend, DesiredService
 from ebpflb.plan.planner import Planner
-from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries
+from ebpflb.plan.service_entries import ServiceEntries
 from ebpflb.plan.tables import scheduler_of
 
 USED, DRAINING, UNUSED = "used", "draining", "not used"
@@ -259,14 +259,14 @@ class ServiceFacts(NamedTuple):
 
 def port_facts(port: ServicePort, planner: Planner) -> PortFacts:
     """Return the planner's current facts; must be called by the thread that plans."""
-    name, claims = port.name, planner.claims
-    desired = claims.desired.get(name)
+    desired = planner.claims.desired.get(port.name)
+    frontends = desired.frontends if desired else ()
     return PortFacts(
         port,
         desired,
-        planner.actual.get(name, NO_ENTRIES),
-        {f: claims.claimants[f][0] for f in (desired.frontends if desired else ())},
-        lack.reason if (lack := planner.waiting.lacks.get(name)) else "",
+        planner.entries(port.name),
+        {each: planner.claimant(each) for each in frontends},
+        planner.lacks(port.name),
     )
 
 

@@ -40,6 +40,11 @@ def _frontends_of_changing_ips(before: Maps, after: Maps) -> set[Frontend]:
     }
 
 
+def not_programmed(planner: Planner) -> dict[PortName, str]:
+    """The service ports that do not fit completely, and the reason."""
+    return {name: lack.reason for name, lack in planner.waiting.lacks.items()}
+
+
 class PlannedNode:
     """Maps, a planner and a clock, and those who look entries up.
 
@@ -57,6 +62,10 @@ class PlannedNode:
         self.readers: dict[tuple[Frontend, ServiceEntry], Reader] = {}
         self.clients: Keys = set()
         self.nameless: Set[int] = frozenset()
+
+    @property
+    def not_programmed(self) -> dict[PortName, str]:
+        return not_programmed(self.planner)
 
     def change(
         self, changes: Mapping[PortName, DesiredService | None], stop: int | None = None

@@ -24,7 +24,7 @@ def test_new_service_does_not_fit(capacity: Capacity, message: str) -> None:
     """A service that does not fit is named with the full map, and no part of it is written."""
     node = PlannedNode(capacity)
     node.change(by_name(A, B))
-    assert node.planner.not_programmed == {name("b"): message}
+    assert node.not_programmed == {name("b"): message}
     assert node.maps.services.keys() == A.frontends.keys()
     check_tidy(node)
 
@@ -37,7 +37,7 @@ def test_placed_when_room_appears(capacity: Capacity, message: str) -> None:
     node.change({name("a"): None})
     node.wait(2)
     node.change({})
-    assert node.planner.not_programmed == {}
+    assert node.not_programmed == {}
     assert node.maps.services.keys() == B.frontends.keys()
     check_tidy(node)
 
@@ -49,7 +49,7 @@ def test_what_is_placed_stays(capacity: Capacity, message: str) -> None:
     node.change(by_name(A, B))
     node.change(by_name(desired("a", [1, 2], [1, 2], affinity_seconds=60)))
     assert {service.affinity_seconds for service in node.maps.services.values()} == {60}
-    assert node.planner.not_programmed == {name("b"): message}
+    assert node.not_programmed == {name("b"): message}
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_what_is_not_wanted_any_more_goes(capacity: Capacity, grown: DesiredServ
     node = PlannedNode(capacity)
     node.change(by_name(A, B))
     node.change(by_name(grown))
-    assert node.planner.not_programmed.keys() == {name("b")}
+    assert node.not_programmed.keys() == {name("b")}
     assert {b.endpoint for b in node.planner.actual[name("b")].backends} == {backend(3).endpoint}
     mine = {f for f, owner in node.planner.frontends.owners.items() if owner == name("b")}
     assert mine == grown.frontends.keys() & B.frontends.keys()
@@ -80,7 +80,7 @@ def test_last_good_state_stays(capacity: Capacity) -> None:
     before = node.maps.view()
     plan = node.change(by_name(desired("b", [3, 4], [3, 4, 5])))
     assert not plan and node.maps.view() == before
-    assert node.planner.not_programmed.keys() == {name("b")}
+    assert node.not_programmed.keys() == {name("b")}
     check_tidy(node)
 
 
@@ -112,9 +112,9 @@ def test_frontends_of_one_plan_share_the_map() -> None:
     node = PlannedNode(CAPACITY._replace(services=4))
     node.change(by_name(A, B))
     node.change({name("a"): None, **by_name(desired("c", [5], [5]))})
-    assert node.planner.not_programmed.keys() == {name("c")}
+    assert node.not_programmed.keys() == {name("c")}
     node.change({})
-    assert node.planner.not_programmed == {}
+    assert node.not_programmed == {}
 
 
 def test_frontend_taken_over_needs_no_room() -> None:
@@ -122,7 +122,7 @@ def test_frontend_taken_over_needs_no_room() -> None:
     node = PlannedNode(CAPACITY._replace(services=4))
     node.change(by_name(A, B))
     node.change({name("a"): None, **by_name(desired("c", [1, 2], [5]))})
-    assert node.planner.not_programmed == {}
+    assert node.not_programmed == {}
 
 
 def test_half_flipped_and_full() -> None:

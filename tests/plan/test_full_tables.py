@@ -56,7 +56,7 @@ def test_a_change_is_served_at_random_until_the_former_table_is_free(
     node.change(by_name(after))
     assert node.planner.actual[name("a")].scheduler == RANDOM
     assert len(node.planner.actual[name("a")].backends) == len(after.backends)
-    (reason,) = node.planner.not_programmed.values()
+    (reason,) = node.not_programmed.values()
     assert reason.startswith("map choices is full (12 entries)") and "at random" in reason
     check_tidy(node)
     node.wait(2)
@@ -75,8 +75,8 @@ def test_the_tables_of_one_service_have_a_share() -> None:
     ports[1] = replace(ports[1], name=name("a")._replace(port="second"))
     node = PlannedNode(CAPACITY._replace(choices=80), Shares(1.0, service_tables=0.2))
     node.change(by_name(*ports))
-    (reason,) = node.planner.not_programmed.values()
-    assert node.planner.not_programmed.keys() == {ports[1].name}
+    (reason,) = node.not_programmed.values()
+    assert node.not_programmed.keys() == {ports[1].name}
     assert reason.startswith("the tables of one Service have at most 16 of 80 places")
     node.change(by_name(hashed(7, 8)))
     assert node.planner.actual[name("a")].scheduler == MAGLEV, "a change does not count twice"

@@ -14,7 +14,7 @@ from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.planner import Plan, Planner
 from ebpflb.plan.service_entries import BackendChange
 from tests.plan.builders import CAPACITY, LOCAL, SERVING, backend, by_name, desired, frontend, name
-from tests.plan.node import PlannedNode, check_tidy
+from tests.plan.node import PlannedNode, check_tidy, not_programmed
 
 WEB = desired("web", [1, 2], [1, 2])
 
@@ -296,9 +296,9 @@ def test_unwanted_is_not_tried_again() -> None:
     """A service that never got a place is forgotten once it is not desired."""
     planner = Planner(CAPACITY._replace(slots=1))
     planner.plan_changes(by_name(WEB), 0)
-    assert planner.not_programmed.keys() == {name("web")}
+    assert not_programmed(planner).keys() == {name("web")}
     assert not planner.plan_changes({name("web"): None}, 0)
-    assert planner.not_programmed == {}
+    assert not_programmed(planner) == {}
 
 
 def test_programs_of_another_layout_find_what_they_choose() -> None:

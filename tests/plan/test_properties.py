@@ -145,7 +145,7 @@ def _check_full(node: PlannedNode, before: Mapping[PortName, Sequence[DesiredBac
     """``before``: the backends that each service port had."""
     desired, view = from_nothing(node).view(), node.maps.view()
     for frontend, owner in node.planner.frontends.owners.items():
-        if owner in node.planner.not_programmed:
+        if owner in node.not_programmed:
             had, now = before.get(owner, ()), node.planner.actual[owner].backends
             assert now == had or _is_what_fits(now, had, node.desired[owner].backends)
             assert _for_any_endpoint(view[frontend]) == _for_any_endpoint(desired[frontend])

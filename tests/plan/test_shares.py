@@ -87,7 +87,7 @@ def test_a_greedy_namespace_takes_nothing_from_another_one(
     for greedy, small, seconds in steps:
         changes = {it.name: None if gone else it for it, gone in greedy}
         node.change(changes | ({small.name: small} if small else {}))
-        assert {name.namespace for name in node.planner.not_programmed} <= {"tenant"}
+        assert {name.namespace for name in node.not_programmed} <= {"tenant"}
         for part, used in node.planner.space.used_by("tenant").items():
             if part == "slots":  # its former blocks may come on top
                 used = sum(it.block.size for it in _entries_of(node, "tenant"))
@@ -129,16 +129,16 @@ def test_a_service_of_any_size_can_change(share: float) -> None:
     ]
     assert change(range(most)) == most
     change(range(most + 1))
-    assert node.planner.not_programmed, "a third of the slots"
+    assert node.not_programmed, "a third of the slots"
     assert [change(range(less, most + less - 1)) for less in (1, 2, 3)] == [most - 1] * 3
-    assert not node.planner.not_programmed
+    assert not node.not_programmed
 
 
 def test_the_share_is_named_with_the_option() -> None:
     """The share is named with its option in the log, in an Event and in `services get`."""
     node = PlannedNode(CAPACITY, HALF)
     node.change({(wanted := port("tenant", 1, range(1, 30))).name: wanted})
-    (reason,) = node.planner.not_programmed.values()
+    (reason,) = node.not_programmed.values()
     share = "namespace tenant has its share of map backend_slots"
     assert reason == f"{share} (17 of 33 entries, see --namespace-share)"
 

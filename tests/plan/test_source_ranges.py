@@ -170,13 +170,13 @@ def test_full_map() -> None:
     node = PlannedNode(CAPACITY._replace(source_ranges=3))
     node.change(by_name(restricted(FIRST, SECOND)))
     node.change(by_name(restricted(FIRST, THIRD, service="db", number=2)))
-    assert node.planner.not_programmed == {name("db"): FULL}
+    assert node.not_programmed == {name("db"): FULL}
     assert [node.maps.admitted(frontend(2), client) for client in CLIENTS] == [False, False, True]
     assert not node.change({})
     node.change(by_name(restricted(FIRST)))
-    assert node.planner.not_programmed == {name("db"): FULL}
+    assert node.not_programmed == {name("db"): FULL}
     node.change({})
-    assert node.planner.not_programmed == {}
+    assert node.not_programmed == {}
     assert [node.maps.admitted(frontend(2), client) for client in CLIENTS] == [True, False, True]
     check_tidy(node)
 
@@ -186,10 +186,10 @@ def test_what_was_let_in_and_shall_be_stays() -> None:
     node = PlannedNode(CAPACITY._replace(source_ranges=2))
     node.change(by_name(restricted(FIRST, SECOND)))
     node.change(by_name(restricted(SECOND, THIRD)))
-    assert node.planner.not_programmed.keys() == {name("web")}
+    assert node.not_programmed.keys() == {name("web")}
     assert let_in(node) == [False, True, False]
     node.change({})
-    assert not node.planner.not_programmed and let_in(node) == [False, True, True]
+    assert not node.not_programmed and let_in(node) == [False, True, True]
 
 
 def test_restriction_without_room_fails_closed() -> None:
@@ -198,7 +198,7 @@ def test_restriction_without_room_fails_closed() -> None:
     node.change(by_name(OPEN))
     assert let_in(node) == [True, True, True]
     node.change(by_name(restricted(FIRST, THIRD)))
-    assert node.planner.not_programmed.keys() == {name("web")}
+    assert node.not_programmed.keys() == {name("web")}
     assert let_in(node) == [False, False, True]
     check_tidy(node)
 
@@ -212,7 +212,7 @@ def test_restriction_of_what_does_not_fit_fails_closed() -> None:
     node.change(by_name(OPEN))
     grown = desired("web", [1], [1, 2], source_ranges=[FIRST], flags=RESTRICTED)
     node.change(by_name(grown))
-    assert node.planner.not_programmed.keys() == {name("web")}
+    assert node.not_programmed.keys() == {name("web")}
     assert let_in(node) == [True, False, False]
     assert len(node.maps.lookup(frontend(1)).cluster) == 1
     check_tidy(node)
@@ -223,7 +223,7 @@ def test_opening_does_not_wait_for_endpoints_that_do_not_fit() -> None:
     node = PlannedNode(CAPACITY._replace(slots=1))
     node.change(by_name(restricted(FIRST)))
     node.change(by_name(desired("web", [1], [1, 2], flags=EXTERNAL)))
-    assert node.planner.not_programmed.keys() == {name("web")}
+    assert node.not_programmed.keys() == {name("web")}
     assert let_in(node) == [True, True, True]
     check_tidy(node)
 
@@ -236,7 +236,7 @@ def test_restricted_frontend_lost_where_nothing_fits() -> None:
     older = desired("app", [2], [3], created="2023")
     grown = desired("web", flags, [1, 2], source_ranges=[FIRST], created="2024")
     node.change(by_name(older, grown))
-    assert node.planner.not_programmed.keys() == {name("web")}
+    assert node.not_programmed.keys() == {name("web")}
     assert node.planner.actual[name("web")].source_ranges == frozenset()
     check_tidy(node)
     node.wait_for_quarantine()

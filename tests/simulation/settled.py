@@ -15,7 +15,7 @@ from ebpflb.model.events import Kind
 from ebpflb.model.services import Protocol
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.conditions import not_ready
-from tests.plan.node import PlannedNode, check_tidy
+from tests.plan.node import PlannedNode, check_tidy, not_programmed
 from tests.plan.simulation import Maps
 from tests.simulation.agent import Life
 from tests.simulation.cluster import read
@@ -60,8 +60,8 @@ def _check_hooks(node: "SimNode") -> None:
 def _check_maps(node: "SimNode", life: Life) -> None:
     """As if written from nothing, without anything left over, and as the audit sees it."""
     planner, datapath = life.service_sync.planner, life.datapath
-    if planner.not_programmed:
-        raise Wrong(f"not programmed: {planner.not_programmed}")
+    if not_programmed(planner):
+        raise Wrong(f"not programmed: {not_programmed(planner)}")
     found = contents(datapath.maps)
     fresh = Maps()
     made = Planner(datapath.capacity)
