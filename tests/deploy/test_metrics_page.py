@@ -16,7 +16,7 @@ from tests.serve.kube_proxy_table import OF_OTHER_MODES, OURS
 OF_A_LIBRARY = "process_", "python_"  # which says itself what they mean
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "metrics.md").read_text()
-PARITY = (DOCS / "kube-proxy-parity.md").read_text()
+KUBE_PROXY = (DOCS / "kube-proxy.md").read_text()
 
 
 HISTOGRAMS = {"rest_client_request_duration_seconds"}  # of the metrics on this page
@@ -65,6 +65,6 @@ def test_page_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_left_out_has_a_reason() -> None:
-    """The parity page says why each metric of section 14 that is not shown has no meaning here."""
-    rows = re.findall(r"(?m)^\| (`kubeproxy_[^|]+) \| not applicable: ", PARITY)
+    """kube-proxy.md says why each metric of section 14 that is not shown has no meaning here."""
+    rows = re.findall(r"(?m)^- (`kubeproxy_.+): \*\*ebpflb:\*\* none: ", KUBE_PROXY)
     assert set(re.findall(r"\w+", " ".join(rows))) == OF_OTHER_MODES

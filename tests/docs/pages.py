@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-REFERENCE = ROOT / "docs/kube-proxy.md"  # a copy: its text is not ours
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md", "vagrant/README.md")),
     ROOT / "bench/results/README.md",
-    *sorted(set((ROOT / "docs").glob("*.md")) - {REFERENCE}),
+    *sorted((ROOT / "docs").glob("*.md")),
 ]
 
 BLOCK = re.compile(r"^ *```\w*\n.*?^ *```$", re.M | re.S)

@@ -2,7 +2,7 @@
 """Upstream's packet-flow tests (kube-proxy.md 19), from the manifest to the packet.
 
 Each case is a service and the flows that upstream asks about; where ebpflb differs on purpose (an
-endpoint here sees outside clients, kube-proxy-parity.md 5.1) the expectation says so without a
+endpoint here sees outside clients, kube-proxy.md 5.1) the expectation says so without a
 star.
 """
 

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/kube-proxy.md: tests show each rule and each difference, and these are there.
+
+kube_proxy.yaml names the tests: a renamed or removed test fails here, and so does a difference,
+section or flag of the page without tests.
+"""
+
+import ast
+import re
+from collections import Counter
+from functools import cache
+
+import pytest
+import yaml
+
+from tests.docs.pages import ROOT
+
+PAGE = (ROOT / "docs/kube-proxy.md").read_text()
+SHOWN_BY: dict[str, dict[str, list[str] | str]] = yaml.safe_load(
+    (ROOT / "tests/docs/kube_proxy.yaml").read_text()
+)
+CONFORMANCE = ROOT / "tests/conformance/cases.py"  # which test_packets_table plays
+DIFFERENCE = "ebpflb: "
+TEST = re.compile(r"(tests/[\w/]+/test_\w+\.py)::(test_\w+)(?:\[([\w ]+)\])?")
+SKIPPED = re.compile(r"\bmark\.(skip|xfail)\b")
+
+
+def sections(page: str) -> dict[str, str]:
+    """The text below each heading with a number."""
+    parts = re.split(r"^#+ (\d+(?:\.\d+)?)\.? .*\n", page, flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def differences(text: str) -> list[str]:
+    """What the marks say; of tables with a column ebpflb its cells, after those of the first."""
+    found = re.findall(r"\*\*ebpflb:\*\* (.+)$", text, re.M)
+    for table in re.findall(r"^\|.*\| ebpflb \|\n\|[-|]+\n((?:\|.*\n)+)", text, re.M):
+        rows = [[it.strip() for it in row.strip("|").split("|")] for row in table.splitlines()]
+        found += [f"{row[0]}: {row[-1]}" for row in rows if row[-1]]
+    return found
+
+
+def assert_is_shown(section: str, text: str) -> None:
+    """Each difference begins as one key of the section, and each such key has its difference."""
+    begins = [it.removeprefix(DIFFERENCE) for it in SHOWN_BY[section] if it.startswith(DIFFERENCE)]
+    listed = Counter(begin for it in differences(text) for begin in begins if it.startswith(begin))
+    assert listed == Counter(begins)
+    assert listed.total() == len(differences(text)), differences(text)
+
+
+@pytest.mark.parametrize(("section", "text"), sections(PAGE).items(), ids=sections(PAGE).keys())
+def test_each_section_is_shown(section: str, text: str) -> None:
+    """A section has tests, or its parts have, and so has each difference."""
+    parts = [it for it in SHOWN_BY if f"{it}.".startswith(f"{section}.")]
+    assert parts
+    if section in parts or differences(text):
+        assert_is_shown(section, text)
+
+
+@cache
+def marks_in(path: str) -> dict[str, str]:
+    """The marks of each test of a file, and those of the file."""
+    body = ast.parse((ROOT / path).read_text()).body
+    everywhere = "".join(ast.unparse(it) for it in body if "pytestmark" in ast.unparse(it)[:10])
+    return {
+        it.name: " ".join([everywhere, *map(ast.unparse, it.decorator_list)])
+        for it in body
+        if isinstance(it, ast.FunctionDef)
+    }
+
+
+def assert_exists(test: str) -> None:
+    """The test is there, also the case of its table, and nothing skips it altogether."""
+    named = TEST.fullmatch(test)
+    assert named, test
+    path, name, case = named.groups()
+    assert name in marks_in(path), test
+    assert not SKIPPED.search(marks_in(path)[name]), test
+    tables = (ROOT / path).read_text(), CONFORMANCE.read_text()
+    assert case is None or any(f'    "{case}": Case(' in it for it in tables), test
+
+
+@pytest.mark.parametrize("section", SHOWN_BY)
+def test_tests_exist(section: str) -> None:
+    """Each rule has tests, or says why not."""
+    for rule, tests in SHOWN_BY[section].items():
+        assert tests, rule
+        for test in tests if isinstance(tests, list) else ():
+            assert_exists(test)
+
+
+def test_flags() -> None:
+    """Every flag of section 15 has tests."""
+    rules = [it.removeprefix(DIFFERENCE) for it in SHOWN_BY["15"]]
+    flags = re.findall(r"^\| (-[^|]*[^|-]) \|", sections(PAGE)["15"], re.M)
+    assert len(flags) >= 30
+    assert [it for it in flags if not any(rule[:40].startswith(it[:40]) for rule in rules)] == []
+
+
+def test_mistakes_are_found() -> None:
+    """The checks above can fail."""
+    with pytest.raises(AssertionError):
+        assert_exists("tests/docs/test_kube_proxy.py::test_nothing_of_the_kind")
+    for text in ("- a **ebpflb:** b\n", "| a | ebpflb |\n|---|---|\n| b | c |\n", ""):
+        with pytest.raises(AssertionError):
+            assert_is_shown("4", text)
