@@ -6,7 +6,6 @@ the last value of a duplicate field and the first of several documents are used.
 a wrong type is an error.
 """
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +14,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import yaml
-from inotify_simple import INotify, flags
 
 from ebpflb import files
 from ebpflb.cluster import decoding, manifests
@@ -25,7 +23,7 @@ from ebpflb.config.parameters import IGNORED_FIELDS
 from ebpflb.errors import ConfigurationError, InvalidObject, one_line
 from ebpflb.model import addresses
 from ebpflb.model.addresses import Duration
-from ebpflb.workers import DescriptorWorker
+from ebpflb.workers import PeriodicWorker
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +47,6 @@ def read(path: Path) -> KubeProxyConfiguration:
         raise ConfigurationError(f"{path}: {error.strerror}") from error
     except (files.UnusableFile, ValueError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
-    except RecursionError:
-        raise ConfigurationError(f"{path}: nested too deeply") from None
     _check_kind(path, document.values)
     unread = list(_unread(KubeProxyConfiguration, document.values, ""))
     known = IGNORED_FIELDS.split()
@@ -66,48 +62,27 @@ def read(path: Path) -> KubeProxyConfiguration:
 
 
 def parse(data: bytes) -> Document:
-    """Parse the first YAML document, or JSON.
+    """Parse the first YAML document; JSON is YAML too.
 
     Raises ValueError, with a message for the operator, if it is not a mapping.
     """
-    duplicates: list[str] = []
-    try:
-        values = _parse_json(data, duplicates)
-    except ValueError:
-        duplicates.clear()
-        values = _parse_yaml(data, duplicates)
-    if not isinstance(values, dict):
-        raise ValueError("not a mapping of fields: is the file complete?")
-    return Document(_without_nulls(values), tuple(dict.fromkeys(duplicates)))
-
-
-def _parse_json(data: bytes, duplicates: list[str]) -> Any:
-    """Parse JSON; a duplicate is reported without its path, which the module json does not give."""
-
-    def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        duplicates.extend(_repeated(name for name, _ in pairs))
-        return dict(pairs)
-
-    return json.loads(data, object_pairs_hook=mapping)
-
-
-def _parse_yaml(data: bytes, duplicates: list[str]) -> Any:
     try:
         loader = manifests.Loader(data)
         try:
             node = loader.get_node() if loader.check_node() else None
-            if node is None:
-                return None
-            duplicates.extend(_duplicates(node, ""))
-            return loader.construct_document(node)
+            duplicates = tuple(dict.fromkeys(_duplicates(node, "")))
+            values = loader.construct_document(node) if node else None
         finally:
             loader.dispose()
     except Exception as error:  # PyYAML's constructors raise any
         reason = one_line(manifests.describe_yaml_error(error))
         raise ValueError(f"neither YAML nor JSON: {reason}") from error
+    if not isinstance(values, dict):
+        raise ValueError("not a mapping of fields: is the file complete?")
+    return Document(_without_nulls(values), duplicates)
 
 
-def _duplicates(node: yaml.Node, path: str) -> Iterator[str]:
+def _duplicates(node: yaml.Node | None, path: str) -> Iterator[str]:
     if isinstance(node, yaml.MappingNode):
         names = [str(key.value) for key, _ in node.value]
         yield from (join_path(path, name) for name in _repeated(names))
@@ -184,75 +159,34 @@ def decode(kind: type[Duration], value: Any) -> Duration:
 
 # The watch of the file while the agent runs.
 #
-# When the file is written, replaced or renamed, kube-proxy exits to be restarted with the new file
+# When the file is written or replaced, kube-proxy exits to be restarted with the new file
 # (kube-proxy.md 15). The kubelet updates a mounted ConfigMap by replacing the symbolic link
-# ``..data``, which does not change the file's inode. Therefore the directories of the link and of
-# its target are watched, and the file behind the name is compared. A file that temporarily does not
-# exist does not count as changed.
+# ``..data``, so the file behind the name is compared. A missing file does not count as changed.
 
-POLL_SECONDS = 10.0  # between two comparisons without an event of inotify
-_INOTIFY_MASK = flags.CLOSE_WRITE | flags.MODIFY | flags.MOVED_TO | flags.MOVED_FROM | flags.CREATE
-
-_Signature = tuple[int, ...]
+POLL_SECONDS = 1.0
 
 
-class ConfigWatch(DescriptorWorker):
+class ConfigWatch(PeriodicWorker):
     """The file at this object's creation is the reference: create it before reading the file."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__("config")
+        super().__init__("config", POLL_SECONDS)
         self.changed = False
         self.path = path.absolute()
-        self._inotify: INotify | None = None
         self._known = _signature(self.path)
 
     def start(self, on_change: Callable[[], None] = lambda: None) -> None:
         """Start; ``on_change`` is called once, from the thread of the watch; not after ``stop``."""
         self._on_change = on_change
-        self._inotify = self._watch()
         super().start()
 
-    def _watch(self) -> INotify | None:
-        """Return an inotify instance; None if it is not available: then the file is only polled."""
-        try:
-            inotify = INotify()
-            for directory in {self.path.parent, self.path.resolve().parent}:
-                inotify.add_watch(directory, _INOTIFY_MASK)
-        except OSError as error:
-            log.warning(
-                "%s: no inotify, polling every %g s instead: %s",
-                self.path,
-                POLL_SECONDS,
-                error.strerror,
-            )
-            return None
-        return inotify
-
-    def stop(self) -> None:
-        super().stop()
-        if self._inotify:
-            self._inotify.close()
-
-    def run(self) -> None:
-        moved = False
-        while not (moved or self._has_changed()):
-            moved = self._is_moved()
-            if self.stopped.is_set():
-                return
-        self.changed = True
-        self._on_change()
-
-    def _has_changed(self) -> bool:
-        return _signature(self.path) not in (None, self._known)
-
-    def _is_moved(self) -> bool:
-        """Wait for an event or the poll interval; return whether the file was renamed."""
-        self.wait([self._inotify] if self._inotify else [], POLL_SECONDS)
-        events = self._inotify.read(timeout=0) if self._inotify else []
-        return any(each.name == self.path.name and each.mask & flags.MOVED_FROM for each in events)
+    def turn(self) -> None:
+        if not self.changed and _signature(self.path) not in (None, self._known):
+            self.changed = True
+            self._on_change()
 
 
-def _signature(path: Path) -> _Signature | None:
+def _signature(path: Path) -> tuple[int, ...] | None:
     """Return values that differ for another file and after each write; None: no file."""
     try:
         stat = path.stat()

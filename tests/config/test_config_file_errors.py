@@ -97,13 +97,6 @@ def test_no_file(file: Path) -> None:
         config_file.read(file)
 
 
-def test_nested_too_deeply(file: Path) -> None:
-    """JSON that is nested without end is one sentence."""
-    file.write_text("[" * 100_000)
-    with pytest.raises(ConfigurationError, match=r"nested too deeply$"):
-        config_file.read(file)
-
-
 @pytest.mark.parametrize("make", NOT_NESTED.values(), ids=NOT_NESTED)
 def test_what_is_no_file(file: Path, make: Callable[[Path], None]) -> None:
     """A device without end, a pipe or terabytes of holes are named, and not read."""
