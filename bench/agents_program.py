@@ -25,7 +25,7 @@ from ebpflb import files
 from ebpflb.agent import loop
 from ebpflb.agent.loop import Inbox
 from ebpflb.cluster import api  # noqa: F401  # otherwise each agent imports it
-from ebpflb.cluster.api_source import ApiSource
+from ebpflb.cluster.list_watch import ApiSource
 from ebpflb.kernel.maps.layout import MAPS
 from ebpflb.options import Paths
 from ebpflb.serve.metrics import Metrics

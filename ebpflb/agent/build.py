@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Create every object of one node's agent."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple, Protocol
@@ -41,7 +41,7 @@ from ebpflb.cluster.api_servers import ApiServers
 from ebpflb.cluster.event_recorder import (
     ApiRecorder,
     EventRecorder,
-    WritingServer,
+    MakeServer,
     server_factory,
 )
 from ebpflb.cluster.source import Source, make_source
@@ -219,7 +219,7 @@ class _Builder:
             return EventRecorder()
         return ApiRecorder(server, self._options.node_name)
 
-    def _writing_server(self) -> Callable[[], WritingServer] | None:
+    def _writing_server(self) -> MakeServer | None:
         """Return what connects to the API server to write; None with manifests."""
         options = self._options
         if options.manifests:

@@ -15,7 +15,7 @@ from typing import Protocol
 from urllib.parse import quote
 
 from ebpflb.cluster.decoding import RequestRejected
-from ebpflb.cluster.event_recorder import RateLimit, WritingServer
+from ebpflb.cluster.event_recorder import MakeServer, RateLimit
 from ebpflb.cluster.source import Backoff, Timing
 from ebpflb.errors import EbpflbError, in_words, log_once
 from ebpflb.model.nodes import (
@@ -63,7 +63,7 @@ class NodeReadiness(PeriodicWorker):
         kind: str,
         node_name: str,
         health: Readiness,
-        make_server: Callable[[], WritingServer] | None,
+        make_server: MakeServer | None,
         on_write: Callable[[bool], None] = lambda success: None,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -75,7 +75,6 @@ class NodeReadiness(PeriodicWorker):
         self._kind, self._health = kind, health
         self._path = f"/api/v1/nodes/{quote(node_name, safe='')}"
         self._make_server = make_server
-        self._server: WritingServer | None = None
         self._on_write, self._clock = on_write, clock
         self._backoff = Backoff(timing or Timing())
         self._limit = RateLimit(BURST, BURST_SECONDS, clock)
@@ -138,10 +137,8 @@ class NodeReadiness(PeriodicWorker):
         """Send a patch; return whether it is written. If not, nothing is sent for a while."""
         path = self._path + patch.subresource
         try:
-            if self._server is None:
-                assert self._make_server is not None
-                self._server = self._make_server()
-            self._server.patch(path, patch.content_type, patch.body)
+            assert self._make_server is not None
+            self._make_server().patch(path, patch.content_type, patch.body)
         except (EbpflbError, OSError) as error:
             self._failed(error)
             return False

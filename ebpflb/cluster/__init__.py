@@ -5,7 +5,6 @@ source              the interface of every source, and the source that the optio
 
 The Kubernetes API:
 
-api_source      a thread for each kind that lists and watches
 list_watch      list, watch, and resume the watch
 api             requests to the API server
 api_servers     which of several API servers is asked

@@ -12,8 +12,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -25,6 +26,9 @@ from ebpflb.errors import EbpflbError, in_words, log_once
 from ebpflb.model.events import Key, Kind
 from ebpflb.redaction import redact
 from ebpflb.stopping import parts
+
+if TYPE_CHECKING:
+    from ebpflb.cluster import api
 
 # How often something may be reported, so that no tenant fills the log or the API server.
 
@@ -68,6 +72,7 @@ MAX_NOTE, MAX_INSTANCE = 1024, 128  # bytes; the API server refuses more
 
 _VERSIONS: dict[str, str] = {Kind.ENDPOINT_SLICE: "discovery.k8s.io/v1"}
 
+MakeServer = Callable[[], "api.Server"]  # connects to the API server
 Severity = Literal["Normal", "Warning"]
 
 
@@ -89,18 +94,6 @@ class Event(NamedTuple):
     reason: str
     action: str
     note: str
-
-
-class EventServer(Protocol):
-    """The used part of ``api.Server``."""
-
-    def create(self, path: str, body: bytes) -> None: ...
-
-
-class WritingServer(EventServer, Protocol):
-    """What ``api.Server`` can write."""
-
-    def patch(self, path: str, content_type: str, body: bytes) -> None: ...
 
 
 def node(name: str) -> Reference:
@@ -132,13 +125,13 @@ class EventRecorder:
 
 
 class ApiRecorder(EventRecorder):
-    """Send events to an API server; ``make_server`` is called for the first event."""
+    """Send events to an API server; ``make_server`` is called when there is an event."""
 
     is_log = False
 
     def __init__(
         self,
-        make_server: Callable[[], EventServer],
+        make_server: MakeServer,
         node_name: str,
         *,
         timing: Timing | None = None,
@@ -147,7 +140,6 @@ class ApiRecorder(EventRecorder):
     ) -> None:
         """``stop_timeout``: seconds that ``stop`` waits for unsent events."""
         self._make_server = make_server
-        self._server: EventServer | None = None
         self.instance = f"{CONTROLLER}-{node_name}"[:MAX_INSTANCE]
         self._timing, self._stop_timeout = timing or Timing(), stop_timeout
         self._of_object = object_limit(clock)
@@ -230,9 +222,7 @@ class ApiRecorder(EventRecorder):
         self._last_error = log_once(log.warning, line, reason, self._last_error)
 
     def _create(self, path: str, body: bytes) -> None:
-        if self._server is None:
-            self._server = self._make_server()
-        self._server.create(path, body)
+        self._make_server().create(path, body)
 
     def _stopped_within(self, seconds: float) -> bool:
         with self._condition:
@@ -267,13 +257,14 @@ def server_factory(
     master: str = "",
     observe: Observe = unobserved,
     servers: ApiServers | None = None,
-) -> Callable[[], WritingServer]:
-    """Return a function that connects to the API server.
+) -> MakeServer:
+    """Return a function that connects to the API server, when it is called first.
 
-    Arguments as of ``api_source.ApiSource``.
+    Arguments as of ``list_watch.ApiSource``.
     """
 
-    def make() -> WritingServer:
+    @cache
+    def make() -> "api.Server":
         from ebpflb.cluster import api
 
         return api.Server(kubeconfig, Timing(), master, servers=servers, observe=observe)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of every source, which is all that the agent needs, and how a source is made.
 
-The two sources are ``api_source.ApiSource`` and ``manifests.ManifestSource``. Each emits
+The two sources are ``list_watch.ApiSource`` and ``manifests.ManifestSource``. Each emits
 every kind first as ``Replaced``, then as ``Changed`` and ``Removed``; ApiSource sometimes as
 ``Replaced`` again.
 """
@@ -70,7 +70,7 @@ def make_source(emit: Emit, *, node_name: str, manifests: Path | None, **api: An
         from ebpflb.cluster.manifests import ManifestSource
 
         return ManifestSource(emit, directory=manifests, node_name=node_name)
-    from ebpflb.cluster.api_source import ApiSource
+    from ebpflb.cluster.list_watch import ApiSource
 
     return ApiSource(emit, node_name=node_name, **api)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.cluster.api_source import ApiSource
+from ebpflb.cluster.list_watch import ApiSource
 from ebpflb.cluster.manifests import ManifestSource
 from ebpflb.cluster.source import Source, Timing
 from tests.cluster.event_log import NODE, QUICK, Begin, EventLog, Quick, Start

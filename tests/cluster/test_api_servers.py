@@ -11,7 +11,7 @@ from ebpflb.cluster import api as api_module
 from ebpflb.cluster import api_servers
 from ebpflb.cluster.api import Server
 from ebpflb.cluster.api_servers import ApiServers
-from ebpflb.cluster.api_source import ApiSource
+from ebpflb.cluster.list_watch import ApiSource
 from ebpflb.errors import ClusterError
 from ebpflb.model.addresses import host_port
 from ebpflb.model.events import Changed, Kind

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.cluster.api import Server
-from ebpflb.cluster.api_source import ApiSource
+from ebpflb.cluster.list_watch import ApiSource
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Changed, Kind, SourceStatus
 from tests.cluster.event_log import QUICK, Begin, EventLog, Quick, Start

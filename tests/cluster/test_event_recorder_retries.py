@@ -3,6 +3,7 @@
 
 import json
 import threading
+from typing import Any, cast
 
 import pytest
 
@@ -26,7 +27,7 @@ def test_unforeseen(failing: Failing, caplog: pytest.LogCaptureFixture) -> None:
                 raise failures.pop(0)
             sent.append(json.loads(body)["note"])
 
-    sending = ApiRecorder(Server, NODE, timing=QUICK, stop_timeout=WAIT_SECONDS)
+    sending = ApiRecorder(cast(Any, Server), NODE, timing=QUICK, stop_timeout=WAIT_SECONDS)
     sending.start()
     for number in range(2):
         _record(sending, f"the {number}th")
@@ -52,7 +53,7 @@ def test_gives_up_in_the_end() -> None:
                 done.set()
             raise ClusterError("no route to host")
 
-    it = ApiRecorder(Broken, NODE, timing=QUICK, stop_timeout=0.0)
+    it = ApiRecorder(cast(Any, Broken), NODE, timing=QUICK, stop_timeout=0.0)
     it.start()
     for note in ("first", "second"):
         _record(it, note)

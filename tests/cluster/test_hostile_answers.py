@@ -12,7 +12,7 @@ import pytest
 
 from ebpflb.cluster import api as answers
 from ebpflb.cluster import decoding
-from ebpflb.cluster.api_source import ApiSource
+from ebpflb.cluster.list_watch import ApiSource
 from ebpflb.model.events import Changed, Kind
 from tests.cluster.event_log import NODE, QUICK, Begin, EventLog, Start
 from tests.cluster.objects import service

@@ -104,7 +104,7 @@ def test_the_server_of_the_environment(
 def test_kubernetes_is_imported_for_a_kubeconfig_alone() -> None:
     """The client costs 25 MB, which neither a pod nor a node on manifests must pay."""
     program = (
-        "import sys, ebpflb.cluster.api_source, ebpflb.cluster.manifests;"
+        "import sys, ebpflb.cluster.list_watch, ebpflb.cluster.manifests;"
         "from ebpflb.cluster.access import open_access;"
         "open_access(None, 'http://127.0.0.1').pool([]);"
         "sys.exit('kubernetes' in sys.modules)"

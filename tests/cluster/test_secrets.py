@@ -18,7 +18,7 @@ import pytest
 
 from ebpflb import redaction
 from ebpflb.cluster.api import Server
-from ebpflb.cluster.api_source import ApiSource
+from ebpflb.cluster.list_watch import ApiSource
 from ebpflb.cluster.source import RetryLoop
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Kind, PartStatus

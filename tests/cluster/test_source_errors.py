@@ -4,6 +4,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import pytest
 
@@ -231,7 +232,7 @@ def test_a_quiet_watch_that_breaks_is_opened_soon(
         backoff_first=1.0, backoff_max=30.0, jitter=lambda: 1.0, monotonic=lambda: server.now
     )
     loop = RetryLoop("it", events, timing, threading.Event())
-    listed = ListWatch(Kind.SERVICE, {}, server, loop)
+    listed = ListWatch(Kind.SERVICE, {}, cast(Any, server), loop)
     assert [loop.run_once(listed.list_and_watch) for _ in range(3)] == pauses
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from ebpflb.cluster.api_source import ApiSource
 from ebpflb.cluster.decoding import ResourceExpired, WatchSilent
+from ebpflb.cluster.list_watch import ApiSource
 from ebpflb.cluster.source import Emit, Timing
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Kind
@@ -42,7 +42,7 @@ class Thread:
 
 
 class ScriptedApi:
-    """What the source asks; a ``ListServer``. Faults by kind: see the methods of their steps."""
+    """What the source asks, as ``api.Server``. Faults by kind: see the methods of their steps."""
 
     url = "https://api"
 
