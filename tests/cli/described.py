@@ -19,11 +19,32 @@ class Word(NamedTuple):
 
 
 def words() -> dict[str, Word]:
-    rows = re.findall(r"(?m)^\| `(\w+)` \| ([^|]*) \| ([^|]*) \| [^|]*\|$", PAGE.read_text())
+    """Of the table, and of the lists below a command, by word or by type."""
+    text = PAGE.read_text()
+    found = [
+        *re.findall(r"(?m)^\| `(\w+)` \| ([^|]*) \| ([^|]*) \| [^|]*\|$", text),
+        *(
+            (name, types, command)
+            for command, below in chapters(text)
+            for name, types in rows(below)
+        ),
+    ]
     return {
         name: Word(frozenset(types.split(" or ")), frozenset(commands.split()))
-        for name, types, commands in rows
+        for name, types, commands in found
     }
+
+
+def chapters(text: str) -> Iterator[tuple[str, str]]:
+    parts = re.split(r"(?m)^### (\w+)\n", text)
+    return zip(parts[1::2], parts[2::2], strict=True)
+
+
+def rows(below: str) -> Iterator[tuple[str, str]]:
+    yield from re.findall(r"(?m)^- `(\w+)` \(([\w ]+)\)", below)
+    for types, names in re.findall(r"(?m)^- \*([\w ]+)\*: (.*)$", below):
+        outside = re.sub(r"\([^)]*\)", "", names)
+        yield from ((name, types) for name in re.findall(r"`(\w+)`", outside))
 
 
 WORDS = words()
