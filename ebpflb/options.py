@@ -494,7 +494,7 @@ class Options:
         parse=parse_series,
         show=show_series,
         chart="serviceMetrics",
-        details="See [metrics of each Service](service-metrics.md).",
+        details="See [metrics of each Service](metrics.md#metrics-of-each-service).",
     )
     bind_address_hard_fail: bool = False
     profiling: bool = False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which service ports have series of their own in /metrics (docs/service-metrics.md).
+"""Which service ports have series of their own in /metrics (docs/metrics.md).
 
 The number is bounded, because each series costs memory in every Prometheus. A series that comes and
 goes is of little use, so a service port that has series keeps them until another one is clearly

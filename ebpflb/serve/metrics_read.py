@@ -9,7 +9,7 @@ are from the last sweep, at most ten seconds ago. The flows, and the entries of 
 are from the last count, at most a minute ago while metrics are scraped.
 
 The series of single service ports, if --service-metrics asks for them, read counters that the
-programs have of every Service anyway (docs/service-metrics.md).
+programs have of every Service anyway (docs/metrics.md).
 """
 
 import time

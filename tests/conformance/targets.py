@@ -43,7 +43,7 @@ class Target:
     clean: Callable[[Place], None] = _nothing
 
 
-def ebpflb(packet_path: str) -> Target:
+def ebpflb(packet_path: str, *more: str) -> Target:
     def state(place: Place) -> Path:
         return BPFFS / place.node.netns
 
@@ -58,7 +58,7 @@ def ebpflb(packet_path: str) -> Target:
             "cluster-cidr": ",".join(cni.NETWORKS),
         }
         words = [f"--{name}={value}" for name, value in options.items()]
-        return [sys.executable, "-P", "-m", "ebpflb", "run", *words]
+        return [sys.executable, "-P", "-m", "ebpflb", "run", *words, *more]
 
     return Target(command, lambda place: unpin_all(StateDir(state(place))))
 
@@ -111,6 +111,7 @@ def other(template: str) -> Target:
 TARGETS = {
     "ebpflb-netfilter": ebpflb("netfilter"),
     "ebpflb-flows": ebpflb("flows"),
+    "ebpflb-masquerading": ebpflb("netfilter", "--masquerade-local-backends"),
     "kube-proxy-nftables": kube_proxy("nftables"),
     "kube-proxy-iptables": kube_proxy("iptables"),
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Series of single Services are the connections that clients made (docs/service-metrics.md)."""
+"""Series of single Services are the connections that clients made (docs/metrics.md)."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
