@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are this user's own: written in one step, read and held by nobody else."""
+"""Files: replaced in one step, read up to a limit, locked."""
 
 import fcntl
 import logging
@@ -16,11 +16,6 @@ import msgspec
 
 from ebpflb.errors import in_json_words, one_line
 
-# Reads a file that others may have made: a regular one, and not more of it than is wanted.
-#
-# Opening a device or a pipe may block or, as a watchdog, act; so it is opened by O_PATH first,
-# which does neither. A file in /proc is regular, and may still be endless or block.
-
 log = logging.getLogger(__name__)
 
 _CHECKOUT = Path(__file__).parents[1] / "docs"
@@ -34,37 +29,34 @@ MAX_BYTES = 16 << 20  # as YAML this takes 20 s to read, in which no other file 
 
 
 class UnusableFile(Exception):
-    """It is not regular, or too large; the message is for the operator."""
+    """The file is not regular, or too large; the message is for the operator."""
 
 
 def read_regular(path: Path, most: int = MAX_BYTES) -> bytes:
-    """Raises UnusableFile or OSError."""
+    """Read an untrusted file, up to a size limit. Raises UnusableFile or OSError."""
     with open_regular(path, most) as file:
-        data = _read(file.fileno(), most)
+        data = file.read(most + 1) or b""  # a file in /proc has no size, and may block
     if len(data) > most:
         raise UnusableFile(_too_large(most))
     return data
 
 
 def open_regular(path: Path, most: int, *, follow: bool = True) -> IO[bytes]:
-    """The open file, which is not larger than ``most`` now. Raises UnusableFile or OSError."""
+    """Return the open file, which has at most ``most`` bytes. Raises UnusableFile or OSError."""
     links = 0 if follow else os.O_NOFOLLOW
-    found = os.open(path, os.O_PATH | os.O_CLOEXEC | links)
-    try:
-        status = os.fstat(found)
-        if not stat.S_ISREG(status.st_mode):
-            raise UnusableFile("not a regular file")
-        if status.st_size > most:
-            raise UnusableFile(_too_large(most))
-        again = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    finally:
-        os.close(found)
-    return open(again, "rb")
+    opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | links)
+    status = os.fstat(opened)
+    is_regular = stat.S_ISREG(status.st_mode)
+    if is_regular and status.st_size <= most:
+        return open(opened, "rb")
+    os.close(opened)
+    raise UnusableFile(_too_large(most) if is_regular else "not a regular file")
 
 
 def decode_regular(path: Path, type: type[Decoded], most: int = MAX_BYTES) -> Decoded | None:
-    """What a JSON file of an agent's says; None if there is none. One that says anything else is
-    named in the log, and counts as none.
+    """Return the content of an agent's JSON file; None if there is none.
+
+    An invalid file is logged and treated as missing.
     """
     try:
         return msgspec.json.decode(read_regular(path, most), type=type)
@@ -80,24 +72,12 @@ def decode_regular(path: Path, type: type[Decoded], most: int = MAX_BYTES) -> De
     return None
 
 
-def _read(fd: int, most: int) -> bytes:
-    """Up to one byte more than ``most``; the file may have grown, or have no size as in /proc."""
-    parts, left = [], most + 1
-    while left and (part := os.read(fd, left)):
-        parts.append(part)
-        left -= len(part)
-    return b"".join(parts)
-
-
 def _too_large(most: int) -> str:
     return f"larger than {most >> 20} MiB"
 
 
 def replace(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Writes the file under a name of its own, which then takes the place of ``path``.
-
-    Raises OSError of ``path``, which is as it was then.
-    """
+    """Replace a file in one step. Raises OSError; then the old file is left unchanged."""
     name = ""
     try:
         half, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -112,7 +92,7 @@ def replace(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def lock(opened: int) -> bool:
-    """Locks a file or directory until it is closed; whether nobody else has locked it.
+    """Lock a file or directory until it is closed; return False if another process has locked it.
 
     Tries for a fifth of a second, because ``is_locked`` takes the lock for a moment.
     """
@@ -125,7 +105,7 @@ def lock(opened: int) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody has locked a file or directory; not if it cannot be opened."""
+    """Whether a process has locked a file or directory; False if it cannot be opened."""
     try:
         opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:

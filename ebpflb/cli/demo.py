@@ -13,7 +13,6 @@ from pathlib import Path
 
 import click
 
-from ebpflb import child
 from ebpflb.cli import common
 from ebpflb.errors import NodeError
 from ebpflb.kernel.attach.cgroup_links import cgroup_root
@@ -104,7 +103,7 @@ def shell(host: str) -> None:
     os.chdir(kept[-1] / "node/manifests")
     click.echo(f"a shell on {host} of {name}; `exit` ends it", err=True)
     program = os.environ.get("SHELL", "/bin/sh")
-    child.become(["nsenter", f"--net={NETNS / name}-{host}", program])
+    os.execvp("nsenter", ["nsenter", f"--net={NETNS / name}-{host}", program])
 
 
 def _user() -> int:

@@ -7,6 +7,7 @@ them.
 
 import json
 import re
+import shutil
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -304,9 +305,9 @@ def tools() -> Iterator[Tool]:
 
 def _command(family: str, variant: str) -> str | None:
     named = f"{family}-{variant}"
-    if child.find(f"{named}-save") and child.find(f"{named}-restore"):
+    if shutil.which(f"{named}-save") and shutil.which(f"{named}-restore"):
         return named
-    return family if child.find(f"{family}-save") and _variant(family) == variant else None
+    return family if shutil.which(f"{family}-save") and _variant(family) == variant else None
 
 
 def _variant(command: str) -> str:
@@ -375,7 +376,7 @@ def tables(unread: list[str], only: str = "") -> Iterator[Table]:
 
 def _tables_of_nft(of_iptables: set[nft.Name], only: str) -> Iterator[Table]:
     known = {RAW: nft.raw_tables, FORWARD: nft.forward_tables, "": nft.tables}[only]
-    if not child.find("nft"):
+    if not shutil.which("nft"):
         if any(is_foreign(it.table) for it in known() - of_iptables):
             raise NodeError("nft: it has rules, and nft is not installed here")
         return
