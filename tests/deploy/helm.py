@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helm itself (its Go library, by helm-python-sdk) on the chart, in a process of its own.
 
-    python -m tests.deploy.helm > deploy/manifests/ebpflb.yaml      after a change of the chart
+    python -m tests.deploy.helm         after a change of the chart
 
-is `helm template ebpflb deploy/chart/ebpflb --namespace kube-system` with a heading. In tests
-``render`` asks for many renderings at once: to load the library takes longer than to use it.
+writes what `helm template ebpflb deploy/chart/ebpflb --namespace kube-system` prints, by default
+values into deploy/manifests/ebpflb.yaml, and by others, without alerts, into everything.yaml here.
+In tests ``render`` asks for many renderings at once: to load the library takes longer than to use
+it.
 """
 
 import json
@@ -18,12 +20,12 @@ import yaml
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "chart/ebpflb"
 MANIFESTS = DEPLOY / "manifests/ebpflb.yaml"
-HEADING = """\
-# SPDX-License-Identifier: Apache-2.0
-# Rendered from deploy/chart/ebpflb with its default values: python -m tests.deploy.helm
-"""
-ORDER = ["ServiceAccount", "ConfigMap", "ClusterRole", "ClusterRoleBinding", "DaemonSet"]
 _SPDX = "# SPDX-License-Identifier: Apache-2.0\n"
+HEADING = (
+    f"{_SPDX}# Rendered from deploy/chart/ebpflb with {{}} values: python -m tests.deploy.helm\n"
+)
+EVERYTHING = Path(__file__).with_name("everything.values.yaml")
+ORDER = ["ServiceAccount", "ConfigMap", "ClusterRole", "ClusterRoleBinding", "DaemonSet"]
 
 Values = dict[str, Any]
 Object = dict[str, Any]
@@ -85,10 +87,20 @@ def containers(objects: list[Object]) -> list[Object]:
     return found
 
 
-def plain() -> str:
-    """What deploy/manifests/ebpflb.yaml has to be."""
-    (files,) = ask("render", {})
-    return HEADING + "".join(f"---\n{text}" for text in texts(files))
+def snapshots() -> dict[Path, str]:
+    """What the checked-in renderings have to be."""
+    default, other = ask("render", {}, yaml.safe_load(EVERYTHING.read_text()))
+    return {
+        MANIFESTS: _whole("its default", default),
+        EVERYTHING.with_name("everything.yaml"): _whole(
+            "everything.values.yaml's",
+            {name: text for name, text in other.items() if "prometheusrule" not in name},  # alerts
+        ),
+    }
+
+
+def _whole(values: str, files: dict[str, str]) -> str:
+    return HEADING.format(values) + "".join(f"---\n{text}" for text in texts(files))
 
 
 def _answer(question: str, values: Values) -> Any:
@@ -103,7 +115,8 @@ def _answer(question: str, values: Values) -> Any:
 
 def main() -> None:
     if len(sys.argv) < 2:
-        print(plain(), end="")
+        for path, text in snapshots().items():
+            path.write_text(text)
         return
     import helm_python
 

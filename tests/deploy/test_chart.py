@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The chart, rendered by Helm's own library."""
 
-import copy
 import os
 import re
 import subprocess
@@ -12,67 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from ebpflb.config import config_file
 from ebpflb.options import Options, Paths, flags_of
-from tests.config.files import KUBEADM
 from tests.deploy import helm
 from tests.deploy.helm import CHART, DEPLOY, MANIFESTS, Object, Refused, Values
+from tests.deploy.helm import EVERYTHING as EVERYTHING_FILE
 
 DEFAULTS: Values = yaml.safe_load((CHART / "values.yaml").read_text())
-EVERYTHING: Values = {
-    "config": {"metricsBindAddress": "0.0.0.0:10249"},
-    "podMonitor": {"enabled": True},
-    "prometheusRule": {"enabled": True},
-    "apiServer": {"host": "192.0.2.1"},
-    "ui": {"enabled": True},
-    "nodeReadiness": "taint",
-}
-OTHERS: dict[str, Any] = {
-    "image.digest": f"sha256:{'0' * 64}",
-    "image.pullPolicy": "Always",
-    "image.pullSecrets": ["one"],
-    "apiServer.hosts": ["192.0.2.1:6443"],
-    "config.clusterCIDR": "10.244.0.0/16",
-    "config.detectLocalMode": "NodeCIDR",
-    "config.healthzBindAddress": "127.0.0.1:10300",
-    "config.metricsBindAddress": "[::]:10301",
-    "packetPath": "flows",
-    "nodePortSourceRanges": ["198.51.100.0/24", "2001:db8::/32"],
-    "packetMark": "0x4000/0x4000",
-    "mapSizes": {"flows": 1048576, "backends": 262144},
-    "replyPath": "request-device",
-    "fastForward": "auto",
-    "externalIPs": "203.0.113.0/24,2001:db8::/32",
-    "namespaces": ["default", "shop"],
-    "services": "tier=web,stage in (test,canary)",
-    "scheduler": "round-robin",
-    "endpointHealth": "passive",
-    "nodeReadiness": "condition",
-    "serviceMetrics": "200,tier=web,stage in (test,canary)",
-    "nodeLocalAddresses": "169.254.20.10,fd00:20::10",
-    "loadBalancerUnknownPorts": "reject",
-    "namespaceShare": 50,
-    "shadow": True,
-    "socketTranslation": "host",
-    "audit": "report",
-    "readyzBindAddress": "[::1]:10302",
-    "extraArgs": ["--devices=eth*"],
-    "cleanup": "kube-proxy",
-    "podMonitor.interval": "15s",
-    "nodeSelector.kubernetes.io/os": "other",
-    "resources.requests.cpu": "1",
-    "resources.requests.memory": "1Gi",
-    "tolerations": [],
-    "ui.resources": {"limits": {"memory": "256Mi"}},
-    "ui.tokenSecret": "a-secret",
-    "updateStrategy.type": "OnDelete",
-    "podLabels": {"a": "b"},
-    "podAnnotations": {"a": "b"},
-    "podMonitor.labels": {"a": "b"},
-    "prometheusRule.labels": {"a": "b"},
-    "prometheusRule.repositoryURL": "https://git.example.org/ebpflb/",
-}
-KEYS = {"nodeSelector.kubernetes.io/os": ["nodeSelector", "kubernetes.io/os"]}
+EVERYTHING: Values = yaml.safe_load(EVERYTHING_FILE.read_text())
 
 
 def leaves(values: Values, above: str = "") -> Iterator[tuple[str, Any]]:
@@ -85,63 +30,32 @@ def leaves(values: Values, above: str = "") -> Iterator[tuple[str, Any]]:
             yield path, value
 
 
-def merged(values: Values, over: Values) -> Values:
-    """As Helm merges them."""
-    inner = {key: merged(values[key], it) for key, it in over.items() if isinstance(it, dict)}
-    return {**values, **over, **inner}
-
-
-def another(path: str, value: Any) -> Any:
-    """One that is allowed there, and is not this one."""
-    if path in OTHERS:
-        return OTHERS[path]
-    if isinstance(value, bool):
-        return not value
-    return value + 1 if isinstance(value, int) else f"{value}x"
-
-
-def with_(values: Values, path: str, value: Any) -> Values:
-    """A copy in which this one is set."""
-    made = inner = copy.deepcopy(values)
-    *above, last = KEYS.get(path, path.split("."))
-    for key in above:
-        inner = inner.setdefault(key, {})
-    inner[last] = value
-    return made
-
-
 def probes(values: Values) -> list[Object]:
     (objects,) = helm.render(values)
     container = helm.container(objects)
     return [container[f"{name}Probe"]["httpGet"] for name in ("liveness", "readiness")]
 
 
-def test_manifests_are_current() -> None:
-    """deploy/manifests has what the chart makes of its default values."""
-    assert MANIFESTS.read_text() == helm.plain(), "python -m tests.deploy.helm > " + str(MANIFESTS)
+def test_renderings_are_current() -> None:
+    """With default values, and with another one for each: `python -m tests.deploy.helm`."""
+    for path, text in helm.snapshots().items():
+        assert path.read_text() == text, path
 
 
-@pytest.mark.parametrize("values", [{}, EVERYTHING, {"cleanup": "ebpflb"}, {"mountBpffs": True}])
+def test_the_second_rendering_has_other_values() -> None:
+    """Each value of values.yaml is another one there."""
+    every, others = dict(leaves(DEFAULTS)), dict(leaves(EVERYTHING))
+    same = {path for path, value in every.items() if others.get(path, value) == value}
+    same -= {path for path in same if any(it.startswith(f"{path}.") for it in others)}
+    assert same == {"cleanup", "updateStrategy.rollingUpdate.maxUnavailable"}
+
+
+@pytest.mark.parametrize("values", [{}, EVERYTHING, {"cleanup": "ebpflb"}])
 def test_lint(values: Values) -> None:
     """Helm finds nothing to warn of."""
     (report,) = helm.ask("lint", values)
     assert not report["errors"]
     assert [it for it in report["messages"] if it["severity"] > 1] == []
-
-
-@pytest.mark.extended
-def test_every_value_is_used() -> None:
-    """Whatever values.yaml offers makes a difference."""
-    offered = dict(leaves(merged(DEFAULTS, EVERYTHING)))
-    assert offered.keys() == dict(leaves(DEFAULTS)).keys()
-    before = [EVERYTHING for _ in offered]
-    after = [
-        with_(values, path, another(path, offered[path]))
-        for path, values in zip(offered, before, strict=True)
-    ]
-    rendered = helm.render(*before, *after)
-    pairs = zip(rendered[: len(before)], rendered[len(before) :], strict=True)
-    assert [path for path, (was, it) in zip(offered, pairs, strict=True) if it == was] == []
 
 
 def test_options_of_the_chart() -> None:
@@ -206,28 +120,6 @@ def test_bad_values_are_refused(values: Values) -> None:
     assert isinstance(answer, Refused)
 
 
-def test_the_page_is_off_by_default_and_may_write_nothing() -> None:
-    """Its container has the agent's rights at most, every mount but /tmp read-only, and no token of
-    the service account.
-    """
-    ui = {"enabled": True, "port": 10300, "tokenSecret": "a-secret"}
-    plain, rendered = helm.render({}, {"ui": ui})
-    assert "ui" not in [it["name"] for it in helm.containers(plain)]
-    agent, page = helm.containers(rendered)
-    assert page["args"] == [
-        *("ui", "--listen=127.0.0.1:10300", "--token-file=/etc/ebpflb-ui/token"),
-    ]
-    rights = [set(it["securityContext"]["capabilities"]["add"]) for it in (page, agent)]
-    assert rights[0] <= rights[1] and page["securityContext"]["readOnlyRootFilesystem"]
-    assert {it["name"] for it in page["volumeMounts"] if not it.get("readOnly")} == {"tmp"}
-    places = {it["mountPath"]: it["name"] for it in page["volumeMounts"]}
-    assert places["/var/run/secrets/kubernetes.io/serviceaccount"] == "no-token"
-    assert {"name": "no-token", "emptyDir": {}} in helm.the("DaemonSet", rendered)["spec"][
-        "template"
-    ]["spec"]["volumes"]
-    assert "hostPort" not in str(page)
-
-
 def test_one_version() -> None:
     """Chart and manifests name the image that `make image` makes in any checkout, and no tag says
     "latest"; a release gives the chart the version that git has. No page names a version's files.
@@ -239,15 +131,6 @@ def test_one_version() -> None:
         assert not re.search(r"ebpflb[-_:]\d", page.read_text()), page
     for path in DEPLOY.rglob("*.y*ml"):
         assert ":latest" not in path.read_text(), path
-
-
-def test_image() -> None:
-    """A digest wins over a tag."""
-    image = {"repository": "example.org/ebpflb", "tag": "1"}
-    digest = OTHERS["image.digest"]
-    tagged, pinned = helm.render({"image": image}, {"image": image | {"digest": digest}})
-    assert helm.container(tagged)["image"] == "example.org/ebpflb:1"
-    assert helm.container(pinned)["image"] == f"example.org/ebpflb@{digest}"
 
 
 @pytest.mark.parametrize(
@@ -269,54 +152,6 @@ def test_probes_follow_the_configuration(bound: str, host: str | None, port: int
     live, ready = probes({"config": {"healthzBindAddress": bound}})
     assert (live["path"], live.get("host"), live["port"]) == ("/livez", host, port)
     assert (ready["path"], ready["host"], ready["port"]) == ("/readyz", "127.0.0.1", 10247)
-
-
-def test_readiness_is_asked_of_the_agent_alone() -> None:
-    """Not at the port that a kube-proxy on the same node has too; the agent listens there."""
-    bound = "127.0.0.1:10300"
-    (objects,) = helm.render({"readyzBindAddress": bound})
-    container = helm.container(objects)
-    asked = container["readinessProbe"]["httpGet"]
-    assert (asked["path"], asked["host"], asked["port"]) == ("/readyz", "127.0.0.1", 10300)
-    assert f"--readyz-bind-address={bound}" in container["args"]
-
-
-def test_what_kubeadm_wrote(tmp_path: Path) -> None:
-    """Its ConfigMap is taken for ``config`` as it is, and read as it was (docs/install.md)."""
-    whole = yaml.safe_load(KUBEADM.read_text())
-    outer = ("apiVersion", "kind", "clientConnection")
-    (objects,) = helm.render({"config": {k: v for k, v in whole.items() if k not in outer}})
-    installed, written = tmp_path / "config.conf", tmp_path / "kubeadm.conf"
-    installed.write_text(helm.the("ConfigMap", objects)["data"]["config.conf"])
-    written.write_text(yaml.safe_dump({**whole, "clientConnection": {}}))
-    assert config_file.read(installed) == config_file.read(written)
-    assert helm.container(objects)["livenessProbe"]["httpGet"]["port"] == 10256
-
-
-def test_api_server() -> None:
-    """An address that needs no Service takes the place of the one that the kubelet names."""
-    plain, named = helm.render({}, {"apiServer": {"host": "192.0.2.1"}})
-    assert "KUBERNETES_SERVICE_HOST" not in {it["name"] for it in helm.container(plain)["env"]}
-    found = {it["name"]: it.get("value") for it in helm.container(named)["env"]}
-    assert found["KUBERNETES_SERVICE_HOST"] == "192.0.2.1"
-    assert found["KUBERNETES_SERVICE_PORT"] == "6443"
-
-
-def test_several_api_servers() -> None:
-    """They reach the agent as options, and the kubelet's frontend cannot be chosen here."""
-    (objects,) = helm.render({"apiServer": {"hosts": ["192.0.2.1:6443", "[2001:db8::1]:6443"]}})
-    given = [it for it in helm.container(objects)["args"] if "api-server" in it]
-    assert given == ["--api-server=192.0.2.1:6443", "--api-server=[2001:db8::1]:6443"]
-
-
-def test_bpffs_is_mounted_for_the_host() -> None:
-    """Only the init container that mounts is privileged, and what it mounts is the host's."""
-    (objects,) = helm.render({"mountBpffs": True})
-    pod = helm.the("DaemonSet", objects)["spec"]["template"]["spec"]
-    (mounting,) = pod["initContainers"]
-    assert mounting["securityContext"]["privileged"]
-    assert mounting["volumeMounts"][0]["mountPropagation"] == "Bidirectional"
-    assert "privileged" not in helm.container(objects)["securityContext"]
 
 
 def cleaning_container(objects: list[Object]) -> Object:

@@ -7,7 +7,6 @@ kube-proxy.rules of prometheus-rules.yaml makes the series that its measurement 
 """
 
 import re
-from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +89,3 @@ def test_its_rules_answer_of_what_an_agent_serves(monkeypatch: pytest.MonkeyPatc
     assert (samples["0.25"], samples["0.5"], samples["+Inf"]) == (98, 100, 100)
     found = [histogram.quantile(share, samples) for share in QUANTILES]
     assert found == pytest.approx([0.375, 0.25 * 90 / 98, 0.25 * 50 / 98])
-
-
-def test_quantiles_without_changes() -> None:
-    """There is none without a change, and none above the last bound that is a number."""
-    assert isnan(histogram.quantile(0.5, {"0.25": 0, "+Inf": 0}))
-    assert histogram.quantile(0.99, {"0.25": 1, "300": 1, "+Inf": 9}) == 300

@@ -3,9 +3,6 @@
 
 import inspect
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +14,9 @@ from ebpflb.cluster import api, event_recorder
 from ebpflb.config import config_file
 from ebpflb.kernel.maps.state_dir import BPFFS
 from ebpflb.kernel.node import sysctls
-from ebpflb.options import Options, Paths
+from ebpflb.options import Paths
 from tests.deploy import helm
-from tests.deploy.helm import DEPLOY, MANIFESTS, Object, Values
-from tests.kit.api_server import FakeApiServer
+from tests.deploy.helm import DEPLOY, Object, Values
 
 VERSIONS = [f"1.{minor}" for minor in range(30, 38)]
 VARIANTS: list[Values] = [
@@ -45,54 +41,9 @@ OPERATOR_KINDS = ("PodMonitor", "PrometheusRule")
 
 
 @pytest.fixture(scope="module")
-def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with FakeApiServer() as api:
-        yield api.kubeconfig(tmp_path_factory.mktemp("kube"))
-
-
-@pytest.fixture(scope="module")
 def watched() -> list[Object]:
     """The objects where the Prometheus operator is there."""
     return helm.render(VARIANTS[-1])[0]
-
-
-def apply(manifests: Path, kubeconfig: Path) -> "subprocess.CompletedProcess[str]":
-    kubectl = Path(sys.executable).with_name("kubectl")
-    words = ["apply", "--dry-run=client", "--validate=false", "--filename", str(manifests)]
-    return subprocess.run(
-        [kubectl, *words],
-        env={"KUBECONFIG": str(kubeconfig), "HOME": str(kubeconfig.parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-
-@pytest.mark.parametrize("values", VARIANTS)
-def test_kubectl_takes_them(values: Values, kubeconfig: Path, tmp_path: Path) -> None:
-    """kubectl would make every object, and says so for each."""
-    (objects,) = helm.render(values)
-    path = tmp_path / "all.yaml"
-    path.write_text(yaml.safe_dump_all(objects))
-    done = apply(path, kubeconfig)
-    assert (done.returncode, done.stderr) == (0, "")
-    more = 2 if values.keys() & {"podMonitor", "endpointHealth"} else 0
-    assert len(done.stdout.splitlines()) == len(objects) == 5 + more
-    assert all(line.endswith("created (dry run)") for line in done.stdout.splitlines())
-
-
-def test_kubectl_takes_the_plain_manifests(kubeconfig: Path) -> None:
-    """As they lie there."""
-    done = apply(MANIFESTS, kubeconfig)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_kubectl_can_refuse(kubeconfig: Path, tmp_path: Path) -> None:
-    """The test above can fail: a kind that no server has is refused."""
-    path = tmp_path / "all.yaml"
-    path.write_text(MANIFESTS.read_text().replace("kind: DaemonSet", "kind: DemonSet"))
-    assert "DemonSet" in apply(path, kubeconfig).stderr
 
 
 @pytest.fixture(scope="module")
@@ -206,16 +157,6 @@ def group_of(path: str) -> str:
     return parts[1] if parts[0] == "apis" else ""
 
 
-def test_on_every_node(defaults: list[Object]) -> None:
-    """As kube-proxy: on every Linux node, in its network, and not to be evicted."""
-    pod = helm.the("DaemonSet", defaults)["spec"]["template"]["spec"]
-    assert pod["hostNetwork"]
-    assert pod["tolerations"] == [{"operator": "Exists"}]
-    assert pod["nodeSelector"] == {"kubernetes.io/os": "linux"}
-    assert pod["priorityClassName"] == "system-node-critical"
-    assert "hostPID" not in pod
-
-
 def test_agent_knows_its_flags(defaults: list[Object]) -> None:
     """Every flag that it is started with is one of `ebpflb run`."""
     command, *flags = helm.container(defaults)["args"]
@@ -235,18 +176,6 @@ def test_configuration_is_read(
         path.write_text(helm.the("ConfigMap", defaults)["data"]["config.conf"])
     config_file.read(path)
     assert not caplog.messages
-
-
-def test_probes_ask_where_it_listens(defaults: list[Object], tmp_path: Path) -> None:
-    """The port that the reader makes of the configuration is the probes'."""
-    path = tmp_path / "config.conf"
-    path.write_text(helm.the("ConfigMap", defaults)["data"]["config.conf"])
-    configuration = config_file.read(path)
-    port = int(configuration.healthz_bind_address.rpartition(":")[2])
-    container = helm.container(defaults)
-    assert container["livenessProbe"]["httpGet"]["port"] == port
-    own = int(Options.readyz_address.rpartition(":")[2])
-    assert container["readinessProbe"]["httpGet"]["port"] == own
 
 
 def test_places(defaults: list[Object]) -> None:

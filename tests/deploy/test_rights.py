@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.kernel.maps.state_dir import BPFFS
 from ebpflb.kernel.node import namespaces
 from ebpflb.lab.agents import LabAgent
 from ebpflb.lab.hosts import Lab
@@ -193,41 +192,6 @@ def test_each_right_is_needed(lost: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert done.stderr == f"ebpflb: missing capabilities: {lost}: run as root, or grant them\n"
-
-
-def test_kernel_needs_each_right(tmp_path: Path) -> None:
-    """It is the kernel that asks for them: a program of ours is not loaded without."""
-    for lost in namespaces.NEEDED_CAPABILITIES:
-        rest = tuple(name for name in namespaces.NEEDED_CAPABILITIES if name != lost)
-        done = subprocess.run(
-            [*limited_to(rest, tmp_path), sys.executable, "-c", LOADING],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=240,
-        )
-        assert done.returncode == 1, lost
-        assert "KernelError" in done.stderr or "VerifierError" in done.stderr, done.stderr
-
-
-LOADING = f"""
-from pathlib import Path
-from ebpflb.kernel.datapath import Datapath
-from ebpflb.kernel.attach.device_programs import unpin_all
-from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.options import Paths
-state = StateDir(Path("{BPFFS}/{PREFIX}-rights"))
-try:
-    Datapath(state).load(Paths.cache)
-finally:
-    unpin_all(state)
-"""
-
-
-def test_loading_works_with_all_three(tmp_path: Path) -> None:
-    """The test above can fail: with all of them the same program is loaded."""
-    command = [*limited_to(namespaces.NEEDED_CAPABILITIES, tmp_path), sys.executable, "-c", LOADING]
-    subprocess.run(command, check=True, timeout=240)
 
 
 def test_compiler_keeps_no_right(tmp_path: Path) -> None:

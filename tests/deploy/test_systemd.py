@@ -50,12 +50,6 @@ def test_systemd_takes_it(tmp_path: Path) -> None:
     assert verify(UNIT.read_text(), tmp_path) == ""
 
 
-@needs_systemd
-def test_systemd_can_refuse(tmp_path: Path) -> None:
-    """The test above can fail."""
-    assert "RestartSecs" in verify(UNIT.read_text().replace("RestartSec", "RestartSecs"), tmp_path)
-
-
 def test_it_starts_an_agent(service: configparser.SectionProxy) -> None:
     """With flags that there are, again whenever it ends, and with no reload that it has not."""
     program, command, *flags = service["ExecStart"].split()
