@@ -28,38 +28,6 @@ OPTIONS = (
 )
 
 
-# The least contrast of all texts that are seen, and of all lines of drawings, as WCAG computes it:
-# of every element that has a text of its own, fields and their placeholders too.
-CONTRAST = """
-const parts = (it) => it.match(/[\\d.]+/g).slice(0, 3).map(Number);
-const light = (it) => parts(it).map((c) => c / 255).map(
-  (c) => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
-  .reduce((sum, c, at) => sum + c * [0.2126, 0.7152, 0.0722][at], 0);
-const ground = (it) => {
-  for (; it; it = it.parentElement) {
-    const found = getComputedStyle(it).backgroundColor;
-    if (!found.startsWith("rgba(0, 0, 0, 0")) return found;
-  }
-};
-const contrast = (one, other) => {
-  const [a, b] = [light(one), light(other)].sort((x, y) => y - x);
-  return (a + 0.05) / (b + 0.05);
-};
-const seen = [...document.querySelectorAll("body *")].filter((it) => it.checkVisibility());
-const hasText = (it) => it.matches("input, select")
-  || [...it.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
-const texts = seen.filter((it) => hasText(it) && !it.disabled).map((it) => contrast(
-  it.closest("svg") ? getComputedStyle(it).fill : getComputedStyle(it).color, ground(it)));
-const placeholders = seen.filter((it) => it.placeholder).map(
-  (it) => contrast(getComputedStyle(it, "::placeholder").color, ground(it)));
-const drawn = seen.filter((it) => it.matches("svg .line, svg .fill, svg .mark")).map((it) => {
-  const { fill, stroke } = getComputedStyle(it);
-  return contrast(stroke === "none" ? fill : stroke, ground(it));
-});
-return [Math.min(...texts, ...placeholders), Math.min(21, ...drawn)];
-"""
-
-
 @contextmanager
 def served(cluster: Cluster, *options: str) -> Iterator[str]:
     """The address of the page of the cluster's node."""
@@ -172,15 +140,6 @@ class Page:
         from selenium.webdriver import ActionChains
 
         ActionChains(self.driver).send_keys(*words).perform()
-
-    def focus(self) -> str:
-        """What has the focus, in words."""
-        return str(
-            self.script(
-                "const it = document.activeElement;"
-                "return it.labels?.[0]?.innerText || it.innerText || it.tagName"
-            )
-        ).strip()
 
     def requests(self) -> list[str]:
         """All addresses that the page has asked for since the last call."""
