@@ -4,17 +4,15 @@
 import logging
 import os
 from collections.abc import Callable, Iterator
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ebpflb.config import fields
-from ebpflb.model.devices import LocalDetector
 from ebpflb.options import Options
 from tests.cli.conftest import NEVER, Ebpflb
-from tests.config.files import KUBEADM, write
+from tests.config.files import write
 
 Run = Callable[..., Options]
 
@@ -56,15 +54,6 @@ def refused(ebpflb: Ebpflb, options: list[object]) -> Callable[..., list[str]]:
     return call
 
 
-def test_kubeadm(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """kubeadm's ConfigMap is accepted as it is, without a warning."""
-    options = run("--config", KUBEADM)
-    assert options.detector == LocalDetector(cluster_cidrs=(ip_network("10.244.0.0/16"),))
-    assert options.healthz_address == "0.0.0.0:10256"
-    assert options.min_sync_period == 0
-    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
-
-
 def test_config_replaces_flags(run: Run, file: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The file overrides the flags; those that it overrides are logged by name."""
     write(file, bindAddress="192.0.2.7")
@@ -103,19 +92,6 @@ def test_verbosity_of_the_file(run: Run, file: Path) -> None:
     """The file's verbosity counts too."""
     run("--config", write(file, logging={"verbosity": 4}))
     assert logging.getLogger().level == logging.DEBUG
-
-
-def test_own_options_beside_config(run: Run, file: Path) -> None:
-    """What kube-proxy does not have is for the command line alone."""
-    write(file)
-    options = run("--config", file, "--devices=eth*", "--masquerade-ports=40000-40099")
-    assert (options.devices, options.masquerade_ports) == (("eth*",), (40000, 40099))
-
-
-def test_whole_configuration_for_configz(run: Run, file: Path) -> None:
-    """The agent has the whole of it, to be shown."""
-    options = run("--config", write(file, configSyncPeriod="1m"))
-    assert fields.to_builtins(options.configuration)["configSyncPeriod"] == "1m0s"
 
 
 def test_without_effect(run: Run, file: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -171,49 +147,3 @@ def test_every_error_at_once(refused: Callable[..., list[str]], file: Path) -> N
         f'  {file}: mode: must be one of iptables, ipvs, nftables, not "x"',
         f'  {file}: nodePortAddresses[0]: "secondary" is not a CIDR such as 10.0.0.0/8',
     ]
-
-
-def test_a_value_of_a_wrong_type(refused: Callable[..., list[str]], file: Path) -> None:
-    """The first one is named, with file and path."""
-    write(file, mode="x", ipvs=[])
-    assert refused("--config", file) == [
-        "ebpflb: the configuration is invalid:",
-        f"  {file}: ipvs: Expected object, got array",
-    ]
-
-
-def test_every_error_of_a_field(refused: Callable[..., list[str]], file: Path) -> None:
-    """Also where a field has several."""
-    write(
-        file,
-        clusterCIDR="10.0.0.0/99,b",
-        iptables={"syncPeriod": "-1s", "minSyncPeriod": "5s"},
-        nodePortAddresses=["::/0", "a"],
-    )
-    assert refused("--config", file)[1:] == [
-        f"  {file}: iptables.syncPeriod: must be greater than 0, not -1s",
-        f"  {file}: iptables.syncPeriod: must be at least iptables.minSyncPeriod (5s), not -1s",
-        f'  {file}: nodePortAddresses[1]: "a" is not a CIDR such as 10.0.0.0/8',
-        f'  {file}: clusterCIDR: "10.0.0.0/99" is not a CIDR such as 10.0.0.0/8',
-        f'  {file}: clusterCIDR: "b" is not a CIDR such as 10.0.0.0/8',
-    ]
-
-
-@pytest.mark.parametrize("text", ["", "{", "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkin"])
-def test_half_written(refused: Callable[..., list[str]], file: Path, text: str) -> None:
-    """A file that is not complete ends it with lines that name it, and no traceback."""
-    file.write_text(text)
-    lines = refused("--config", file)
-    assert lines
-    assert lines[0].startswith(f"ebpflb: {file}: ")
-    assert "Traceback" not in "".join(lines)
-
-
-def test_no_file(refused: Callable[..., list[str]], file: Path) -> None:
-    """Nor does one that is not there."""
-    assert refused("--config", file) == [f"ebpflb: {file}: No such file or directory"]
-
-
-def test_cleanup_false(run: Run) -> None:
-    """--cleanup=false is no --cleanup."""
-    assert run("--cleanup=false", "--init-only=false").paths.state == NEVER

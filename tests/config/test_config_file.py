@@ -2,7 +2,6 @@
 """Configuration files: what they say, and what they leave out (kube-proxy.md 15)."""
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -66,48 +65,10 @@ def test_kubeadm(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
 
 
-def test_zero_of_a_pointer(file: Path) -> None:
-    """In fields that are pointers in Go, zero is different from a missing value."""
-    found = config_file.read(
-        write(
-            file,
-            oomScoreAdj=0,
-            conntrack={"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s"},
-            iptables={"masqueradeBit": 0, "localhostNodePorts": False},
-        )
-    )
-    assert found.oom_score_adj == 0
-    assert (found.conntrack.max_per_core, found.conntrack.min) == (0, 0)
-    assert found.conntrack.tcp_established_timeout == 0
-    assert (found.iptables.masquerade_bit, found.iptables.localhost_node_ports) == (0, False)
-
-
-def test_json(file: Path) -> None:
-    """JSON will do, with tabs too."""
-    file.write_text(json.dumps(HEAD | {"mode": "ipvs"}, indent="\t"))
-    assert config_file.read(file).mode == "ipvs"
-
-
 def test_first_document(file: Path) -> None:
     """If a file has several documents, the first is used."""
     file.write_text(f"{yaml.safe_dump(HEAD | {'mode': 'ipvs'})}---\nkind: Other\n")
     assert config_file.read(file).mode == "ipvs"
-
-
-def test_addresses_by_family(file: Path) -> None:
-    """An IPv6 bindAddress makes the default addresses IPv6 (kube-proxy.md 13.1)."""
-    found = config_file.read(write(file, bindAddress="fd00::7"))
-    assert found.healthz_bind_address == "[::]:10256"
-    assert found.metrics_bind_address == "[::1]:10249"
-
-
-def test_port_appended(file: Path) -> None:
-    """An address without a port gets the usual one."""
-    found = config_file.read(
-        write(file, healthzBindAddress="192.0.2.1", metricsBindAddress="fd00::7")
-    )
-    assert found.healthz_bind_address == "192.0.2.1:10256"
-    assert found.metrics_bind_address == "[fd00::7]:10249"
 
 
 def test_lenient(file: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -131,13 +92,6 @@ def test_duplicates_in_json(file: Path, caplog: pytest.LogCaptureFixture) -> Non
     file.write_text(json.dumps(HEAD)[:-1] + ', "mode": "ipvs", "mode": "nftables"}')
     assert config_file.read(file).mode == "nftables"
     assert "duplicate fields, the last value is used: mode" in caplog.text
-
-
-def test_strict(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A file without errors logs nothing."""
-    caplog.set_level(logging.DEBUG)
-    config_file.read(write(file, mode="ipvs", featureGates={"Any": True}))
-    assert not caplog.records
 
 
 def changed(value: Any) -> Any:
@@ -176,9 +130,3 @@ def test_round_trip(file: Path) -> None:
     found = altered(KubeProxyConfiguration())
     file.write_text(fields.as_yaml(found))
     assert config_file.read(file) == found
-
-
-def test_plain() -> None:
-    """/configz shows the fields by the names of the file, in types that JSON has."""
-    shown = json.loads(json.dumps(fields.to_builtins(KubeProxyConfiguration())))
-    assert shown["iptables"]["syncPeriod"] == "30s"

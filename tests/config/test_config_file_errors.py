@@ -9,7 +9,7 @@ import pytest
 
 from ebpflb.config import config_file
 from ebpflb.errors import ConfigurationError
-from tests.config.files import KUBEADM, write
+from tests.config.files import write
 from tests.kit.hostile_files import NOT_NESTED, lay
 
 
@@ -78,17 +78,6 @@ def test_no_configuration(file: Path, text: bytes) -> None:
     with pytest.raises(ConfigurationError) as refused:
         config_file.read(file)
     assert all(line.startswith(f"{file}: ") for line in str(refused.value).splitlines())
-
-
-def test_every_half(file: Path) -> None:
-    """Any part of a file is read or rejected; no other exception is raised."""
-    whole = KUBEADM.read_bytes()
-    for length in range(0, len(whole), 7):
-        file.write_bytes(whole[:length])
-        try:
-            config_file.read(file)
-        except ConfigurationError as error:
-            assert str(file) in str(error)
 
 
 def test_no_file(file: Path) -> None:

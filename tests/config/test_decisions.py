@@ -36,7 +36,7 @@ FILES: dict[str, tuple[str, Decision]] = {
     "EKS": ("metricsBindAddress: 0.0.0.0:10249\n", {"metrics_address": "0.0.0.0:10249"}),
     "IPv6, with addresses left at IPv4": (
         "bindAddress: '::'\nhealthzBindAddress: 0.0.0.0:10256\n",
-        {"healthz_address": "0.0.0.0:10256", "metrics_address": "[::1]:10249"},
+        {"metrics_address": "[::1]:10249", "bind_address": "None"},
     ),
     "a letter lost": ("ipvs: {trictARP: false}\n", {"scheduler": "random"}),
     "indentation lost": ("mode: ipvs\nipvs:\nstrictARP: true\n", {"scheduler": "round-robin"}),

@@ -33,13 +33,6 @@ def test_nothing_said() -> None:
     )
 
 
-@pytest.mark.parametrize("mode", ["", "iptables", "ipvs", "nftables"])
-def test_nodeport_addresses_default(mode: str) -> None:
-    """Unset is the primary address, in every mode (kube-proxy.md 12, row 3)."""
-    assert made(mode=mode).nodeport_addresses == ("primary",)
-    assert made(mode=mode, nodePortAddresses=["10.0.0.0/8"]).nodeport_addresses == ("10.0.0.0/8",)
-
-
 @pytest.mark.parametrize(
     ("mode", "everything", "mark", "periods"),
     [
@@ -68,21 +61,6 @@ def test_section_of_the_mode(
     )
     assert (options.masquerade_all, options.masquerade_mark) == (everything, mark)
     assert (options.sync_period, options.min_sync_period) == periods
-
-
-def test_no_pause() -> None:
-    """minSyncPeriod 0, or not set, means no pause."""
-    assert made().min_sync_period == 0
-    assert made(iptables={"minSyncPeriod": "0s"}).min_sync_period == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [("0.0.0.0", None), ("::", None), ("", None), ("192.0.2.7", "192.0.2.7"), ("fd00::7",) * 2],
-)
-def test_bind_address(text: str, address: str | None) -> None:
-    """An unspecified address says nothing."""
-    assert made(bindAddress=text).bind_address == (ip_address(address) if address else None)
 
 
 @pytest.mark.parametrize(
@@ -128,20 +106,6 @@ def test_conntrack() -> None:
     assert options.conntrack == ConntrackOptions(0, 7, 7200, 0, True, 1, 60)
 
 
-def test_listening() -> None:
-    """The ports, and what happens if one is in use."""
-    options = made(
-        healthzBindAddress="192.0.2.1",
-        metricsBindAddress="[::]:9999",
-        bindAddressHardFail=True,
-        enableProfiling=True,
-    )
-    assert options.healthz_address == "192.0.2.1:10256"
-    assert options.metrics_address == "[::]:9999"
-    assert options.bind_address_hard_fail
-    assert options.profiling
-
-
 @pytest.mark.parametrize(
     ("gates", "allowed"),
     [({}, True), ({"AllowServiceExternalIPs": False}, False), ({"Other": False}, True)],
@@ -149,12 +113,6 @@ def test_listening() -> None:
 def test_allow_service_external_ips(gates: dict[str, bool], allowed: bool) -> None:
     """The one gate that matters."""
     assert made(featureGates=gates).serve_external_ips is allowed
-
-
-def test_kubeconfig() -> None:
-    """The kubeconfig tells the API server's address."""
-    assert made(clientConnection={"kubeconfig": "/k"}).kubeconfig == Path("/k")
-    assert made().kubeconfig is None
 
 
 # Other values of fields whose type allows only some.
@@ -190,3 +148,25 @@ def test_every_honoured_field_has_an_effect(path: str) -> None:
     changed = translate(fields.replace_at(config, path, value))
     differ = {name for name in usual if changed[name] != usual[name]} - {"configuration"}
     assert bool(differ) != (path in READ_BY_RUN)
+
+
+@pytest.mark.parametrize("mode", ["", "iptables", "ipvs", "nftables"])
+def test_nodeport_addresses_default(mode: str) -> None:
+    """Unset is the primary address, in every mode (kube-proxy.md 12, row 3)."""
+    assert made(mode=mode).nodeport_addresses == ("primary",)
+    assert made(mode=mode, nodePortAddresses=["10.0.0.0/8"]).nodeport_addresses == ("10.0.0.0/8",)
+
+
+def test_no_pause() -> None:
+    """minSyncPeriod 0, or not set, means no pause."""
+    assert made().min_sync_period == 0
+    assert made(iptables={"minSyncPeriod": "0s"}).min_sync_period == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("0.0.0.0", None), ("::", None), ("", None), ("192.0.2.7", "192.0.2.7"), ("fd00::7",) * 2],
+)
+def test_bind_address(text: str, address: str | None) -> None:
+    """An unspecified address says nothing."""
+    assert made(bindAddress=text).bind_address == (ip_address(address) if address else None)

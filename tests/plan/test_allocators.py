@@ -19,33 +19,6 @@ from tests.load import scaled
 SLOTS = 24
 
 
-def test_ids_start_at_one() -> None:
-    """Zero is no id, so that an element that was never written names nothing."""
-    assert [IdAllocator(4).allocate(), IdAllocator(2).allocate()] == [1, 1]
-
-
-def test_freed_id_comes_back_last() -> None:
-    """A number is given again only after all others."""
-    ids = IdAllocator(5)
-    assert [ids.allocate(), ids.allocate()] == [1, 2]
-    ids.free(1)
-    assert [ids.allocate(), ids.allocate(), ids.allocate()] == [3, 4, 1]
-
-
-def test_ids_capacity() -> None:
-    """Ids below the capacity are given, and then there is no more."""
-    ids = IdAllocator(3)
-    assert (ids.available, ids.allocate(), ids.allocate(), ids.available) == (2, 1, 2, 0)
-
-
-def test_adopted_id() -> None:
-    """An id that the maps hold is never given, and the round goes on behind it."""
-    ids = IdAllocator(6)
-    ids.mark_used(3)
-    ids.mark_used(1)
-    assert [ids.allocate(), ids.allocate(), ids.allocate()] == [4, 5, 2]
-
-
 @given(some.lists(some.integers(0, 5)))
 @settings(max_examples=scaled(60), deadline=None)
 def test_ids_are_unique(moves: list[int]) -> None:
@@ -90,34 +63,6 @@ def test_last_id_not_recorded(last: int) -> None:
     ids.mark_used(3)
     ids.go_on_behind(last)
     assert ids.allocate() == 4
-
-
-def test_ranges_first_fit() -> None:
-    """The first free_range that is large enough is used."""
-    ranges = SlotAllocator(10)
-    for size in (2, 1, 3):
-        ranges.allocate(size)
-    ranges.free(Range(0, 2))
-    ranges.free(Range(3, 3))
-    assert [ranges.allocate(3), ranges.allocate(2)] == [Range(3, 3), Range(0, 2)]
-
-
-def test_empty_range() -> None:
-    """A service without backends takes no range, not even from a full map."""
-    ranges = SlotAllocator(0)
-    assert ranges.allocate(0) == Range(0, 0)
-    ranges.free(Range(0, 0))
-    assert ranges.free_ranges == [Range(0, 0)] and not ranges.available
-
-
-def test_no_run_of_that_size() -> None:
-    """Enough slots in pieces are not enough."""
-    ranges = SlotAllocator(3)
-    for _ in range(3):
-        ranges.allocate(1)
-    ranges.free(Range(0, 1))
-    ranges.free(Range(2, 1))
-    assert (ranges.allocate(2), ranges.available) == (None, 2)
 
 
 _sizes = some.integers(1, 6)
@@ -186,17 +131,3 @@ def test_rests_a_second() -> None:
     quarantine.release(20.0)
     assert (len(quarantine), back) == (0, ["slot"])
     assert QUARANTINE_SECONDS >= 1
-
-
-def test_each_batch_rests_by_itself() -> None:
-    """A later plan neither shortens nor prolongs the rest of an earlier one."""
-    quarantine, back = Quarantine(), list[str]()
-    quarantine.add(lambda: back.append("first"))
-    quarantine.start(8.0)
-    quarantine.add(lambda: back.append("second"))
-    quarantine.start(8.5)
-    quarantine.add(lambda: back.append("third"))
-    quarantine.release(9.25)
-    assert back == ["first"]
-    quarantine.release(9.5)
-    assert (len(quarantine), back) == (1, ["first", "second"])

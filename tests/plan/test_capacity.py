@@ -42,16 +42,6 @@ def test_placed_when_room_appears(capacity: Capacity, message: str) -> None:
     check_tidy(node)
 
 
-@each_map
-def test_what_is_placed_stays(capacity: Capacity, message: str) -> None:
-    """While one waits, what has a place can still change what takes no more room."""
-    node = PlannedNode(capacity)
-    node.change(by_name(A, B))
-    node.change(by_name(desired("a", [1, 2], [1, 2], affinity_seconds=60)))
-    assert {service.affinity_seconds for service in node.maps.services.values()} == {60}
-    assert node.not_programmed == {name("b"): message}
-
-
 @pytest.mark.parametrize(
     ("capacity", "grown"),
     [
@@ -70,59 +60,6 @@ def test_what_is_not_wanted_any_more_goes(capacity: Capacity, grown: DesiredServ
     mine = {f for f, owner in node.planner.frontends.owners.items() if owner == name("b")}
     assert mine == grown.frontends.keys() & B.frontends.keys()
     check_tidy(node)
-
-
-@pytest.mark.parametrize("capacity", [CAPACITY._replace(slots=4), CAPACITY._replace(backend_ids=5)])
-def test_last_good_state_stays(capacity: Capacity) -> None:
-    """A service that only grows out of the maps serves on as it did, in every respect."""
-    node = PlannedNode(capacity)
-    node.change(by_name(A, B))
-    before = node.maps.view()
-    plan = node.change(by_name(desired("b", [3, 4], [3, 4, 5])))
-    assert not plan and node.maps.view() == before
-    assert node.not_programmed.keys() == {name("b")}
-    check_tidy(node)
-
-
-def test_moved_frontend_of_a_waiting_service() -> None:
-    """A frontend that the waiting service gave up can be taken over, and is then the other's."""
-    node = PlannedNode(CAPACITY._replace(slots=5))
-    node.change(by_name(A, B))
-    node.change(by_name(desired("b", [3], [3, 5])))
-    node.change(by_name(desired("a", [1, 2, 4], [1, 2])))
-    assert node.maps.services[frontend(4)].id == node.planner.actual[name("a")].id
-    node.change({name("b"): None})
-    assert node.maps.services.keys() == {frontend(1), frontend(2), frontend(4)}
-    check_tidy(node)
-
-
-def test_frontend_comes_back_to_a_waiting_service() -> None:
-    """A waiting service whose frontend was taken over gets it back once it wants what it had."""
-    node = PlannedNode(CAPACITY._replace(slots=5))
-    node.change(by_name(A, B))
-    node.change(by_name(desired("a", [1], [1, 5]), desired("b", [2, 3, 4], [3, 4])))
-    assert node.maps.services[frontend(2)].id == node.planner.actual[name("b")].id
-    node.change(by_name(A, B))
-    assert node.maps.services[frontend(2)].id == node.planner.actual[name("a")].id
-    check_tidy(node)
-
-
-def test_frontends_of_one_plan_share_the_map() -> None:
-    """Space that a plan frees is only available to the next plan, since removals come last."""
-    node = PlannedNode(CAPACITY._replace(services=4))
-    node.change(by_name(A, B))
-    node.change({name("a"): None, **by_name(desired("c", [5], [5]))})
-    assert node.not_programmed.keys() == {name("c")}
-    node.change({})
-    assert node.not_programmed == {}
-
-
-def test_frontend_taken_over_needs_no_room() -> None:
-    """A frontend can change its owner even in a full map."""
-    node = PlannedNode(CAPACITY._replace(services=4))
-    node.change(by_name(A, B))
-    node.change({name("a"): None, **by_name(desired("c", [1, 2], [5]))})
-    assert node.not_programmed == {}
 
 
 def test_half_flipped_and_full() -> None:

@@ -24,44 +24,12 @@ def frontends_of(claims: Claims, service: str) -> set[int]:
     return {n for n in range(10) if frontend(n) in claims.frontends_of(name(service))}
 
 
-def test_older_wins() -> None:
-    """A newer service takes nothing away, whatever its name; it gets what no other claims."""
-    claims = Claims()
-    claims.update(by_name(desired("web", [1, 2], created=OLD)))
-    claims.update(by_name(desired("a", [2, 3], created=NEW)))
-    assert (frontends_of(claims, "web"), frontends_of(claims, "a")) == ({1, 2}, {3})
-
-
-def test_older_wins_when_it_comes_later() -> None:
-    """The age counts, not the order of events."""
-    claims = Claims()
-    claims.update(by_name(desired("a", [1], created=NEW)))
-    affected = claims.update(by_name(desired("web", [1], created=OLD)))
-    assert affected == {name("a"), name("web")}
-    assert (frontends_of(claims, "web"), frontends_of(claims, "a")) == ({1}, set())
-
-
-def test_name_decides_a_tie() -> None:
-    """Of equally old Services the first by name wins."""
-    claims = Claims()
-    claims.update(by_name(desired("b", [1]), desired("a", [1]), desired("c", [1])))
-    assert [frontends_of(claims, service) for service in "abc"] == [{1}, set(), set()]
-
-
 def test_loser_gets_it_when_the_winner_goes() -> None:
     """The next one moves up, and is named as affected."""
     claims = Claims()
     claims.update(by_name(desired("a", [1]), desired("b", [1]), desired("c", [1])))
     assert claims.update({name("a"): None}) == {name("a"), name("b")}
     assert (frontends_of(claims, "b"), frontends_of(claims, "c")) == ({1}, set())
-
-
-def test_loser_gets_what_the_winner_gives_up() -> None:
-    """A winner that changes its mind about one frontend keeps the others."""
-    claims = Claims()
-    claims.update(by_name(desired("a", [1, 2]), desired("b", [1, 2])))
-    assert claims.update(by_name(desired("a", [2]))) == {name("a"), name("b")}
-    assert (frontends_of(claims, "a"), frontends_of(claims, "b")) == ({2}, {1})
 
 
 def test_unrelated_services_are_not_affected() -> None:

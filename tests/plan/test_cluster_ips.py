@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cluster IPs that the datapath knows, and the prefixes that cover them (ClusterIps)."""
 
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_network
 
-from ebpflb.entries.services import NO_PREFIX, Flags, Frontend, Prefix, prefix_of
+from ebpflb.entries.services import NO_PREFIX, Flags, Prefix, prefix_of
 from ebpflb.model.addresses import Family
 from ebpflb.plan.desired import DesiredService
 from ebpflb.plan.planner import Planner
 from tests.plan.builders import CAPACITY, EXTERNAL, by_name, desired, frontend, name
-from tests.plan.node import PlannedNode, check_tidy
+from tests.plan.node import PlannedNode
 from tests.plan.simulation import writes
 
 IP = frontend(1).address
@@ -21,31 +21,12 @@ def port(service: str, number: int, flags: Flags = INTERNAL) -> DesiredService:
     return desired(service, {frontend(1)._replace(port=number): flags}, [number])
 
 
-def test_first_and_last_port() -> None:
-    """An address comes with the first port that has it and goes with the last."""
-    node = PlannedNode()
-    assert node.change(by_name(port("a", 80))).cluster_ips == [(IP, 1)]
-    assert not node.change(by_name(port("b", 81))).cluster_ips
-    assert not node.change({name("a"): None}).removed_cluster_ips
-    assert node.change({name("b"): None}).removed_cluster_ips == [IP]
-
-
 def test_external_addresses_are_none() -> None:
     """The address of a NodePort, an external IP or a VIP is no cluster IP."""
     node = PlannedNode()
     assert not node.change(by_name(port("a", 80, EXTERNAL))).cluster_ips
     assert node.change(by_name(port("a", 80))).cluster_ips == [(IP, 1)]
     assert node.change(by_name(port("a", 80, EXTERNAL))).removed_cluster_ips == [IP]
-
-
-def test_passed_on() -> None:
-    """An address that one service gives up and another takes in the same plan is not written."""
-    node = PlannedNode()
-    node.change(by_name(port("b", 80)))
-    for giver, taker, number in (("b", "a", 81), ("a", "b", 82), ("b", "c", 82)):
-        plan = node.change({name(giver): None, **by_name(port(taker, number))})
-        assert not plan.cluster_ips and not plan.removed_cluster_ips
-        check_tidy(node)
 
 
 def test_known_only_while_all_its_frontends_are() -> None:
@@ -56,19 +37,6 @@ def test_known_only_while_all_its_frontends_are() -> None:
     gone = node.change({name("a"): None, name("b"): None})
     removed = [f"removed_{part}" for part in ("cluster_ips", "services", "services")]
     assert [part for part, _ in writes(gone) if part in removed] == removed
-
-
-def test_restart() -> None:
-    """After a restart missing cluster IPs are written, and those without a service are removed."""
-    node = PlannedNode()
-    node.change(by_name(port("a", 80), desired("b", [2], [2])))
-    assert not node.restart()
-    other = ip_address("172.30.0.9")
-    node.maps.cluster_ips = {IP: 1, other: 1}
-    plan = node.restart()
-    assert plan.cluster_ips == [(frontend(2).address, 1)]
-    assert plan.removed_cluster_ips == [other]
-    check_tidy(node)
 
 
 def covered(planner: Planner, family: Family = Family.IPV4) -> Prefix:
@@ -91,14 +59,6 @@ def test_covering_prefixes() -> None:
         planner.plan_changes(change, 0)
         assert covered(planner) == prefix(expected)
     assert covered(planner, Family.IPV6) == NO_PREFIX
-
-
-def test_covering_prefixes_after_a_restart() -> None:
-    """After a restart the prefix covers the programmed cluster IPs, but not external addresses."""
-    node = PlannedNode()
-    far = Frontend(ip_address("198.51.100.7"), 80, 6)
-    node.change(by_name(desired("a", {frontend(1): INTERNAL, far: EXTERNAL}, [1])))
-    assert covered(Planner(CAPACITY, node.maps.read_back())) == prefix("172.30.0.1/32")
 
 
 def test_covering_prefixes_include_service_cidrs() -> None:

@@ -42,11 +42,6 @@ def test_tcp(name: str, state: FlowState) -> None:
     assert (found.state_name, found.state) == (name, state)
 
 
-def test_a_state_that_a_newer_kernel_has() -> None:
-    """An unknown state is shown as unknown."""
-    assert TCP._replace(tcp_state=99).state_name == "unknown"
-
-
 def test_udp() -> None:
     """A UDP entry is either answered or not."""
     assert (UDP.state, UDP.state_name) == (FlowState.ONE_WAY, "unreplied")

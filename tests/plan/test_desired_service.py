@@ -88,26 +88,6 @@ def test_one_service_port() -> None:
     )
 
 
-def test_each_kind_of_frontend() -> None:
-    """All but the cluster IP are external, and VIPs and NodePorts say that they are."""
-    assert desired_service(BALANCED, NOBODY).frontends == {
-        at("172.30.0.41"): flags(""),
-        at("0.0.0.0", 30080): flags("external nodeport"),
-        at("198.51.100.7"): flags("external"),
-        at("203.0.113.9"): flags("external load_balancer"),
-    }
-
-
-def test_nodeport_of_ipv6() -> None:
-    """A NodePort is at the unspecified address of its own family."""
-    name = WEB.name._replace(family=Family.IPV6, protocol=Protocol.UDP)
-    port = replace(WEB, name=name, cluster_ip=ip_address("fd00:30::41"), node_port=30080)
-    assert set(desired_service(port, NOBODY).frontends) == {
-        Frontend(ip_address("fd00:30::41"), 80, 17),
-        Frontend(ip_address("::"), 30080, 17),
-    }
-
-
 @pytest.mark.parametrize(
     ("policies", "internal", "external"),
     [
@@ -146,13 +126,6 @@ def test_whole_addresses() -> None:
     assert found == usual | added
 
 
-def test_endpoints_flag() -> None:
-    """Every frontend says whether there are endpoints, even if none are here."""
-    nobody, somebody = desired_service(BALANCED, NOBODY), desired_service(BALANCED, SOMEBODY)
-    assert somebody.frontends == {f: own | {"endpoints"} for f, own in nobody.frontends.items()}
-    assert somebody.backends == ()
-
-
 def test_restricted_nodeports() -> None:
     """Source ranges of NodePorts restrict the NodePort and no other frontend."""
     port = replace(BALANCED, node_port=30080)
@@ -175,14 +148,6 @@ def test_restricted_vips() -> None:
     assert found.source_ranges == RANGES
 
 
-@pytest.mark.parametrize("port", [BALANCED, replace(WEB, source_ranges=RANGES)])
-def test_nothing_restricted(port: ServicePort) -> None:
-    """Without ranges all clients are admitted, and without a VIP there is nothing to restrict."""
-    found = desired_service(port, SOMEBODY)
-    assert found.source_ranges == ()
-    assert not any("restricted" in flags for flags in found.frontends.values())
-
-
 @pytest.mark.parametrize(
     ("primary", "further"),
     [
@@ -198,18 +163,6 @@ def test_vip_of_a_node_that_is_let_in(
     """If the node is admitted, the service's own VIP is admitted too (kube-proxy.md 7)."""
     found = desired_service(replace(BALANCED, source_ranges=RANGES), NOBODY, primary)
     assert found.source_ranges == (*RANGES, *further)
-
-
-def test_vip_of_a_node_that_is_let_in_by_ipv6() -> None:
-    """A VIP is a range of one address in its own family."""
-    port = replace(
-        WEB,
-        name=WEB.name._replace(family=Family.IPV6),
-        load_balancer_ips=(ip_address("2001:db8:9::9"),),
-        source_ranges=(ip_network("2001:db8::/64"),),
-    )
-    found = desired_service(port, NOBODY, {Family.IPV6: ip_address("2001:db8::7")})
-    assert found.source_ranges[1:] == (ip_network("2001:db8:9::9/128"),)
 
 
 def test_cluster_ip_wins_over_an_equal_external_ip() -> None:
@@ -234,14 +187,6 @@ def test_backend() -> None:
     (backend,) = found.backends
     assert backend.endpoint == (ip_address("10.1.0.7"), 8080)
     assert backend.name == name
-
-
-def test_here() -> None:
-    """A backend on this node says so in every list, and that moves it to no other place."""
-    a, b, c = endpoint(1), endpoint(2, here=True), endpoint(3, here=True)
-    found = desired_service(WEB, Selection((a, b), (b, c), (c, b, a), has_any=True))
-    assert numbers(found) == [1, 2, 3]
-    assert [b.flags for b in found.backends] == [CLUSTER, BOTH | {"here"}, LOCAL | {"here"}]
 
 
 _lists = some.dictionaries(some.integers(1, 9), some.sets(some.sampled_from("clsh")))
@@ -339,3 +284,13 @@ def test_what_the_api_servers_leave_to_services() -> None:
     assert not found.withheld
     udp = replace(BALANCED, name=WEB.name._replace(protocol=Protocol.UDP))
     assert not desired_service(udp, SOMEBODY, api=place(at("203.0.113.9"))).withheld
+
+
+def test_each_kind_of_frontend() -> None:
+    """All but the cluster IP are external, and VIPs and NodePorts say that they are."""
+    assert desired_service(BALANCED, NOBODY).frontends == {
+        at("172.30.0.41"): flags(""),
+        at("0.0.0.0", 30080): flags("external nodeport"),
+        at("198.51.100.7"): flags("external"),
+        at("203.0.113.9"): flags("external load_balancer"),
+    }

@@ -3,13 +3,11 @@
 
 from typing import NamedTuple
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebpflb.entries.flows import (
     Entries,
-    Expired,
     FlowKind,
     FlowState,
     Timeouts,
@@ -18,7 +16,7 @@ from ebpflb.entries.flows import (
 )
 from ebpflb.model.services import Protocol
 from tests.load import scaled
-from tests.plan.flow_builders import MASQUERADE, NOW, REPLY, REQUEST, SECOND, Made
+from tests.plan.flow_builders import NOW, REPLY, REQUEST, SECOND, Made
 
 # What the four entries of a flow may say in a state: request, masquerade, answer, reply.
 SEEN = ("request seen", "request masquerade seen", "seen", "seen")
@@ -151,29 +149,6 @@ def test_masqueraded_by_the_cni() -> None:
         assert bool(store) is not gone
 
 
-@pytest.mark.parametrize("part", [REQUEST, MASQUERADE])
-def test_partial_flows(part: int) -> None:
-    """A flow without its request or masquerade ends after the longest timeout."""
-    limit = Timeouts().seconds[Protocol.TCP][FlowState.OPEN]
-    for ago, gone in ((limit - 1, False), (limit, True)):
-        store = Made(1, masqueraded=True).plain(ago)
-        del store[list(store)[part]]
-        sweep(store, Timeouts())
-        assert bool(store) is not gone
-
-
-def test_kube_proxys_timeouts() -> None:
-    """The defaults are those of kube-proxy and conntrack (kube-proxy.md 11.3)."""
-    seconds = Timeouts().seconds
-    assert seconds[Protocol.TCP][FlowState.OPEN] == 24 * 3600
-    assert seconds[Protocol.TCP][FlowState.CLOSING] == 3600
-    assert seconds[Protocol.UDP] == {
-        FlowState.ONE_WAY: 30,
-        FlowState.BOTH_WAYS: 30,
-        FlowState.STREAM: 120,
-    }
-
-
 def test_chosen_timeouts() -> None:
     """The operator's timeouts are used, except for SCTP, which kube-proxy leaves alone."""
     seconds = Timeouts(established=1, close_wait=2, udp=3, udp_stream=4).seconds
@@ -185,10 +160,3 @@ def test_chosen_timeouts() -> None:
         FlowState.STREAM: 4,
     }
     assert seconds[Protocol.SCTP] == Timeouts().seconds[Protocol.SCTP]
-
-
-def test_entry_alone() -> None:
-    """An entry that is left of a flow, with a FIN, goes after the time of a closed flow."""
-    key, flow = list(Made(1).entries(["", "", "", "seen fin"], (30,) * 4).items())[-1]
-    found = Timeouts().expired([(key, flow)], {key: flow}.get, NOW)
-    assert list(found) == [Expired({key: flow})]

@@ -53,14 +53,6 @@ def restarted(maps: Maps, *ports: DesiredService, damaged: bool = False) -> Plan
     return node
 
 
-def test_empty_maps() -> None:
-    """A first start finds nothing."""
-    contents = Maps().read_back()
-    assert (
-        not contents.entries and not contents.leftover_blocks and not contents.wrong_backend_slots
-    )
-
-
 def test_as_it_should_be() -> None:
     """A service is found with its id, block, frontends, backends and their names."""
     maps = web()
@@ -87,14 +79,6 @@ def test_half_flipped() -> None:
     assert {s.block for s in node.maps.services.values()} == {NEW}
 
 
-def test_half_flipped_from_nothing() -> None:
-    """A service that had no backends has those of its new block, not its old emptiness."""
-    maps = web()
-    maps.services[frontend(1)] = service(frontend(1), 1, Range(0, 0))
-    contents = maps.read_back()
-    assert contents.entries[name("web")].block == OLD
-
-
 def test_members_of_a_block_that_was_never_named() -> None:
     """Members refer to the used block again; the slots that they referred to stay until then."""
     maps = web()
@@ -118,43 +102,6 @@ def test_member_that_is_nowhere() -> None:
     assert maps.read_back().wrong_backend_slots == [(2, 1)]
     node = restarted(maps, desired("web", [1, 2], [1, 2], flags=NO_FLAGS), damaged=True)
     assert node.maps.find(1, 2) == maps.slots[1]
-
-
-def test_frontends_without_a_name() -> None:
-    """The first complete plan removes unknown frontends, and all that they refer to."""
-    maps = web()
-    del maps.service_names[1]
-    contents = maps.read_back()
-    assert not contents.entries
-    assert contents.leftover_services == [frontend(1), frontend(2)]
-    assert (contents.leftover_service_ids, contents.leftover_backend_ids) == ({1}, {1, 2})
-    assert contents.leftover_blocks == {OLD}
-    assert not restarted(maps).maps.services
-
-
-def test_wanted_frontend_without_a_name() -> None:
-    """A frontend that is desired after all is never missing, and leftover slots are not written."""
-    node = restarted(_nameless(), desired("new", [2], [5]))
-    assert node.maps.services.keys() == {frontend(2)}
-    assert node.planner.actual[name("new")].block == Range(2, 1)
-
-
-def _nameless() -> Maps:
-    maps = web()
-    maps.service_names.clear()
-    return maps
-
-
-def test_name_without_frontends() -> None:
-    """A service that was about to come or go keeps its id if it is desired, else its name goes."""
-    for ports in ((), (desired("web", [1], [7]),)):
-        maps = web()
-        maps.services.clear()
-        contents = maps.read_back()
-        assert contents.entries[name("web")].block == Range(0, 0)
-        assert contents.leftover_backend_ids == {1, 2}
-        node = restarted(maps, *ports)
-        assert node.maps.service_names == ({1: name("web")} if ports else {})
 
 
 def test_two_ids_with_one_name() -> None:

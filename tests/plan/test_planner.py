@@ -3,18 +3,15 @@
 
 from dataclasses import fields
 
-import pytest
-from msgspec import structs
-
 from ebpflb.entries.flows import Unanswered
-from ebpflb.entries.services import BackendName, Range, Translation
+from ebpflb.entries.services import Range, Translation
 from ebpflb.model.services import Protocol
 from ebpflb.plan.desired import DesiredService
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.planner import Plan, Planner
 from ebpflb.plan.service_entries import BackendChange
-from tests.plan.builders import CAPACITY, LOCAL, SERVING, backend, by_name, desired, frontend, name
-from tests.plan.node import PlannedNode, check_tidy, not_programmed
+from tests.plan.builders import CAPACITY, backend, by_name, desired, frontend, name
+from tests.plan.node import PlannedNode, not_programmed
 
 WEB = desired("web", [1, 2], [1, 2])
 
@@ -54,65 +51,12 @@ def test_new_service() -> None:
     assert [service.block for _, service in plan.services] == [Range(0, 2)] * 2
 
 
-def test_lists_are_ranges() -> None:
-    """The cluster list and the local list are runs of the block, flags go with the frontend."""
-    of = [backend(1), backend(2, LOCAL), backend(3, LOCAL), backend(4, SERVING)]
-    web = desired("web", {frontend(1): frozenset({"external"})}, of, affinity_seconds=60)
-    (service,) = node_with(web).maps.services.values()
-    assert (service.cluster, service.local) == (Range(0, 1), Range(1, 2))
-    assert (service.slots, service.affinity_seconds) == (4, 60)
-    assert service.flags == {"external"}
-
-
-def test_unchanged_service() -> None:
-    """For an unchanged service nothing is written."""
-    assert not node_with(WEB).change(by_name(WEB))
-
-
 def test_only_what_changed() -> None:
     """Another service is not touched."""
     node = node_with(WEB, desired("db", [3], [3]))
     plan = node.change(by_name(desired("db", [3], [4])))
     assert {service for service, _ in plan.services} == {frontend(3)}
     assert {b.service for _, b in plan.slots} == {node.planner.actual[name("db")].id}
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        desired("web", [1, 2], [1, 2], affinity_seconds=60),
-        desired("web", [1, 2], [1, 2], flags=frozenset({"local", "endpoints"})),
-    ],
-)
-def test_policy_change(changed: DesiredService) -> None:
-    """Another policy for the same backends writes the frontends and no slot."""
-    node = node_with(WEB)
-    assert written(node.change(by_name(changed))) == {"services"}
-    assert blocks(node) == {Range(0, 2)}
-
-
-def test_new_frontend() -> None:
-    """A further frontend leads to the block that is there."""
-    node = node_with(WEB)
-    plan = node.change(by_name(desired("web", [1, 2, 3], [1, 2])))
-    assert written(plan) == {"services", "cluster_ips"}
-    assert [f for f, _ in plan.services] == [frontend(3)]
-
-
-def test_endpoint_change() -> None:
-    """Other backends get a block of their own; the old one is not written."""
-    node = node_with(WEB)
-    plan = node.change(by_name(desired("web", [1, 2], [2, 3])))
-    assert [slot for slot, _ in plan.slots] == [2, 3]
-    assert blocks(node) == {Range(2, 2)}
-
-
-def test_backend_changes_lists() -> None:
-    """A backend's flags are in its slot, so that another list means another block."""
-    node = node_with(WEB)
-    node.change(by_name(desired("web", [1, 2], [1, backend(2, LOCAL)])))
-    assert blocks(node) == {Range(2, 2)}
-    assert ids(node, "web") == {1: 1, 2: 2}
 
 
 def test_changes_of_backends_and_frontends_are_reported() -> None:
@@ -137,51 +81,6 @@ def test_changes_of_backends_and_frontends_are_reported() -> None:
     assert take() == []
 
 
-def test_backend_gets_another_name() -> None:
-    """A pod's name says nothing to the datapath: the name alone is written."""
-    node = node_with(WEB)
-    renamed = structs.replace(backend(2), name=BackendName("node-b", "pod-x"))
-    plan = node.change(by_name(desired("web", [1, 2], [1, renamed])))
-    assert written(plan) == {"backend_names"}
-    assert node.maps.backend_names[2] == BackendName("node-b", "pod-x")
-
-
-def test_resting_range_is_not_written() -> None:
-    """A freed block is used again after its rest and not before."""
-    node = node_with(WEB)
-    for endpoints, base in (([3], 2), ([4], 3), ([5], 4)):
-        node.wait(0.25)
-        node.change(by_name(desired("web", [1], endpoints)))
-        assert blocks(node) == {Range(base, 1)}
-    node.wait(0.5)
-    node.change(by_name(desired("web", [1], [6])))
-    assert blocks(node) == {Range(0, 1)}
-
-
-def test_ids_are_kept() -> None:
-    """A service keeps its id and its backends theirs; a newcomer gets a fresh one."""
-    node = node_with(WEB)
-    plan = node.change(by_name(desired("web", [1, 2], [2, 3])))
-    assert ids(node, "web") == {2: 2, 3: 3}
-    assert node.planner.actual[name("web")].id == 1
-    assert plan.backend_names == [(3, BackendName("node-a", "pod-3"))]
-    assert plan.removed_backend_names == [1]
-
-
-def test_former_backend_is_nowhere() -> None:
-    """Affinity and datagram flows do not find a former backend in its old slot."""
-    node = node_with(WEB)
-    plan = node.change(by_name(desired("web", [1, 2], [2])))
-    assert (plan.backend_slots, plan.removed_backend_slots) == ([(2, 2)], [1])
-    assert node.maps.slots[0].id == 1 and node.maps.find(1, 1) is None
-
-
-def test_same_backend_of_two_services() -> None:
-    """Each service has an id of its own for an endpoint that both use."""
-    node = node_with(WEB, desired("db", [3], [1, 2]))
-    assert not set(ids(node, "web").values()) & set(ids(node, "db").values())
-
-
 def test_translations() -> None:
     """Netfilter gets a newcomer's endpoint with the plan that brings it, and loses a former
     backend's when its id may be used again; the plan that uses it again brings the new endpoint.
@@ -201,33 +100,6 @@ def test_translations() -> None:
     assert node.maps.translations == {1: again, 2: second, 3: third}
 
 
-def test_translations_of_other_changes() -> None:
-    """A block that is written elsewhere, with the same backends, needs none."""
-    node = node_with(WEB)
-    plan = node.change(by_name(desired("web", [1, 2], [1, backend(2, LOCAL)])))
-    assert plan.slots
-    assert not plan.translations
-    node.wait_for_quarantine()
-    assert node.maps.translations.keys() == {1, 2}
-
-
-def test_removed_frontend() -> None:
-    """A frontend that is not desired goes, and the service stays."""
-    plan = node_with(WEB).change(by_name(desired("web", [1], [1, 2])))
-    assert written(plan) == {"removed_services", "removed_cluster_ips"}
-    assert plan.removed_services == [frontend(2)]
-
-
-def test_removed_service() -> None:
-    """Frontends, names and backend_slots go; the slots stay as they are for late readers."""
-    node = node_with(WEB)
-    plan = node.change({name("web"): None})
-    assert plan.removed_services == [frontend(1), frontend(2)]
-    assert (plan.removed_service_names, plan.removed_backend_names) == ([1], [1, 2])
-    assert not plan.slots and len(node.maps.slots) == 2
-    check_tidy(node)
-
-
 def test_order_of_a_plan() -> None:
     """First what is referred to, then the frontends, then what nothing refers to any more."""
     assert [part.name for part in fields(Plan)] == [
@@ -239,51 +111,6 @@ def test_order_of_a_plan() -> None:
         "removed_service_names", "removed_backend_slots", "removed_backend_names",
         "removed_translations",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("giver", "taker"), [("a", "b"), ("b", "a")])
-def test_frontend_moves(giver: str, taker: str) -> None:
-    """A frontend that another service takes over is written once and never missing."""
-    node = node_with(desired(giver, [1, 2], [1]), desired(taker, [3], [2]))
-    plan = node.change(by_name(desired(giver, [1], [1]), desired(taker, [2, 3], [2])))
-    assert [f for f, _ in plan.services] == [frontend(2)]
-    assert plan.removed_services == []
-    assert node.maps.services[frontend(2)].id == node.planner.actual[name(taker)].id
-    check_tidy(node)
-
-
-@pytest.mark.parametrize(("giver", "taker"), [("a", "b"), ("b", "a")])
-def test_frontend_outlives_its_service(giver: str, taker: str) -> None:
-    """A frontend whose service goes passes on to the next claimant in one write."""
-    node = node_with(desired(giver, [1], [1]))
-    plan = node.change({name(giver): None, **by_name(desired(taker, [1], [2]))})
-    assert plan.removed_services == []
-    assert node.maps.services[frontend(1)].id == node.planner.actual[name(taker)].id
-    check_tidy(node)
-
-
-def test_service_without_a_frontend_of_its_own() -> None:
-    """A service that lost all its frontends to older ones takes no room."""
-    node = node_with(desired("a", [1], [1], created="2025"))
-    node.change(by_name(desired("b", [1], [2], created="2024")))
-    assert node.planner.actual.keys() == {name("b")}
-    check_tidy(node)
-
-
-def test_complete() -> None:
-    """After a restart, what is not desired any more is removed; the rest stays untouched."""
-    node = node_with(WEB, desired("db", [3], [3]))
-    del node.desired[name("db")]
-    plan = node.restart()
-    gone = {
-        "removed_services",
-        "removed_cluster_ips",
-        "removed_service_names",
-        "removed_backend_slots",
-        "removed_backend_names",
-    }
-    assert written(plan) == gone
-    assert plan.removed_services == [frontend(3)]
 
 
 def test_plan_in_a_log() -> None:
@@ -325,3 +152,8 @@ def test_programs_of_another_layout_find_what_they_choose() -> None:
     node.wait(2)
     assert node.change({}).removed_translations == [gone]
     assert gone.id not in node.planner.backend_ids.used
+
+
+def test_unchanged_service() -> None:
+    """For an unchanged service nothing is written."""
+    assert not node_with(WEB).change(by_name(WEB))

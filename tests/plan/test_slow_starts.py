@@ -81,13 +81,6 @@ def test_a_restart_goes_on_from_the_weight_in_the_maps(age: float) -> None:
     assert node.apply(1e6 + SECONDS + 1e-6, 1, 2) == {1: 100, 2: 100}
 
 
-def test_an_endpoint_that_comes_while_no_agent_runs_is_new() -> None:
-    node = Node()
-    node.apply(0.0, 1)
-    node.restart()
-    assert node.apply(50.0, 1, 2) == {1: 100, 2: 10}
-
-
 def test_without_the_annotation_weights_are_whole() -> None:
     """Without the annotation weights are whole, even if it is removed while they grow."""
     node = Node()

@@ -3,13 +3,10 @@
 
 from collections.abc import Iterable
 
-import pytest
-
 from ebpflb.entries.services import SourceRange, source_range_key
 from ebpflb.model.addresses import Network
 from ebpflb.plan.desired import DesiredService
 from tests.plan.builders import (
-    BOTH_HALVES,
     CAPACITY,
     CLIENTS,
     EXTERNAL,
@@ -46,120 +43,6 @@ def ranges(number: int, networks: Iterable[Network]) -> list[SourceRange]:
 
 def let_in(node: PlannedNode) -> list[bool]:
     return [node.maps.admitted(frontend(1), client) for client in CLIENTS]
-
-
-def test_new_restricted_service() -> None:
-    """The ranges of a new service have its id, in the map's key form."""
-    node = PlannedNode()
-    plan = node.change(by_name(restricted(FIRST)))
-    assert plan.source_ranges == [(SourceRange(64 + 96 + 25, 1, 0, FIRST.network_address), 1)]
-    assert let_in(node) == [True, False, False]
-    check_tidy(node)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "new", "gone"),
-    [
-        (OPEN, restricted(FIRST, THIRD), [FIRST, THIRD], []),
-        (restricted(FIRST), restricted(FIRST, SECOND), [SECOND], []),
-        (restricted(FIRST, SECOND), restricted(SECOND), [], [FIRST]),
-        (restricted(BOTH_HALVES), restricted(FIRST), [FIRST], [BOTH_HALVES]),
-        (restricted(FIRST), restricted(BOTH_HALVES), [BOTH_HALVES], [FIRST]),
-        (restricted(FIRST, SECOND), restricted(SECOND, FIRST), [], []),
-    ],
-)
-def test_change_of_ranges(
-    before: DesiredService, after: DesiredService, new: list[Network], gone: list[Network]
-) -> None:
-    """Only what differs is written; a client admitted before and after is admitted all the time."""
-    node = serving(before)
-    plan = node.change(by_name(after))
-    assert plan.source_ranges == [(found, 1) for found in ranges(1, new)]
-    assert plan.removed_source_ranges == ranges(1, gone)
-    check_tidy(node)
-
-
-def test_opened_service() -> None:
-    """The ranges of an opened service are in quarantine first.
-
-    PlannedNode's readers have just read the service as restricted.
-    """
-    node = serving(restricted(FIRST, THIRD))
-    assert not node.change(by_name(OPEN)).removed_source_ranges
-    assert node.planner.actual[name("web")].source_ranges == frozenset()
-    node.wait(2)
-    assert node.change({}).removed_source_ranges == ranges(1, [FIRST, THIRD])
-    check_tidy(node)
-
-
-def test_closed_again() -> None:
-    """When a service is restricted again, its old ranges in quarantine admit no client.
-
-    Ranges that it still has stay.
-    """
-    node = serving(restricted(FIRST, THIRD))
-    node.change(by_name(OPEN))
-    plan = node.change(by_name(restricted(THIRD)))
-    assert (plan.source_ranges, plan.removed_source_ranges) == ([], ranges(1, [FIRST]))
-    node.wait_for_quarantine()
-    assert let_in(node) == [False, False, True]
-    check_tidy(node)
-
-
-def test_opened_twice() -> None:
-    """The rest is counted from the last time."""
-    node = serving(restricted(FIRST))
-    node.change(by_name(OPEN))
-    node.wait(0.6)
-    node.change(by_name(restricted(FIRST)))
-    node.change(by_name(OPEN))
-    node.wait(0.6)
-    assert not node.change({}).removed_source_ranges
-    node.wait(0.6)
-    assert node.change({}).removed_source_ranges == ranges(1, [FIRST])
-
-
-def test_opened_before_a_restart() -> None:
-    """A new agent has no readers to wait for; ranges that its service wants stay."""
-    node = serving(restricted(FIRST, THIRD))
-    node.change(by_name(OPEN))
-    node.desired = by_name(restricted(THIRD))
-    plan = node.restart()
-    assert (plan.source_ranges, plan.removed_source_ranges) == ([], ranges(1, [FIRST]))
-    assert let_in(node) == [False, False, True]
-    check_tidy(node)
-
-
-def test_removed_service() -> None:
-    """The ranges go with the frontends, long before another service may get the id."""
-    node = serving(restricted(FIRST))
-    plan = node.change({name("web"): None})
-    assert plan.removed_source_ranges == ranges(1, [FIRST])
-    check_tidy(node)
-
-
-def test_frontend_moves_to_a_service_with_other_ranges() -> None:
-    """The new owner's ranges are there when the frontend becomes its own."""
-    node = serving(restricted(BOTH_HALVES, service="a"))
-    node.change({name("a"): None, **by_name(restricted(FIRST, THIRD, service="b"))})
-    assert let_in(node) == [True, False, True]
-    check_tidy(node)
-
-
-def test_restart_writes_nothing() -> None:
-    """The ranges of a service are found again."""
-    assert not serving(restricted(FIRST, THIRD), desired("db", [3], [3])).restart()
-
-
-def test_ranges_of_nobody() -> None:
-    """The first plan removes them, and their id is in quarantine before a service gets it."""
-    node = serving(restricted(FIRST))
-    node.maps.source_ranges[source_range_key(SECOND, 2)] = 1
-    node.desired |= by_name(restricted(THIRD, service="db", number=2))
-    plan = node.restart()
-    assert plan.removed_source_ranges == ranges(2, [SECOND])
-    assert node.planner.actual[name("db")].id == 3
-    check_tidy(node)
 
 
 FULL = "map source_ranges is full (3 entries)"
@@ -241,3 +124,28 @@ def test_restricted_frontend_lost_where_nothing_fits() -> None:
     check_tidy(node)
     node.wait_for_quarantine()
     assert not node.maps.source_ranges
+
+
+def test_closed_again() -> None:
+    """When a service is restricted again, its old ranges in quarantine admit no client.
+
+    Ranges that it still has stay.
+    """
+    node = serving(restricted(FIRST, THIRD))
+    node.change(by_name(OPEN))
+    plan = node.change(by_name(restricted(THIRD)))
+    assert (plan.source_ranges, plan.removed_source_ranges) == ([], ranges(1, [FIRST]))
+    node.wait_for_quarantine()
+    assert let_in(node) == [False, False, True]
+    check_tidy(node)
+
+
+def test_opened_before_a_restart() -> None:
+    """A new agent has no readers to wait for; ranges that its service wants stay."""
+    node = serving(restricted(FIRST, THIRD))
+    node.change(by_name(OPEN))
+    node.desired = by_name(restricted(THIRD))
+    plan = node.restart()
+    assert (plan.source_ranges, plan.removed_source_ranges) == ([], ranges(1, [FIRST]))
+    assert let_in(node) == [False, False, True]
+    check_tidy(node)

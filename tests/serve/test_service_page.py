@@ -19,7 +19,6 @@ from ebpflb.plan.desired import desired_service
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.service_entries import NO_ENTRIES
 from ebpflb.serve.service_page import (
-    DRAINING,
     UNUSED,
     USED,
     EndpointRow,
@@ -126,21 +125,6 @@ def test_addresses_as_a_whole() -> None:
     assert summary(page) == summary(usual)
 
 
-def test_draining_and_unready() -> None:
-    """A draining endpoint keeps its slot; an unready one has none."""
-    leaving = {"conditions": {"ready": False, "serving": True, "terminating": True}}
-    unready = {"conditions": {"ready": False, "serving": False}}
-    slice = builders.slice(
-        entry("10.1.0.1"), entry("10.1.0.2", **leaving), entry("10.1.0.3", **unready)
-    )
-    (port,) = known(builders.service(), slice).ports
-    assert told(port.endpoints) == {
-        "10.1.0.1:8080": (USED, ""),
-        "10.1.0.2:8080": (DRAINING, "terminating, while others are ready"),
-        "10.1.0.3:8080": (UNUSED, "not ready"),
-    }
-
-
 def test_address_claimed_by_an_older_service() -> None:
     """The younger Service's endpoints are not used, and the older Service is named."""
     made = Known()
@@ -177,26 +161,6 @@ def test_not_written_yet() -> None:
         "10.1.0.1:8080": (USED, "no longer in a slice, removal not written yet"),
         "10.1.0.2:8080": (UNUSED, "not written yet"),
     }
-
-
-def test_entries_of_no_port() -> None:
-    """A slice of a family that the Service has not, or without its port, is named."""
-    six = builders.slice(entry("fd00::1", nodeName="away"), family="IPv6", name="six")
-    other = builders.slice(entry("10.1.0.1"), ports=[{"name": "other", "port": 1}], name="other")
-    rows = {row.slice: row for row in known(builders.service(), six, other).left_out}
-    assert (rows["six"].endpoint, rows["six"].node, rows["six"].port) == ("fd00::1", "away", "")
-    assert rows["six"].reason == "the service has no cluster IP of its family"
-    assert (rows["other"].port, rows["other"].reason) == (
-        "shop/web/TCP",
-        "its slice has no such port",
-    )
-
-
-def test_type_is_the_services() -> None:
-    """The type is the Service's, even of a load balancer without an address."""
-    assert known(builders.service(type="LoadBalancer")).type == "LoadBalancer"
-    assert known(builders.service()).type == "ClusterIP"
-    assert ServicePage("shop/web", []).type == ""
 
 
 def test_summary() -> None:
