@@ -5,7 +5,7 @@ from tests.config import page
 
 
 def test_current() -> None:
-    """The tables are those of the code: `python -m tests.config.page` writes them again."""
+    """The table is that of the code: `python -m tests.config.page` writes it again."""
     text = page.PAGE.read_text()
-    assert all(begin in text for begin in page.TABLES)
+    assert page.BEGIN in text
     assert text == page.current(text)
