@@ -19,10 +19,10 @@ class Word(NamedTuple):
 
 
 def words() -> dict[str, Word]:
-    """Of the table, and of the lists below a command, by word or by type."""
+    """Of the list for several commands, and of those below a command, by word or by type."""
     text = PAGE.read_text()
     found = [
-        *re.findall(r"(?m)^\| `(\w+)` \| ([^|]*) \| ([^|]*) \| [^|]*\|$", text),
+        *re.findall(r"(?m)^- `(\w+)` \(([\w ]+); ([\w ]+)\)", text),
         *(
             (name, types, command)
             for command, below in chapters(text)
