@@ -37,10 +37,10 @@ from ebpflb.entries.services import (
 from ebpflb.model import devices
 from ebpflb.model.addresses import Address, Family, Network, family
 from ebpflb.model.annotations import DEFAULT_WEIGHT
-from ebpflb.model.api_servers import NO_API_PLACES, ApiPlaces
+from ebpflb.model.api_servers import ApiPlaces
 from ebpflb.model.devices import AddressByFamily, Device, Devices, LocalDetector
-from ebpflb.model.endpoints import FAST, Selection, Steps, finished, in_parts
-from ebpflb.model.nodes import NO_UNTRACKED, Untracked
+from ebpflb.model.endpoints import FAST, Selection, Steps, in_parts
+from ebpflb.model.nodes import Untracked
 from ebpflb.model.route_sources import RouteSource
 from ebpflb.model.services import PortName, Protocol, ServicePort
 from ebpflb.plan import tables
@@ -61,7 +61,6 @@ _NODE_LOCAL = frozenset({"node_local"})
 _HERE = {True: frozenset({"here"}), False: frozenset[str]()}
 _FLAGS = {(*lists, here): _LISTS[lists] | _HERE[here] for lists, here in product(_LISTS, _HERE)}
 _ORDER = {flags: list(_LISTS).index(key[:2]) for key, flags in _FLAGS.items()}
-_NO_ADDRESSES: Mapping[Family, Address] = {}
 NODE_LOCAL = "node-local"  # the name of a listener, in the place of a pod's
 _LISTENER = BackendName("", NODE_LOCAL, "")
 
@@ -137,23 +136,6 @@ class DesiredService:
         return any(wanted in backend.flags for backend in self.backends)
 
 
-def desired_service(
-    port: ServicePort,
-    selection: Selection,
-    primary: Mapping[Family, Address] = _NO_ADDRESSES,
-    node_local: Address | None = None,
-    untracked: Untracked = NO_UNTRACKED,
-    api: ApiPlaces = NO_API_PLACES,
-) -> DesiredService:
-    """Return the desired map content for ``port``; ``primary`` are this node's own addresses.
-
-    ``node_local`` is the address of a listener that serves sockets; ``untracked`` is what rules in
-    raw exempt; ``api`` are the places that belong to the API servers.
-    """
-    about = port, selection, primary, node_local, untracked, api
-    return finished(desiring(*about))
-
-
 def desiring(
     port: ServicePort,
     selection: Selection,
@@ -162,7 +144,11 @@ def desiring(
     untracked: Untracked,
     api: ApiPlaces,
 ) -> Steps[DesiredService]:
-    """Like ``desired_service``, in steps."""
+    """Return the desired map content for ``port``, in steps.
+
+    ``primary`` are this node's own addresses, ``node_local`` is the address of a listener that
+    serves sockets, ``untracked`` what rules in raw exempt, ``api`` the places of the API servers.
+    """
     backends = yield from _backends(selection)
     listener = _listener(node_local, port.port, backends)
     frontends = _frontends(port, selection.has_any, has_listener=bool(listener))

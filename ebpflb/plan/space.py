@@ -201,10 +201,6 @@ class Space:
         """The number of entries of a map that one namespace may have."""
         return math.ceil(self.sizes[part] * self.shares.namespace)
 
-    def used_by(self, namespace: str) -> Mapping[str, int]:
-        """Map -> the number of entries that a namespace has, including those in quarantine."""
-        return dict(self._used.get(namespace, {}))
-
     def replace(
         self, name: PortName, old: ServiceEntries, new: ServiceEntries
     ) -> Callable[[], None] | None:

@@ -18,11 +18,12 @@ from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed
 from ebpflb.model.services import PortName
 from ebpflb.plan.allocators import Capacity
-from ebpflb.plan.desired import DesiredService, desired_service
+from ebpflb.plan.desired import DesiredService
 from ebpflb.plan.planner import NOT_IN_MAPS, Planner
 from tests.packet.frames import at, destination, ends, host_of, opening, reply, source
 from tests.packet.node import Outcome, PacketNode
 from tests.packet.places import Places
+from tests.plan.builders import desired_service
 
 TARGET = 8080
 CONNECTIONS = 16  # they meet every endpoint: which one is a function of the tuple

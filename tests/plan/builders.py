@@ -5,11 +5,14 @@ from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Address, ip_network
 
 from ebpflb.entries.services import BackendName, Flags, Frontend
-from ebpflb.model.addresses import Family, Network
+from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.annotations import DEFAULT_WEIGHT
-from ebpflb.model.services import PortName, Protocol
+from ebpflb.model.api_servers import NO_API_PLACES, ApiPlaces
+from ebpflb.model.endpoints import Selection, finished
+from ebpflb.model.nodes import NO_UNTRACKED, Untracked
+from ebpflb.model.services import PortName, Protocol, ServicePort
 from ebpflb.plan.allocators import Capacity
-from ebpflb.plan.desired import DesiredBackend, DesiredService
+from ebpflb.plan.desired import DesiredBackend, DesiredService, desiring
 
 CAPACITY = Capacity(  # nothing gets full
     services=64, slots=1024, service_ids=256, backend_ids=1024, source_ranges=64, choices=4096
@@ -40,6 +43,18 @@ def frontend(number: int) -> Frontend:
 def backend(number: int, flags: Flags = CLUSTER, weight: int = DEFAULT_WEIGHT) -> DesiredBackend:
     label = BackendName("node-a", f"pod-{number}")
     return DesiredBackend(IPv4Address(f"10.1.0.{number}"), 8080, flags, label, weight)
+
+
+def desired_service(
+    port: ServicePort,
+    selection: Selection,
+    primary: Mapping[Family, Address] = {},
+    node_local: Address | None = None,
+    untracked: Untracked = NO_UNTRACKED,
+    api: ApiPlaces = NO_API_PLACES,
+) -> DesiredService:
+    """What ``desiring`` makes, without its steps."""
+    return finished(desiring(port, selection, primary, node_local, untracked, api))
 
 
 def desired(

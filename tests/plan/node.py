@@ -45,6 +45,11 @@ def not_programmed(planner: Planner) -> dict[PortName, str]:
     return {name: lack.reason for name, lack in planner.waiting.lacks.items()}
 
 
+def used_by(node: "PlannedNode", namespace: str) -> dict[str, int]:
+    """Map -> the number of entries that a namespace has, including those in quarantine."""
+    return dict(node.planner.space._used.get(namespace, {}))  # noqa: SLF001
+
+
 class PlannedNode:
     """Maps, a planner and a clock, and those who look entries up.
 

@@ -17,9 +17,9 @@ from ebpflb.model.api_servers import ApiPlaces, api_places
 from ebpflb.model.endpoint_slices import EndpointName, Hints
 from ebpflb.model.endpoints import Endpoint, Selection
 from ebpflb.model.services import KUBERNETES, PortName, Protocol, ServicePort
-from ebpflb.plan.desired import DesiredService, desired_service
+from ebpflb.plan.desired import DesiredService
 from tests.load import scaled
-from tests.plan.builders import BLOCK_ORDER, BOTH, CLUSTER, LOCAL, SERVING
+from tests.plan.builders import BLOCK_ORDER, BOTH, CLUSTER, LOCAL, SERVING, desired_service
 
 NOBODY = Selection((), (), (), has_any=False)
 SOMEBODY = replace(NOBODY, has_any=True)

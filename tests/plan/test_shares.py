@@ -22,7 +22,7 @@ from ebpflb.plan.space import EVERYONE, MOST_TRIED, Shares, Waiting
 from tests.load import scaled
 from tests.plan import histories
 from tests.plan.builders import FIRST, RESTRICTED, SECOND, THIRD, backend, desired
-from tests.plan.node import PlannedNode, check_tidy
+from tests.plan.node import PlannedNode, check_tidy, used_by
 
 CAPACITY = Capacity(
     services=16, slots=256, service_ids=16, backend_ids=33, source_ranges=12, choices=400
@@ -88,7 +88,7 @@ def test_a_greedy_namespace_takes_nothing_from_another_one(
         changes = {it.name: None if gone else it for it, gone in greedy}
         node.change(changes | ({small.name: small} if small else {}))
         assert {name.namespace for name in node.not_programmed} <= {"tenant"}
-        for part, used in node.planner.space.used_by("tenant").items():
+        for part, used in used_by(node, "tenant").items():
             if part == "slots":  # its former blocks may come on top
                 used = sum(it.block.size for it in _entries_of(node, "tenant"))
             assert used <= node.planner.space.most(part)
@@ -99,7 +99,7 @@ def test_a_greedy_namespace_takes_nothing_from_another_one(
         node.wait(seconds)
     node.change(dict.fromkeys(node.desired))
     node.wait_for_quarantine()
-    assert not any(node.planner.space.used_by("tenant").values())
+    assert not any(used_by(node, "tenant").values())
 
 
 def _entries_of(node: PlannedNode, namespace: str) -> list[ServiceEntries]:

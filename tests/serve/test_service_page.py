@@ -15,7 +15,6 @@ from ebpflb.model.endpoints import Topology
 from ebpflb.model.events import Changed, Key, Kind, ReadObject
 from ebpflb.model.services import OF_KUBE_PROXY, Admission, WholeAddresses
 from ebpflb.plan.allocators import Capacity
-from ebpflb.plan.desired import desired_service
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.service_entries import NO_ENTRIES
 from ebpflb.serve.service_page import (
@@ -31,7 +30,7 @@ from ebpflb.serve.service_page import (
 )
 from tests.model import builders
 from tests.model.builders import entry
-from tests.plan.builders import CAPACITY
+from tests.plan.builders import CAPACITY, desired_service
 
 NODE = "here"
 
