@@ -5,9 +5,10 @@ A person or a controller writes an annotation by hand, so an error in one also b
 message about an annotation is recognized by its beginning (``is_about_one``).
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from ipaddress import ip_address
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ebpflb.errors import quoted
 from ebpflb.model import addresses, field_checks, objects
@@ -22,6 +23,60 @@ def annotation_field(annotation: str) -> str:
 
 def is_about_one(message: str) -> bool:
     return message.startswith(_PREFIX)
+
+
+_Value = TypeVar("_Value")
+
+
+def _read(
+    metadata: objects.Annotated,
+    annotation: str,
+    parse: Callable[[str], _Value],
+    default: _Value,
+    instead: str,
+    warnings: list[str],
+) -> _Value:
+    """Return the annotation's value, or ``default`` without one.
+
+    A value that ``parse`` refuses, by ValueError, counts as ``default`` too, and adds a warning
+    that says what happens ``instead``.
+    """
+    text = metadata.annotation(annotation)
+    if text is None:
+        return default
+    try:
+        return parse(text)
+    except ValueError as error:
+        warnings.append(f"{annotation_field(annotation)}: {error}, so {instead}")
+        return default
+
+
+def _word(
+    service: objects.Service,
+    annotation: str,
+    known: Collection[str],
+    default: str,
+    warnings: list[str],
+) -> str:
+    """Return the annotation's word, one of ``known``."""
+
+    def parse(text: str) -> str:
+        if text not in known:
+            raise ValueError(f"{quoted(text)} is not one of {', '.join(known)}")
+        return text
+
+    return _read(service.metadata, annotation, parse, default, f"it is {default}", warnings)
+
+
+def _seconds(text: str) -> float:
+    """Parse a duration of at most LONGEST seconds."""
+    seconds = addresses.parse_duration(text).seconds
+    if not 0 <= seconds <= LONGEST:
+        raise ValueError(f"{quoted(text)} is not between 0s and 1h")
+    return seconds
+
+
+LONGEST = 3600.0  # seconds, of a slow start and of a grace
 
 
 # How a new connection gets its endpoint: by a Service's annotation, else by --scheduler.
@@ -48,26 +103,6 @@ BY_IPVS = {
 }
 
 
-def read_scheduler(service: objects.Service, default: str, warnings: list[str]) -> str:
-    """Return one of SCHEDULERS. An unknown name adds a warning; the default is used."""
-    return _one_of(SCHEDULERS, service, SCHEDULER_ANNOTATION, default, warnings)
-
-
-def _one_of(
-    known: Collection[str],
-    service: objects.Service,
-    annotation: str,
-    default: str,
-    warnings: list[str],
-) -> str:
-    word = service.metadata.annotation(annotation)
-    if word is None or word in known:
-        return word or default
-    reason = f"{quoted(word)} is not one of {', '.join(known)}, so it is {default}"
-    warnings.append(f"{annotation_field(annotation)}: {reason}")
-    return default
-
-
 # The weight of a slice's endpoints, relative to those of other slices: by a slice's annotation.
 #
 # A person or a canary controller can so give an extra slice a part of the traffic. 0 means no new
@@ -77,29 +112,19 @@ WEIGHT_ANNOTATION = "ebpflb.io/weight"
 DEFAULT_WEIGHT, HIGHEST_WEIGHT = 100, 1000
 
 
-def read_weight(slice: objects.EndpointSlice) -> int:
+def read_weight(slice: objects.EndpointSlice, warnings: list[str]) -> int:
     """Return the weight of each endpoint; an unreadable one counts as DEFAULT_WEIGHT."""
-    weight = _parse_weight(_weight_text(slice))
-    return DEFAULT_WEIGHT if weight is None else weight
+    instead = f"it is {DEFAULT_WEIGHT}"
+    return _read(
+        slice.metadata, WEIGHT_ANNOTATION, _parse_weight, DEFAULT_WEIGHT, instead, warnings
+    )
 
 
-def weight_warnings(slice: objects.EndpointSlice) -> Iterator[str]:
-    """Yield a warning if the annotation cannot be read."""
-    text = _weight_text(slice)
-    if _parse_weight(text) is None:
-        field = annotation_field(WEIGHT_ANNOTATION)
-        expected = f"a number from 0 to {HIGHEST_WEIGHT}"
-        yield f"{field}: {quoted(text)} is not {expected}, so it is {DEFAULT_WEIGHT}"
-
-
-def _weight_text(slice: objects.EndpointSlice) -> str:
-    text = slice.metadata.annotation(WEIGHT_ANNOTATION)
-    return str(DEFAULT_WEIGHT) if text is None else text
-
-
-def _parse_weight(text: str) -> int | None:
+def _parse_weight(text: str) -> int:
     is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(HIGHEST_WEIGHT))
-    return int(text) if is_number and int(text) <= HIGHEST_WEIGHT else None
+    if not (is_number and int(text) <= HIGHEST_WEIGHT):
+        raise ValueError(f"{quoted(text)} is not a number from 0 to {HIGHEST_WEIGHT}")
+    return int(text)
 
 
 # The time in which the weight of a new endpoint grows to its full value: a Service's annotation.
@@ -108,30 +133,6 @@ def _parse_weight(text: str) -> int | None:
 # gets few connections at first.
 
 SLOW_START_ANNOTATION = "ebpflb.io/slow-start"
-LONGEST_SLOW_START = 3600.0  # seconds
-
-
-def read_slow_start(service: objects.Service, warnings: list[str]) -> float:
-    """Return the time in seconds; 0: full weight at once.
-
-    An unreadable value adds a warning and counts as 0.
-    """
-    text = service.metadata.annotation(SLOW_START_ANNOTATION)
-    if text is None:
-        return 0.0
-    try:
-        return _parse_slow_start(text)
-    except ValueError as error:
-        where = annotation_field(SLOW_START_ANNOTATION)
-        warnings.append(f"{where}: {error}, so new endpoints get their whole weight at once")
-        return 0.0
-
-
-def _parse_slow_start(text: str) -> float:
-    seconds = addresses.parse_duration(text).seconds
-    if not 0 <= seconds <= LONGEST_SLOW_START:
-        raise ValueError(f"{quoted(text)} is not between 0s and 1h")
-    return seconds
 
 
 # What happens to established connections when their endpoint is removed: a Service's annotation.
@@ -143,7 +144,6 @@ def _parse_slow_start(text: str) -> float:
 ON_REMOVAL_ANNOTATION = "ebpflb.io/on-removal"
 KEEP, RESET = "keep", "reset"
 DEFAULT_GRACE = 10.0  # seconds: a controller may move an endpoint from one slice to another
-LONGEST_GRACE = 3600.0
 BY_SOCKETS, BY_FLOWS, BY_CONNTRACK = RESET_KINDS = (
     "sockets",
     "flows",
@@ -183,52 +183,30 @@ class OnRemoval(NamedTuple):
 KEPT = OnRemoval()
 
 
-def read_on_removal(service: objects.Service, warnings: list[str]) -> OnRemoval:
-    """Return when connections are reset.
-
-    An invalid value adds a warning, and connections are kept.
-    """
-    text = service.metadata.annotation(ON_REMOVAL_ANNOTATION)
-    if text is None or text == KEEP:
-        return KEPT
-    try:
-        return _parse_on_removal(text)
-    except ValueError as error:
-        warnings.append(
-            f"{annotation_field(ON_REMOVAL_ANNOTATION)}: {error}, so connections are kept"
-        )
-        return KEPT
-
-
 def _show(seconds: float) -> str:
     return str(addresses.Duration(seconds * 10**9))
 
 
 def _parse_on_removal(text: str) -> OnRemoval:
-    """Parse ``reset[=DURATION][,terminating=DURATION[/DURATION]]``."""
+    """Parse ``keep`` or ``reset[=DURATION][,terminating=DURATION[/DURATION]]``."""
+    if text == KEEP:
+        return KEPT
     removed, _, terminating = text.partition(",")
     kind, is_given, grace = removed.partition("=")
     if kind != RESET:
         raise ValueError(f"{quoted(text)} is not {_ON_REMOVAL_VALUES}")
-    reset_after = _parse_grace(grace) if is_given else DEFAULT_GRACE
+    reset_after = _seconds(grace) if is_given else DEFAULT_GRACE
     if removed == text:
         return OnRemoval(reset_after)
     kind, _, times = terminating.partition("=")
     if kind != _TERMINATING:
         raise ValueError(f"{quoted(terminating)} is not {_TERMINATING}=DURATION")
     before_text, _, grace_text = times.partition("/")
-    before_kill = _parse_grace(before_text)
-    pod_grace = _parse_grace(grace_text or _POD_GRACE)
+    before_kill = _seconds(before_text)
+    pod_grace = _seconds(grace_text or _POD_GRACE)
     if before_kill > pod_grace:
         raise ValueError(f"{quoted(before_text)} is longer than {grace_text or _POD_GRACE}")
     return OnRemoval(reset_after, before_kill, pod_grace)
-
-
-def _parse_grace(text: str) -> float:
-    seconds = addresses.parse_duration(text).seconds
-    if not 0 <= seconds <= LONGEST_GRACE:
-        raise ValueError(f"{quoted(text)} is not between 0s and 1h")
-    return seconds
 
 
 # Whether endpoints that do not answer are set aside: by a Service's annotation, else by
@@ -236,11 +214,6 @@ def _parse_grace(text: str) -> float:
 
 HEALTH_ANNOTATION = "ebpflb.io/endpoint-health"
 ENDPOINT_HEALTH = (HEALTH_OFF, HEALTH_PASSIVE) = ("off", "passive")
-
-
-def read_endpoint_health(service: objects.Service, default: str, warnings: list[str]) -> str:
-    """Return one of ENDPOINT_HEALTH; an unknown word adds a warning, and the default is used."""
-    return _one_of(ENDPOINT_HEALTH, service, HEALTH_ANNOTATION, default, warnings)
 
 
 # The addresses of a listener on the node itself, one of each family, that serves a Service's
@@ -253,22 +226,8 @@ NODE_LOCAL_ANNOTATION = "ebpflb.io/node-local"
 NODE_LOCAL_DNS = (ip_address("169.254.20.10"),)  # the usual address of NodeLocal DNSCache
 
 
-def read_node_local(
-    service: objects.Service, allowed: tuple[Address, ...], warnings: list[str]
-) -> tuple[Address, ...]:
-    """Return the addresses; none if one is invalid or not allowed, which adds a warning."""
-    text = service.metadata.annotation(NODE_LOCAL_ANNOTATION)
-    if text is None:
-        return ()
-    try:
-        return _parse_node_local(text, allowed)
-    except ValueError as error:
-        where = annotation_field(NODE_LOCAL_ANNOTATION)
-        warnings.append(f"{where}: {error}, so sockets get endpoints")
-        return ()
-
-
-def _parse_node_local(text: str, allowed: tuple[Address, ...]) -> tuple[Address, ...]:
+def parse_node_local(text: str, allowed: tuple[Address, ...]) -> tuple[Address, ...]:
+    """Parse addresses, at most one of each family. Raises ValueError for one not ``allowed``."""
     found = tuple(addresses.parse_address(part.strip()) for part in text.split(","))
     for each in found:
         if each not in allowed:
@@ -312,7 +271,7 @@ def read_passthrough(service: objects.Service, warnings: list[str]) -> bool:
         policy = FAILOVER_NONE
     if service.metadata.annotation(FAILOVER_ANNOTATION) is not None:
         field = annotation_field(FAILOVER_ANNOTATION)
-        policy = _one_of(FAILOVER_POLICIES, service, FAILOVER_ANNOTATION, policy, warnings)
+        policy = _word(service, FAILOVER_ANNOTATION, FAILOVER_POLICIES, policy, warnings)
     if policy != PASSTHROUGH or service.spec.external_traffic_policy == "Local":
         return policy == PASSTHROUGH
     warnings.append(f"{field}: has no effect without externalTrafficPolicy Local")
@@ -398,12 +357,17 @@ def read(
     for the first unknown one.
     """
     warnings += _without_effect(service.metadata, OF_SERVICES, "a Service", "its EndpointSlices")
+    meta = service.metadata
+    node_local = partial(parse_node_local, allowed=node_local_addresses)
+    at_once = "new endpoints get their whole weight at once"
     return ServiceAnnotations(
-        read_scheduler(service, scheduler, warnings),
-        read_on_removal(service, warnings),
-        read_slow_start(service, warnings),
-        read_endpoint_health(service, endpoint_health, warnings),
-        read_node_local(service, node_local_addresses, warnings),
+        _word(service, SCHEDULER_ANNOTATION, SCHEDULERS, scheduler, warnings),
+        _read(
+            meta, ON_REMOVAL_ANNOTATION, _parse_on_removal, KEPT, "connections are kept", warnings
+        ),
+        _read(meta, SLOW_START_ANNOTATION, _seconds, 0.0, at_once, warnings),
+        _word(service, HEALTH_ANNOTATION, ENDPOINT_HEALTH, endpoint_health, warnings),
+        _read(meta, NODE_LOCAL_ANNOTATION, node_local, (), "sockets get endpoints", warnings),
         read_passthrough(service, warnings),
     )
 

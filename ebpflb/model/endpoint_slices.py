@@ -110,21 +110,20 @@ def read(slice: objects.EndpointSlice) -> ReadSlice:
     family = field_checks.one_of("addressType", slice.address_type, _ADDRESS_TYPES)
     ports = tuple(slice.ports or ())
     found = tuple([_stored(entry, family) for entry in slice.endpoints or ()])
-    warnings: tuple[str, ...] = ("addressType: FQDN endpoints are not served",)
-    if family is not None:
-        warnings = (
-            *annotations.weight_warnings(slice),
-            *annotations.slice_warnings(slice),
-            *_port_warnings(ports),
-            *_address_warnings(found, family),
-        )
-    if warnings:
-        warnings = errors.some_lines(warnings)
+    lines: list[str] = []
+    weight = annotations.read_weight(slice, lines)
+    if family is None:
+        lines = ["addressType: FQDN endpoints are not served"]
+    else:
+        lines += annotations.slice_warnings(slice)
+        lines += _port_warnings(ports)
+        lines += _address_warnings(found, family)
+    warnings = errors.some_lines(lines) if lines else ()
     service = service_of(slice)
     if service is None:
         return ReadSlice(None, warnings)
     trigger = slice.metadata.annotation(objects.TRIGGER_TIME)
-    name, weight = slice.metadata.name, annotations.read_weight(slice)
+    name = slice.metadata.name
     shared = (_shared_ports if len(ports) <= _FEW else _ports)(ports)
     stored = StoredSlice(name, service, family, shared, found, trigger, weight)
     return ReadSlice(stored, warnings)

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 
 from ebpflb.entries.services import Frontend
 from ebpflb.model.addresses import Address
-from ebpflb.model.annotations import LONGEST_GRACE
+from ebpflb.model.annotations import LONGEST
 from ebpflb.model.services import PortName
 
 # The service ports whose connections are reset, and how an agent saves them for the next agent.
@@ -52,7 +52,7 @@ class WatchedPort(Struct, frozen=True):
     """A Watched to save; without endpoints, because the next agent reads them from the slices."""
 
     name: PortName
-    grace: Annotated[float, Meta(ge=0, le=LONGEST_GRACE)]
+    grace: Annotated[float, Meta(ge=0, le=LONGEST)]
     frontends: tuple[tuple[str, Annotated[int, Meta(ge=0, lt=1 << 16)]], ...]  # address and port
 
     def __post_init__(self) -> None:
