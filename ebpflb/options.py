@@ -17,10 +17,9 @@ import msgspec
 from ebpflb.entries.flows import STREAM_AFTER
 from ebpflb.entries.services import Settings
 from ebpflb.model import addresses as map_sizes
-from ebpflb.model import annotations, busiest
+from ebpflb.model import annotations
 from ebpflb.model import nodes as node_readiness
 from ebpflb.model.addresses import Address, MapSizes, Network, host_port, parse_address
-from ebpflb.model.busiest import SeriesOf, parse_series, show_series
 from ebpflb.model.devices import PRIMARY, LocalDetector, check_pattern
 from ebpflb.model.nodes import FAST_FORWARDS, FORWARD_OFF, FORWARD_ON
 from ebpflb.model.packet_path import (
@@ -192,6 +191,33 @@ def _filled(parse: Callable[[str], Any]) -> Callable[[str], Any]:
         return parse(text)
 
     return parse_filled
+
+
+MOST_SERIES = 1000  # service ports
+
+
+class SeriesOf(NamedTuple):
+    """The service ports that have series: the busiest ``limit`` of Services with these labels."""
+
+    limit: int
+    selector: tuple[Requirement, ...] = ()
+
+
+def parse_series(text: str) -> SeriesOf | None:
+    """Parse NUMBER or NUMBER,SELECTOR; None for 0. Raises ValueError."""
+    number, _, selector = text.partition(",")
+    is_number = number.isascii() and number.isdecimal() and len(number) <= len(str(MOST_SERIES))
+    if not (is_number and int(number) <= MOST_SERIES):
+        raise ValueError(f'"{number}" is not a number of service ports from 0 to {MOST_SERIES}')
+    required = parse_requirements(selector)
+    return SeriesOf(int(number), required) if int(number) else None
+
+
+def show_series(series: SeriesOf | None) -> str:
+    """The inverse of ``parse_series``."""
+    if series is None:
+        return "0"
+    return ",".join([str(series.limit), *(each.text for each in series.selector)])
 
 
 # What the audit does with what differs from what is planned.
@@ -488,7 +514,7 @@ class Options:
         None,
         "--service-metrics",
         "How many service ports have series of their own in /metrics: the busiest, of Services"
-        f" with these labels if a selector follows; at most {busiest.MOST}.",
+        f" with these labels if a selector follows; at most {MOST_SERIES}.",
         default_text="0",
         metavar="NUMBER[,SELECTOR]",
         parse=parse_series,

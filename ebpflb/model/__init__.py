@@ -25,16 +25,11 @@ The node's devices and addresses:
 devices             which devices are served, and the addresses that traffic is masqueraded to
 packet_path         which engine translates packets, and why
 
-The agent itself:
-
-busiest         which service ports have series of their own in /metrics
-
 Leftovers of kube-proxy on a node (kube-proxy.md 17):
 
 kube_proxy       the names that kube-proxy uses, and what was detected of a kube-proxy
 
 Parsing:
 
-field_checks  checks of single fields; they raise InvalidObject
 addresses     addresses, networks, durations, sizes and lists of numbers, as they are written
 """

@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from typing import NamedTuple, TypeVar
 
 from ebpflb.errors import quoted
-from ebpflb.model import addresses, field_checks, objects
+from ebpflb.model import addresses, objects
 from ebpflb.model.addresses import Address, Network
 
 _PREFIX = "metadata.annotations["
@@ -298,7 +298,7 @@ def read_nodeport_ranges(
     text = service.metadata.annotation(NODEPORT_RANGES_ANNOTATION)
     if text is None:
         return default
-    return field_checks.parsed(annotation_field(NODEPORT_RANGES_ANNOTATION), parse_networks, text)
+    return objects.parsed(annotation_field(NODEPORT_RANGES_ANNOTATION), parse_networks, text)
 
 
 def parse_networks(text: str) -> tuple[Network, ...]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from msgspec import Struct, structs
 
 from ebpflb import errors
-from ebpflb.model import addresses, annotations, field_checks, objects, services
+from ebpflb.model import addresses, annotations, objects, services
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.events import Key
 
@@ -107,7 +107,7 @@ def read(slice: objects.EndpointSlice) -> ReadSlice:
 
     Raises InvalidObject for an invalid addressType, protocol or port number.
     """
-    family = field_checks.one_of("addressType", slice.address_type, _ADDRESS_TYPES)
+    family = objects.one_of("addressType", slice.address_type, _ADDRESS_TYPES)
     ports = tuple(slice.ports or ())
     found = tuple([_stored(entry, family) for entry in slice.endpoints or ()])
     lines: list[str] = []
@@ -210,11 +210,11 @@ def _protocol(port: objects.SlicePort) -> str:
 
 def _port_warnings(ports: Iterable[objects.SlicePort]) -> Iterator[str]:
     for index, port in enumerate(ports):
-        field_checks.one_of(f"ports[{index}].protocol", _protocol(port), services.PROTOCOLS)
+        objects.one_of(f"ports[{index}].protocol", _protocol(port), services.PROTOCOLS)
         if port.name is None:
             yield f"ports[{index}].name: missing, so this port is not served"
         if port.port:
-            field_checks.within(f"ports[{index}].port", port.port, field_checks.PORTS)
+            objects.within(f"ports[{index}].port", port.port, objects.PORTS)
         else:
             yield f"ports[{index}].port: missing, so this port is not served"
 

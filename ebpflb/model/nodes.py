@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from ebpflb.model import addresses as parsing
-from ebpflb.model import field_checks, objects
+from ebpflb.model import objects
 from ebpflb.model.addresses import Address, Family, Network, number, parse_network
 from ebpflb.model.events import Key
 from ebpflb.model.objects import Node
@@ -24,7 +24,7 @@ def read_service_cidrs(cidr: objects.ServiceCIDR) -> tuple[Network, ...]:
     """Return the ranges. Raises InvalidObject for an unreadable range."""
     listed = (cidr.spec and cidr.spec.cidrs) or []
     return tuple(
-        field_checks.parsed(f"spec.cidrs[{index}]", parse_network, text)
+        objects.parsed(f"spec.cidrs[{index}]", parse_network, text)
         for index, text in enumerate(listed)
     )
 

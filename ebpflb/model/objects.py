@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The API's objects, each kind with only the fields that are used.
+"""The API's objects, each kind with only the fields that are used; and checks of their fields.
 
 msgspec decodes them directly from JSON (or converts them from YAML) and names the field that does
 not fit; unknown fields are skipped. The API writes null for an empty list, hence ``| None``.
@@ -7,9 +7,12 @@ Decoded objects contain no cycles, so the garbage collector need not track them 
 100,000 endpoints this saves memory and pauses.
 """
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from msgspec import Struct, field, structs
+
+from ebpflb.errors import InvalidObject
 
 # How the annotations of ebpflb begin, and the only other one that is used.
 OURS = "ebpflb.io/"
@@ -191,3 +194,48 @@ class ServiceCIDR(Struct, frozen=True, gc=False):
 
 
 Object = Service | EndpointSlice | Node | ServiceCIDR
+
+
+# Checks of single fields: each returns the value, or raises InvalidObject naming the field.
+#
+# kube-proxy relies on the API server's validation, but manifests skip it.
+
+PORTS = range(1, 1 << 16)
+LONGEST_LABEL = 63  # characters (RFC 1123)
+
+_Meaning = TypeVar("_Meaning")
+
+
+def filled(field: str, value: str) -> str:
+    if not value:
+        raise InvalidObject(field, "is empty")
+    return value
+
+
+def short(field: str, value: str) -> str:
+    """A name that is not longer than a label of DNS, as Kubernetes has it for Services and their
+    ports, and as the maps can hold it.
+    """
+    if len(value) > LONGEST_LABEL:
+        raise InvalidObject(field, f"longer than {LONGEST_LABEL} characters")
+    return value
+
+
+def within(field: str, value: int, allowed: range) -> int:
+    if value not in allowed:
+        raise InvalidObject(field, f"{value} is not in {allowed[0]}..{allowed[-1]}")
+    return value
+
+
+def one_of(field: str, value: str, meanings: Mapping[str, _Meaning]) -> _Meaning:
+    if value not in meanings:
+        raise InvalidObject(field, f'"{value}" is not one of {", ".join(meanings)}')
+    return meanings[value]
+
+
+def parsed(field: str, parse: Callable[[str], _Meaning], text: str) -> _Meaning:
+    """Return the parsed text; ``parse`` raises ValueError with a message for the operator."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise InvalidObject(field, str(error)) from error

@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 from msgspec import Struct
 
 from ebpflb import errors
-from ebpflb.model import addresses, annotations, field_checks, objects
+from ebpflb.model import addresses, annotations, objects
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.annotations import (
     HEALTH_OFF,
@@ -493,7 +493,7 @@ def _whole(port: ServicePort, which: WholeAddresses) -> tuple[Address, ...]:
 
 
 def _name(field: str, text: str) -> str:
-    return field_checks.short(field, field_checks.filled(field, text))
+    return objects.short(field, objects.filled(field, text))
 
 
 def _names(meta: Metadata) -> tuple[str, str]:
@@ -554,15 +554,17 @@ def _external_ips(
 ) -> list[Address]:
     listed = spec.external_ips or () if admission.serve_external_ips else ()
     used = _first(listed, MOST_ADDRESSES, "spec.externalIPs", warnings)
-    found = _parsed(addresses.parse_frontend, field_checks.external_ips(used), warnings)
+    found = _parsed(addresses.parse_frontend, "spec.externalIPs[{}]", used, warnings)
     return admission.external_ips.of(found, warnings)
 
 
 def _load_balancer_ips(service: objects.Service, warnings: list[str]) -> list[Address]:
+    """Return the addresses; with ipMode Proxy traffic goes to the load balancer instead."""
     balancer = service.status.load_balancer if service.status else None
     listed = (balancer.ingress if balancer else None) or ()
     used = _first(listed, MOST_ADDRESSES, "status.loadBalancer.ingress", warnings)
-    return _parsed(addresses.parse_frontend, field_checks.ingress_ips(used), warnings)
+    ips = (each.ip or "" if each.ip_mode in (None, "VIP") else "" for each in used)
+    return _parsed(addresses.parse_frontend, "status.loadBalancer.ingress[{}].ip", ips, warnings)
 
 
 def _cluster_ips(spec: objects.ServiceSpec, warnings: list[str]) -> dict[Family, Address]:
@@ -574,15 +576,15 @@ def _cluster_ips(spec: objects.ServiceSpec, warnings: list[str]) -> dict[Family,
     if not spec.ip_families:
         if len(ips) > 1:
             warnings.append("spec.ipFamilies: empty, so only spec.clusterIP is used")
-        only = field_checks.parsed("spec.clusterIP", addresses.parse_frontend, spec.cluster_ip)
+        only = objects.parsed("spec.clusterIP", addresses.parse_frontend, spec.cluster_ip)
         return {addresses.family(only): only}
     found: dict[Family, Address] = {}
     for index, text in enumerate(spec.ip_families[: len(Family)]):  # the API allows no more
-        family = field_checks.one_of(f"spec.ipFamilies[{index}]", text, addresses.FAMILIES)
+        family = objects.one_of(f"spec.ipFamilies[{index}]", text, addresses.FAMILIES)
         if index < len(ips):
             parse = partial(addresses.parse_frontend, wanted=family)
             field = f"spec.clusterIPs[{index}]"
-            found.setdefault(family, field_checks.parsed(field, parse, ips[index]))
+            found.setdefault(family, objects.parsed(field, parse, ips[index]))
         else:
             warnings.append(f"spec.clusterIPs[{index}]: missing, so nothing is served by {family}")
     return found
@@ -593,8 +595,9 @@ def _source_ranges(
 ) -> dict[Family, tuple[Network, ...]]:
     listed = spec.load_balancer_source_ranges or ()
     used = _first(listed, MOST_SOURCE_RANGES, "spec.loadBalancerSourceRanges", warnings)
-    entries = field_checks.source_ranges(used)
-    return _restricting(_parsed(addresses.parse_network, entries, warnings))
+    texts = (each.strip() for each in used)
+    field = "spec.loadBalancerSourceRanges[{}]"
+    return _restricting(_parsed(addresses.parse_network, field, texts, warnings))
 
 
 def _nodeport_ranges(
@@ -611,13 +614,13 @@ def _ports(
     checked: dict[tuple[str, Protocol], objects.ServicePortSpec] = {}
     for index, port in enumerate(_first(spec.ports or (), MOST_PORTS, "spec.ports", warnings)):
         field = f"spec.ports[{index}]"
-        field_checks.within(f"{field}.port", port.port, field_checks.PORTS)
+        objects.within(f"{field}.port", port.port, objects.PORTS)
         if port.node_port:
-            field_checks.within(f"{field}.nodePort", port.node_port, field_checks.PORTS)
+            objects.within(f"{field}.nodePort", port.node_port, objects.PORTS)
         elif spec.type == "NodePort":
             warnings.append(f"{field}.nodePort: missing, so it has none: a manifest must name it")
-        protocol = field_checks.one_of(f"{field}.protocol", port.protocol, PROTOCOLS)
-        name = field_checks.short(f"{field}.name", port.name or "")
+        protocol = objects.one_of(f"{field}.protocol", port.protocol, PROTOCOLS)
+        name = objects.short(f"{field}.name", port.name or "")
         if (name, protocol) in checked:
             raise errors.InvalidObject(f"{field}.name", f'a second {protocol.name} port "{name}"')
         checked[name, protocol] = port
@@ -625,16 +628,19 @@ def _ports(
 
 
 def _parsed(
-    parse: Callable[[str], _Parsed], entries: Iterable[tuple[str, str]], warnings: list[str]
+    parse: Callable[[str], _Parsed], field: str, texts: Iterable[str], warnings: list[str]
 ) -> list[_Parsed]:
-    """Return each value once; blank entries are skipped silently, as kube-proxy does."""
+    """Return each value once; blank entries are skipped silently, as kube-proxy does.
+
+    ``field``: of each text, with {} for its index.
+    """
     values: dict[_Parsed, None] = {}
-    for field, text in entries:
+    for index, text in enumerate(texts):
         try:
             values[parse(text)] = None
         except ValueError as error:
             if text.strip():
-                warnings.append(f"{field}: {error}")
+                warnings.append(f"{field.format(index)}: {error}")
     return list(values)
 
 
@@ -669,24 +675,24 @@ def _restricting(ranges: Sequence[Network]) -> dict[Family, tuple[Network, ...]]
 
 
 def _affinity_seconds(spec: objects.ServiceSpec) -> int:
-    if not field_checks.one_of("spec.sessionAffinity", spec.session_affinity, _STICKY):
+    if not objects.one_of("spec.sessionAffinity", spec.session_affinity, _STICKY):
         return 0
     client_ip = spec.session_affinity_config and spec.session_affinity_config.client_ip
     if not client_ip or client_ip.timeout_seconds is None:
         return DEFAULT_AFFINITY_SECONDS
     field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"
-    return field_checks.within(field, client_ip.timeout_seconds, range(1, MAX_AFFINITY_SECONDS + 1))
+    return objects.within(field, client_ip.timeout_seconds, range(1, MAX_AFFINITY_SECONDS + 1))
 
 
 def _is_external_local(spec: objects.ServiceSpec) -> bool:
     """Decide by the spec only: an externalIP of either family is enough, even an unreadable one."""
     local = _is_local("spec.externalTrafficPolicy", spec.external_traffic_policy)
-    external = field_checks.one_of("spec.type", spec.type, _EXTERNAL)
+    external = objects.one_of("spec.type", spec.type, _EXTERNAL)
     return local and (external or bool(spec.external_ips))
 
 
 def _is_local(field: str, policy: str | None) -> bool:
-    return field_checks.one_of(field, "Cluster" if policy is None else policy, _LOCAL)
+    return objects.one_of(field, "Cluster" if policy is None else policy, _LOCAL)
 
 
 def _health_check_node_port(spec: objects.ServiceSpec) -> int:
@@ -697,7 +703,7 @@ def _health_check_node_port(spec: objects.ServiceSpec) -> int:
     port = spec.health_check_node_port
     if not port or spec.type != "LoadBalancer" or not _is_external_local(spec):
         return 0
-    return field_checks.within("spec.healthCheckNodePort", port, field_checks.PORTS)
+    return objects.within("spec.healthCheckNodePort", port, objects.PORTS)
 
 
 def likely_service(wanted: str, known: Iterable[str]) -> str:

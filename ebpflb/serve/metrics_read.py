@@ -35,9 +35,9 @@ from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model import services
 from ebpflb.model.addresses import Family
 from ebpflb.model.annotations import SCHEDULERS
-from ebpflb.model.busiest import Busiest, Port, SeriesOf
 from ebpflb.model.events import Key, Kind
 from ebpflb.model.services import PortName, Protocol
+from ebpflb.options import SeriesOf
 from ebpflb.plan.canary import is_canary
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.service_entries import ServiceEntries
@@ -325,6 +325,52 @@ def look_at_agent(seen: AgentSeen) -> dict[str, Samples]:
         "ebpflb_objects_invalid": {kind: kinds[kind] for kind in Kind},
         "ebpflb_source_error": dict.fromkeys(status.source_errors, 1),
     }
+
+
+# Which service ports have series of their own (docs/service-metrics.md).
+#
+# The number is bounded, because each series costs memory in every Prometheus. A series that comes
+# and goes is of little use, so a service port that has series keeps them until another one is
+# clearly busier.
+
+_KEPT = 0.75  # of a score, from one choice to the next
+_AHEAD = 2  # how many times as busy another service port must be to take the place of one
+
+
+class Port(NamedTuple):
+    """A service port in both families."""
+
+    namespace: str
+    service: str
+    port: str
+    protocol: Protocol
+
+
+class Busiest:
+    """The service ports with the most new connections lately."""
+
+    def __init__(self, limit: int) -> None:
+        self.ports: tuple[Port, ...] = ()
+        self._limit = limit
+        self._totals: Mapping[Port, int] = {}
+        self._scores: Mapping[Port, float] = {}
+
+    def choose(self, totals: Mapping[Port, int]) -> None:
+        """Set ``ports``; ``totals`` are the connections of all service ports until now.
+
+        A total that has become smaller belongs to a new Service of this name. The first totals
+        may be those of months: they make the first choice, and no later one.
+        """
+        scores = {port: self._score(port, total) for port, total in totals.items()}
+        self._scores = scores if self._totals else {}
+        self._totals = totals
+        ranks = scores | {port: _AHEAD * scores[port] for port in self.ports if port in totals}
+        self.ports = tuple(sorted(ranks, key=lambda port: (-ranks[port], port))[: self._limit])
+
+    def _score(self, port: Port, total: int) -> float:
+        former = self._totals.get(port, 0)
+        more = total - former if total >= former else total
+        return _KEPT * self._scores.get(port, 0.0) + more
 
 
 CHOICE_INTERVAL = 60.0  # seconds between two choices of service ports, if metrics are scraped

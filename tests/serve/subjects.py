@@ -18,9 +18,9 @@ from ebpflb.kernel.maps.layout import MAPS, MapSpec
 from ebpflb.kernel.maps.records import Sweep
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
-from ebpflb.model.busiest import SeriesOf
 from ebpflb.model.nodes import STATES
 from ebpflb.model.packet_path import Engine, PacketPath
+from ebpflb.options import SeriesOf
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics

@@ -13,9 +13,9 @@ from ebpflb.entries.services import BackendName, Frontend
 from ebpflb.kernel.map_writer import CAPACITY
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.model.addresses import Family
-from ebpflb.model.busiest import parse_series
 from ebpflb.model.events import Key
 from ebpflb.model.services import PortName, Protocol
+from ebpflb.options import parse_series
 from ebpflb.plan.desired import DesiredBackend, DesiredService
 from ebpflb.plan.planner import Planner
 from ebpflb.serve import metrics_read

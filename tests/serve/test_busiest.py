@@ -5,8 +5,9 @@ import random
 
 import pytest
 
-from ebpflb.model.busiest import MOST, Busiest, Port, parse_series, show_series
 from ebpflb.model.services import Protocol
+from ebpflb.options import MOST_SERIES, parse_series, show_series
+from ebpflb.serve.metrics_read import Busiest, Port
 
 
 def port(name: str) -> Port:
@@ -26,7 +27,7 @@ def chosen(busiest: Busiest, **counts: int) -> set[str]:
     ("text", "limit", "keys"),
     [
         ("50", 50, []),
-        (f"{MOST}", MOST, []),
+        (f"{MOST_SERIES}", MOST_SERIES, []),
         ("7,tier=web", 7, ["tier"]),
         ("7,stage in (test,canary),!old", 7, ["stage", "old"]),
         ("7,", 7, []),
