@@ -703,17 +703,17 @@ class Options:
     @property
     def admission(self) -> Admission:
         """What Services may do on this node."""
-        external_ips = self.serve_external_ips, self.external_ips
         return Admission(
-            *external_ips,
-            self.nodeport_source_ranges,
-            self.served,
-            self.scheduler,
-            self.local_api_server,
-            self.keeps_api_servers,
-            self.endpoint_health,
-            self.node_local_addresses,
-            self.whole_addresses,
+            serve_external_ips=self.serve_external_ips,
+            external_ips=self.external_ips,
+            nodeport_source_ranges=self.nodeport_source_ranges,
+            served=self.served,
+            scheduler=self.scheduler,
+            local_api_server=self.local_api_server,
+            keeps_api_servers=self.keeps_api_servers,
+            endpoint_health=self.endpoint_health,
+            node_local_addresses=self.node_local_addresses,
+            whole_addresses=self.whole_addresses,
         )
 
     @property

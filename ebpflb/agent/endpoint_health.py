@@ -229,7 +229,7 @@ class EndpointHealthSync:
 
     def turn(self) -> None:
         """Bring endpoints back whose time has ended; forget those that are not ready."""
-        self.watching = bool(self._cluster.watched)
+        self.watching = bool(self._cluster.with_passive_health)
         self.watch.set(wanted=self.watching)
         for port, place in self._health.expire(self._clock()):
             self._changed(port, place, "used again after its time")

@@ -394,7 +394,7 @@ class Agent:
             self.canary.withdraw()
 
     def _look_at_endpoints(self) -> None:
-        if self.cluster.watched or self.endpoint_health.watching:
+        if self.cluster.with_passive_health or self.endpoint_health.watching:
             self.endpoint_health.turn()
 
     def _look_at_endpoints_due(self) -> float:
@@ -454,7 +454,7 @@ class Agent:
                 if error:
                     self.failing_parts[part] = error
             case Detection():
-                found = message._replace(left=self.options.left_to_kube_proxy)
+                found = message._replace(left_to_it=self.options.left_to_kube_proxy)
                 self.kube_proxy, self.kube_proxy_runs = found.message, found.running
                 if found.log_message:
                     log.warning("%s", found.log_message)

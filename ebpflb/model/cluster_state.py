@@ -205,7 +205,7 @@ class ClusterState:
         # The ranges of cluster IPs; unknown before Kind.SERVICE_CIDR is in ``listed``.
         self.service_cidrs: frozenset[Network] = frozenset()
         self._held: set[Key] = set()  # slices of KUBERNETES that would leave it without endpoints
-        self.watched: set[Key] = set()  # Services whose endpoints' health matters
+        self.with_passive_health: set[Key] = set()  # Services
         self.node_local = NodeLocalPorts()
         self.untracked = Untracked()  # what rules in raw exempt
         self.api_places = NO_API_PLACES
@@ -432,9 +432,9 @@ class ClusterState:
         if ports != self.services.get(key):
             self.services[key] = ports
             self.changed_services.add(key)
-            self.watched.discard(key)
+            self.with_passive_health.discard(key)
             if any(port.endpoint_health != HEALTH_OFF for port in ports):
-                self.watched.add(key)
+                self.with_passive_health.add(key)
             self.node_local.name(key, ports)
         return self._service_warnings.of(key, warnings)
 
@@ -488,7 +488,7 @@ class ClusterState:
         if kind is Kind.SERVICE:
             self._service_warnings.forget(key)
             self.labels.pop(key, None)
-            self.watched.discard(key)
+            self.with_passive_health.discard(key)
             self.node_local.name(key, ())
             if self.services.pop(key, None) is not None:
                 self.changed_services.add(key)

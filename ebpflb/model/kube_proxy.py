@@ -140,7 +140,7 @@ class Detection(NamedTuple):
     proxy_modes: tuple[tuple[str, str], ...] = ()  # answers of /proxyMode: address, mode
     rules: tuple[str, ...] = ()  # where kube-proxy's rules are
     rules_returned: bool = False  # they were absent the time before
-    left: str = ""  # the Services that ebpflb leaves to kube-proxy, in words
+    left_to_it: str = ""  # the Services that ebpflb leaves to kube-proxy, in words
     unattended: str = ""  # since when no agent runs for ebpflb's programs, in words
     unseen: bool = False  # a container sees no processes of the node
 
@@ -182,12 +182,12 @@ class Detection(NamedTuple):
             return f"has left {', '.join(self.rules)}; {unknown}"
         if self.rules:
             return f"has stopped and left {', '.join(self.rules)}"
-        return "does not run" if self.left else "none"
+        return "does not run" if self.left_to_it else "none"
 
     @property
     def advice(self) -> str:
         """The consequence for ebpflb, and what to do; "" if there is none."""
-        if self.left:
+        if self.left_to_it:
             return self._advice_for_both
         if self.is_overruled:
             return (
@@ -209,7 +209,7 @@ class Detection(NamedTuple):
         if self.running:
             return ""
         stale = "follow these rules as they were" if self.rules else "are not served"
-        return f"{self.left} {stale}; start kube-proxy"
+        return f"{self.left_to_it} {stale}; start kube-proxy"
 
     @property
     def message(self) -> str | None:

@@ -239,11 +239,10 @@ class Admission(Struct, frozen=True):
     node_local_addresses: tuple[Address, ...] = annotations.NODE_LOCAL_DNS
     whole_addresses: WholeAddresses = WholeAddresses.NONE
 
-    def of_annotations(self, service: Key) -> tuple[str, str, tuple[Address, ...]]:
-        """Return the arguments of ``annotations.read``."""
+    def health_of(self, service: Key) -> str:
+        """Return the default of a Service's endpoint health."""
         is_kept = self.keeps_api_servers and service == KUBERNETES
-        health = annotations.HEALTH_PASSIVE if is_kept else self.endpoint_health
-        return self.scheduler, health, self.node_local_addresses
+        return annotations.HEALTH_PASSIVE if is_kept else self.endpoint_health
 
 
 OF_KUBE_PROXY = Admission()
@@ -413,8 +412,10 @@ def _service_ports(
     external_ips, load_balancer_ips = _external_addresses(service, admission, former, warnings)
     source_ranges, to_nodeports = _admitted(service, admission, former, warnings)
     spec_ports = _ports(spec, warnings)
-    defaults = admission.of_annotations(Key(namespace, name))
-    annotated = annotations.read(service, *defaults, warnings)
+    health = admission.health_of(Key(namespace, name))
+    annotated = annotations.read(
+        service, admission.scheduler, health, admission.node_local_addresses, warnings
+    )
     for family, cluster_ip in cluster_ips.items():
         for port, protocol in spec_ports:
             yield ServicePort(

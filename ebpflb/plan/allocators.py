@@ -123,9 +123,9 @@ class FormerIds:
 
     def __init__(self, translations: Iterable[Translation]) -> None:
         self.taken: set[int] = set()
-        self._left = {translation.id: translation for translation in translations}
+        self._unclaimed = {translation.id: translation for translation in translations}
         self._ids: dict[tuple[Address, int], list[int]] = defaultdict(list)
-        for id, address, port in self._left.values():
+        for id, address, port in self._unclaimed.values():
             self._ids[address, port].append(id)
 
     def fill(self, known: Sequence[int], backends: Sequence[DesiredBackend]) -> tuple[int, ...]:
@@ -133,7 +133,7 @@ class FormerIds:
 
         An id of 0 is replaced by the endpoint's former id, if any.
         """
-        if not self._left:
+        if not self._unclaimed:
             return tuple(known)
         pairs = zip(known, backends, strict=True)
         return tuple([id or self._last(backend.endpoint) for id, backend in pairs])
@@ -144,18 +144,18 @@ class FormerIds:
 
     def take(self, ids: Iterable[int]) -> None:
         """Note that backends got these ids; some may be former ids."""
-        for id in self._left.keys() & ids if self._left else ():
-            _, address, port = self._left.pop(id)
+        for id in self._unclaimed.keys() & ids if self._unclaimed else ():
+            _, address, port = self._unclaimed.pop(id)
             self._ids[address, port].remove(id)
             self.taken.add(id)
 
-    def take_left(self) -> list[Translation]:
+    def take_unclaimed(self) -> list[Translation]:
         """Return the translations that no backend got.
 
         Called when no program chooses them any more.
         """
-        left, self._left, self.taken = list(self._left.values()), {}, set()
-        return left
+        unclaimed, self._unclaimed, self.taken = list(self._unclaimed.values()), {}, set()
+        return unclaimed
 
 
 class SlotAllocator:

@@ -424,7 +424,7 @@ class Planner:
 
     def programs_replaced(self) -> None:
         """Release former ids: no program chooses by the maps of another layout any more."""
-        for translation in self.former_ids.take_left():
+        for translation in self.former_ids.take_unclaimed():
             if translation.id < self.capacity.backend_ids:
                 self.quarantine.add(partial(self.backend_ids.free, translation.id))
             self.quarantine.add(partial(self._end_translation, translation))

@@ -226,15 +226,15 @@ class BackendChange(NamedTuple):
     @classmethod
     def between(cls, name: PortName, old: ServiceEntries, new: ServiceEntries) -> "BackendChange":
         if name.protocol != Protocol.UDP:
-            left = _left(old, new)
-            to_begin_again = (Unanswered(name.protocol, each) for each in left.values())
-            return cls(name, frozenset(left), unanswered=frozenset(to_begin_again))
+            given_up = _given_up(old, new)
+            to_begin_again = (Unanswered(name.protocol, each) for each in given_up.values())
+            return cls(name, frozenset(given_up), unanswered=frozenset(to_begin_again))
         has_all_frontends = old.services.keys() <= new.services.keys()
         kept = frozenset(new.ids if has_all_frontends else ())
         return cls(name, frozenset(old.ids) - kept, frozenset(_candidates(old, new)))
 
 
-def _left(old: ServiceEntries, new: ServiceEntries) -> dict[int, tuple[Address, int]]:
+def _given_up(old: ServiceEntries, new: ServiceEntries) -> dict[int, tuple[Address, int]]:
     """Return the endpoints that were removed, or set aside, by their ids."""
     now = dict(zip(new.ids, new.backends, strict=True))
     return {
@@ -466,11 +466,11 @@ class SlowStarts:
         if now < self.due:
             return []
         found: list[PortName] = []
-        left = SLOTS_PER_TURN
+        budget = SLOTS_PER_TURN
         for then, name in sorted((then, name) for name, then in self._next.items()):
             entries = cost.get(name, NO_ENTRIES)
-            left -= entries.block.size + entries.tables.size
-            if then > now or (found and left < 0):
+            budget -= entries.block.size + entries.tables.size
+            if then > now or (found and budget < 0):
                 break
             found.append(name)
         self._not_before = now + TURN_SECONDS

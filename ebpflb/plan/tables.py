@@ -148,7 +148,7 @@ def _maglev(backends: Sequence[Weighted], count: int) -> Steps[list[int]]:
         walks += [_permutation(each.name, count) for each in part]
     credits = [0] * len(order)
     table = [-1] * count
-    left = step_at = count
+    free = step_at = count
     while True:
         for turn, each in enumerate(order):
             credits[turn] += weights[turn]
@@ -160,11 +160,11 @@ def _maglev(backends: Sequence[Weighted], count: int) -> Steps[list[int]]:
                 at = (at + skip) % count
             table[at] = each.slot
             walks[turn] = (at + skip) % count, skip
-            left -= 1
-            if not left:
+            free -= 1
+            if not free:
                 return table
-            if step_at - left > min(PLACES_A_STEP, left // 8):  # the last places take the longest
-                step_at = left
+            if step_at - free > min(PLACES_A_STEP, free // 8):  # the last places take the longest
+                step_at = free
                 yield STEP_COST
 
 

@@ -317,31 +317,31 @@ def _endpoint_rows(
     facts: PortFacts, service: ServiceFacts, slots: list[EndpointRow]
 ) -> Iterator[EndpointRow]:
     """Yield every endpoint of the slices, then the other endpoints that the slots still hold."""
-    set_aside = service.set_aside.get(facts.port.name, NONE_SET_ASIDE)
-    about = facts.port.name, service.topology.node, set_aside
-    found = endpoints.merge(service.slices, *about)
-    selected = select(found, service.topology)
-    usable = endpoints.usable(facts.port, selected)
-    left = {row.endpoint: row for row in slots}
-    for use in endpoints.uses(facts.port, found, selected, service.topology):
+    topology, port = service.topology, facts.port
+    set_aside = service.set_aside.get(port.name, NONE_SET_ASIDE)
+    found = endpoints.merge(service.slices, port.name, topology.node, set_aside)
+    selected = select(found, topology)
+    usable = endpoints.usable(port, selected)
+    others = {row.endpoint: row for row in slots}
+    for use in endpoints.uses(port, found, selected, topology):
         each = use.endpoint
         name = host_port(each.address, each.port)
-        row = left.pop(name, None) or EndpointRow(name, each.name.node, each.name.target, UNUSED)
+        row = others.pop(name, None) or EndpointRow(name, each.name.node, each.name.target, UNUSED)
         if row.state == USED:
             row.not_local = use.not_in_local or ""
         else:
             row.reason = _not_programmed(facts) if id(each) in usable else _not_selected(use)
         yield row
-    if listener := facts.port.node_local:
-        yield _listener_row(left, host_port(listener, facts.port.port))
-    for row in left.values():
+    if listener := port.node_local:
+        yield _listener_row(others, host_port(listener, port.port))
+    for row in others.values():
         row.reason = UnusedReason.GONE
         yield row
 
 
-def _listener_row(left: dict[str, EndpointRow], name: str) -> EndpointRow:
-    """Return the row of a node-local listener, whose slot is taken from ``left``."""
-    row = left.pop(name, None)
+def _listener_row(others: dict[str, EndpointRow], name: str) -> EndpointRow:
+    """Return the row of a node-local listener, whose slot is taken from ``others``."""
+    row = others.pop(name, None)
     if row is None:
         return EndpointRow(name, "", NODE_LOCAL, UNUSED, reason=UnusedReason.LISTENER_SILENT)
     row.reason = SOCKETS_ONLY

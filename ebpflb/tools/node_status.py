@@ -180,7 +180,7 @@ def _kube_proxy(state: Path, published: AgentStatus | None) -> str | None:
     except NodeError as error:
         return f"cannot be checked: {error}"
     if published:
-        found = found._replace(left=published.left_to_kube_proxy)
+        found = found._replace(left_to_it=published.left_to_kube_proxy)
     if published and not published.left_to_kube_proxy:
         were_gone = not published.kube_proxy or RULES_RETURNED in published.kube_proxy
         found = found._replace(rules_returned=bool(found.rules) and were_gone)

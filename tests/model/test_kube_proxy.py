@@ -118,7 +118,7 @@ def test_runs(found: Detection, evidence: str) -> None:
 )
 def test_left_to_it(found: Detection, said: str | None) -> None:
     """If Services are left to kube-proxy, it has to run, and nothing should be removed."""
-    message = found._replace(left="Services outside of --services=a").message
+    message = found._replace(left_to_it="Services outside of --services=a").message
     assert (said in message and "cleanup" not in message) if message and said else message is said
 
 
