@@ -13,6 +13,7 @@ from functools import cache
 import pytest
 import yaml
 
+from ebpflb.config.parameters import PARAMETERS
 from tests.docs.pages import ROOT
 
 PAGE = (ROOT / "docs/kube-proxy.md").read_text()
@@ -95,6 +96,17 @@ def test_flags() -> None:
     flags = re.findall(r"^\| (-[^|]*[^|-]) \|", sections(PAGE)["15"], re.M)
     assert len(flags) >= 30
     assert [it for it in flags if not any(rule[:40].startswith(it[:40]) for rule in rules)] == []
+
+
+def test_flags_without_effect() -> None:
+    """The page says of each flag of kube-proxy that has no effect that it has none."""
+    rows = re.findall(r"^\| (-[^|]*) \|.*\| ([^|]*) \|$", sections(PAGE)["15"], re.M)
+    told = {flag: said for flags, said in rows for flag in re.findall(r"--([\w-]+)", flags)}
+    ignored = {it.flag for it in PARAMETERS if it.ignored}
+    assert len(told.keys() & ignored) >= 8
+    for flag, said in told.items():
+        assert flag not in ignored or re.search("no effect|not read", said), flag
+        assert flag in ignored or not said.startswith("no effect"), flag
 
 
 def test_mistakes_are_found() -> None:
