@@ -51,8 +51,6 @@ KINDS = {
     "tests/bench/test_growth.py": "cluster",
     "tests/bench/test_slice_way.py": "cluster",
     "tests/cli/": "kernel",
-    "tests/cli/test_audit.py": "cluster",
-    "tests/cli/test_columns.py": "cluster",
     "tests/cli/test_config_process.py": "cluster",
     "tests/cli/test_demo.py": "cluster",
     "tests/cli/test_doctor.py": "cluster",
@@ -143,7 +141,6 @@ SLOW = {
 # dearest, most take more than four seconds of processor time with one set of parameters. Of what
 # some test (takeovers, failed starts, canaries, monitor) nothing else there tests the whole.
 EXTENDED = {
-    "tests/cli/test_audit.py",
     "tests/cli/test_config_process.py",
     "tests/cli/test_doctor.py",
     "tests/cli/test_doctor_canary.py",

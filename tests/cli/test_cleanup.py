@@ -89,13 +89,6 @@ def test_while_devices_get_programs(
     assert nft.exists(nft.Name("ip6", "kube-proxy"))
 
 
-def test_nobody_serves(ebpflb: Ebpflb, nowhere: list[str]) -> None:
-    """If ebpflb is not installed either, a warning says that services do not work."""
-    load_nft()
-    done = ebpflb("cleanup", "--kube-proxy", *nowhere)
-    assert f"ebpflb does not serve from {NEVER}: services do not work" in done.out
-
-
 def test_runs(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
     """While a kube-proxy runs nothing is touched, in one line with its pid; --force does it."""
     left_by_iptables()
@@ -182,16 +175,6 @@ def test_no_tools(ebpflb: Ebpflb, nowhere: list[str], monkeypatch: pytest.Monkey
     assert done.err.splitlines()[:4] == [lost.format(tool.name) for tool in TOOLS]
 
 
-def test_own(ebpflb: Ebpflb, nowhere: list[str]) -> None:
-    """`cleanup` alone removes what is ours and leaves what is kube-proxy's."""
-    left_by_iptables()
-    before = everything()
-    for table in (TABLE, watch.HOLD):
-        make(table)
-    assert ebpflb("cleanup", *nowhere).status == 0
-    assert everything() == before
-
-
 @OWN_TABLES
 def test_what_connections_need_stays(
     ebpflb: Ebpflb, nowhere: list[str], loopback: None, table: nft.Name
@@ -221,15 +204,6 @@ def test_kube_proxys_rules_keep_nat_alive_too(
     nodes.translate("127.0.0.7", 53)
     assert "stays" not in ebpflb("cleanup", *nowhere).out
     assert not nft.exists(table)
-
-
-def test_kube_proxys_cleanup_leaves_the_engines_table(ebpflb: Ebpflb, nowhere: list[str]) -> None:
-    """The engine netfilter goes on when what kube-proxy left is removed."""
-    load_nft()
-    make(TABLE)
-    whole = run("nft", "list", "table", *TABLE)
-    assert ebpflb("cleanup", "--kube-proxy", *nowhere).status == 0
-    assert run("nft", "list", "table", *TABLE) == whole
 
 
 def test_everything(tmp_path: Path) -> None:
@@ -275,17 +249,6 @@ def test_check(ebpflb: Ebpflb, tmp_path: Path) -> None:
         assert finding() == (False, False, f"is also running (pid {pid})")
     ebpflb("cleanup", "--kube-proxy")
     assert finding() == (True, False, "none")
-
-
-def test_status(ebpflb: Ebpflb, bpffs: Path, tmp_path: Path) -> None:
-    """`status` reports it too."""
-    nowhere = ["--state-dir", bpffs / "never", "--run-dir", tmp_path / "never"]
-    with answering.process(tmp_path) as pid:
-        done = ebpflb("status", *nowhere)
-    running = f"is also running (pid {pid})"
-    text = " ".join(done.out.split())  # its lines are folded
-    assert f" kube proxy {running}: ebpflb handles packets first; stop" in text
-    assert "kube proxy" not in ebpflb("status", *nowhere).out
 
 
 def test_status_asks_the_agent(

@@ -15,11 +15,11 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from ebpflb import cli as cli_package
-from ebpflb.cli import ALIASES, COMMANDS, cli
+from ebpflb.cli import COMMANDS, cli
 from ebpflb.cli.hints import REMOVING
 from ebpflb.version import BUILD_DATE, COMMIT, VERSION
 from tests.cli.commands import every_command
-from tests.cli.conftest import NEVER, Ebpflb
+from tests.cli.conftest import NEVER
 
 OTHERS = ("ebpflb.cli.demo", "ebpflb.cli.explain", "ebpflb.lab", "kubernetes.client.rest", "bcc")
 # Libraries that a command imports when it needs them, if ever; ebpflb.lab is the demo's.
@@ -40,14 +40,6 @@ NAMES_OTHERS = (
 OPTIONS_OF_OTHERS = {"--help", "--net", "--requirement"}
 OF_KUBE_PROXY = {"config", "write_config_to", "kubeconfig"}  # options with paths
 SHARED = {"common", "output", "results", "run_configuration", "run_options"}
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_is_there(name: str) -> None:
-    """By the name under which it is listed."""
-    command = cli.get_command(click.Context(cli), name)
-    assert command is not None
-    assert command.name == name
 
 
 def test_version_names_commit_and_date() -> None:
@@ -104,13 +96,6 @@ def test_each_help_has_three_examples(monkeypatch: pytest.MonkeyPatch) -> None:
                 command = command.get_command(used, words.pop(0))
             assert command, example
             command.make_context("", words, parent=used)  # raises UsageError
-
-
-@pytest.mark.parametrize(("word", "name"), ALIASES.items())
-def test_short_names(word: str, name: str) -> None:
-    """As kubectl: svc is services."""
-    shown = [CliRunner().invoke(cli, [each, "--help"]).output for each in (word, name)]
-    assert shown[0].replace(f" {word} ", f" {name} ") == shown[1]
 
 
 def test_a_mistyped_command() -> None:
@@ -225,18 +210,6 @@ def test_places_can_be_given_by_the_environment(name: str) -> None:
     for each in options_of(command):
         if isinstance(each.type, click.Path) and each.name not in OF_KUBE_PROXY:
             assert each.envvar == f"EBPFLB_{str(each.name).upper()}"
-
-
-def test_a_command_looks_where_the_environment_says(
-    ebpflb: Ebpflb, nowhere: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As if its options said so. What it says depends on the agents of other tests too."""
-    said = ebpflb("status", *nowhere)
-    assert str(NEVER) in said.out + said.err
-    monkeypatch.setenv("EBPFLB_STATE_DIR", nowhere[1])
-    monkeypatch.setenv("EBPFLB_RUN_DIR", nowhere[3])
-    said = ebpflb("status")
-    assert str(NEVER) in said.out + said.err
 
 
 def strings() -> Iterator[str]:

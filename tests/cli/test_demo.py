@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -110,37 +109,6 @@ def section(said: str, heading: str) -> str:
 
 
 @pytest.mark.extended
-def test_kept() -> None:
-    """The line that it prints makes commands work; so does a shell on its node."""
-    demo = begin("--keep")
-    said, _ = demo.communicate(timeout=240)
-    assert demo.returncode == 0
-    (line,) = re.findall(r"^export (.*)$", said, re.M)
-    found = os.environ | dict(word.split("=", 1) for word in line.split())
-    own = [sys.executable, "-P", "-m", "ebpflb"]
-    for words in re.findall(r"^ebpflb (.*)$", said.partition("# try")[2], re.M):
-        once = ["--once"] if words == "top" else []
-        done = subprocess.run([*own, *words.split(), *once], env=found, capture_output=True)
-        assert done.returncode == 0, done
-        assert b"default/web" in done.stdout or words == "status"
-    script = "ip -brief address; ls; ebpflb services get default/web; exit 7"
-    addresses = {"node": "192.0.2.1/", "client": "10.244.1.2/", "outside": "198.51.100.7/"}
-    for host, address in addresses.items():
-        shell = _in_shell(script, host)
-        assert shell.returncode == 7, shell
-        assert all(it in shell.stdout for it in (address, "web.yaml", "10.96.0.10:80"))
-    assert "removed" in begin("--remove").communicate(timeout=120)[0]
-    wait_until("nothing is left", lambda: not left(demo.pid))
-    assert "no demo is kept here" in _in_shell("").stderr
-
-
-def _in_shell(script: str, *host: str) -> "subprocess.CompletedProcess[str]":
-    command = [*EBPFLB, "demo", "shell", *host]
-    given = os.environ | {"SHELL": "/bin/sh"}
-    return subprocess.run(command, input=script, env=given, capture_output=True, text=True)
-
-
-@pytest.mark.extended
 @pytest.mark.parametrize(("number", "step"), list(enumerate(STEPS)), ids=STEPS)
 def test_interrupted(number: int, step: str) -> None:
     """Wherever it is interrupted, the exit status is 1 and everything is removed."""
@@ -170,16 +138,6 @@ def test_killed_and_swept() -> None:
     assert begin("--remove").communicate(timeout=120)[0] == "no demo was found\n"
 
 
-def test_a_process_with_the_number_of_a_demo_is_none() -> None:
-    """What a demo left is removed though another process has its number now."""
-    with subprocess.Popen(["sleep", "60"]) as other:
-        Path(f"/run/{PREFIX}-{USER}-{other.pid}").mkdir()
-        said = begin("--remove").communicate(timeout=120)[0]
-        other.kill()
-    assert said == f"removed: {PREFIX}-{USER}-{other.pid}, which an earlier demo left\n"
-    assert not places()
-
-
 def test_without_ip(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is missing is named with its package, before anything is made."""
     monkeypatch.setenv("PATH", "/nowhere")
@@ -202,12 +160,3 @@ def test_another_users_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     said = begin("--remove").communicate(timeout=120)[0]
     another.rmdir()
     assert said.splitlines()[-1] == f"{another.name} stays: it is of user {USER + 2}"
-
-
-@pytest.mark.extended
-def test_two_at_once() -> None:
-    """A demo leaves another one alone that runs at the same time."""
-    first, second = begin(), begin()
-    said = [demo.communicate(timeout=240)[0] for demo in (first, second)]
-    assert (first.returncode, second.returncode) == (0, 0), said
-    wait_until("nothing is left", lambda: not left(first.pid) and not left(second.pid))

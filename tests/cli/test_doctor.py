@@ -78,14 +78,6 @@ def test_settings(cluster: Cluster) -> None:
     assert "strict on" in found["rp_filter"]["detail"]
 
 
-def test_processes_that_no_hook_sees(cluster: Cluster) -> None:
-    """This process is outside the cgroup of the lab's node, and counted."""
-    _, found = not_ok(cluster)
-    cgroup = "/".join(cluster.node.cgroup.parts[-2:])
-    assert f"are outside /{cgroup}: " in found["processes"]["detail"]
-    assert "--cgroup-root" in found["processes"]["remedy"]
-
-
 def test_a_container_does_not_see_the_nodes_processes(cluster: Cluster) -> None:
     """Where the processes are is unknown there, and no line calls it ok."""
     container = [*cluster.node.enter, "unshare", "--pid", "--fork", "--mount-proc", sys.executable]

@@ -16,7 +16,7 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
 from ebpflb.plan.canary import is_canary
 from ebpflb.serve import status
-from tests.cli.doctors import canaries, doctor, left, ok, on_node, published
+from tests.cli.doctors import canaries, left, ok, on_node, published
 from tests.kit import answers, forked
 from tests.kit.cluster import Cluster
 
@@ -77,12 +77,6 @@ def test_each_path(cluster: Cluster) -> None:
     assert [getattr(after, it) for it in same] == [getattr(before, it) for it in same]
     done = forked.run("history", *cluster.agent.where, "-o", "wide", netns=cluster.node.netns)
     assert "the canary" in done.stdout
-
-
-def test_left_out(cluster: Cluster) -> None:
-    """--no-canary makes nothing."""
-    done = doctor(cluster, "--no-canary")
-    assert done.status == 0 and "canary" not in done.out
 
 
 @pytest.mark.parametrize("hook", ["connect4", "sendmsg6"])
@@ -168,13 +162,3 @@ def test_the_agent_is_killed_meanwhile(cluster: Cluster) -> None:
         said = {it["feature"]: it["detail"] for it in answers.results(out.read())}
     assert said["canary"].startswith("not tried: ")
     wait_until("all is gone", lambda: left(cluster) == [])
-
-
-def test_no_agent(cluster: Cluster) -> None:
-    """A sentence too."""
-    cluster.agent.stop()
-    try:
-        found = canaries(cluster)
-    finally:
-        cluster.agent.start()
-    assert found["canary"]["detail"] == "not tried: no agent runs"

@@ -17,12 +17,6 @@ def test_conntrack(tmp_path: Path) -> None:
         wait_until("all is gone", lambda: left(cluster) == [])
 
 
-def test_only_the_sockets_of_the_node(tmp_path: Path) -> None:
-    """--socket-translation=host leaves nothing out: the canary's other sockets never are."""
-    with published(tmp_path, "--socket-translation=host") as cluster:
-        assert ok(canaries(cluster)) == ["sockets", "packets", "NodePorts", "uplinks"]
-
-
 @pytest.mark.parametrize(
     ("option", "said"),
     [

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 
 import pytest
-import yaml
 
 from ebpflb.entries.services import BackendName, Frontend, Range, ServiceEntry
 from ebpflb.kernel.attach.device_programs import unpin_all
@@ -55,16 +54,6 @@ def pins(maps: dict[str, Map]) -> list[str]:
     return ["--state-dir", str(BPFFS / f"ebpflb-test-{os.getpid()}-flows")]
 
 
-def test_table(ebpflb: Ebpflb, pins: list[str]) -> None:
-    """-o wide: each flow is a line with both its directions, and names for numbers."""
-    done = ebpflb("flows", "list", *pins, "-o", "wide")
-    assert (done.status, done.err) == (0, "")
-    (line,) = [line for line in done.out.splitlines() if "10.96.0.2:80" in line]
-    for words in ("default/web:tcp/TCP", f"{CLIENT}:3002", "10.244.1.11:8080", "web-1", "node-1"):
-        assert words in line
-    assert "10.244.1.11:8080 > 192.0.2.1:61002" in line
-
-
 def test_columns(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
     """By default: who is connected by what to whom. -o name identifies each flow in a word."""
     done = ebpflb("flows", "list", *pins)
@@ -74,14 +63,6 @@ def test_columns(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
     assert sum("10.244.1.11:8080" in it for it in lines) == len(FLOWS)
     names = ebpflb("flows", "list", *pins, "-o", "name").out.splitlines()
     assert f"{CLIENT}:3002->10.96.0.2:80/TCP" in names and len(names) == len(FLOWS)
-
-
-def test_json_and_yaml(ebpflb: Ebpflb, pins: list[str]) -> None:
-    """Both hold a list of flows."""
-    said = json.loads(ebpflb("flows", "list", *pins, "-o", "json").out)["items"]
-    assert [flow["protocol"] for flow in said] == ["TCP", "TCP", "UDP"]
-    again = yaml.safe_load(ebpflb("flows", "list", *pins, "-o", "yaml").out)["items"]
-    assert [flow["client"] for flow in again] == [flow["client"] for flow in said]
 
 
 @pytest.mark.parametrize(
@@ -120,22 +101,6 @@ def test_a_flush_names_its_flows(ebpflb: Ebpflb, pins: list[str], maps: dict[str
     done = ebpflb("flows", "flush", *pins)
     assert done.status == 2 and "--all" in done.err
     assert [*maps["tcp_flows"].items()]
-
-
-def test_namespace(ebpflb: Ebpflb, pins: list[str]) -> None:
-    """-n lists the flows of its Services; all namespaces are the default, which -A says too."""
-    everything = ebpflb("flows", "list", *pins).out
-    assert ebpflb("flows", "list", "-A", *pins).out == everything
-    assert ebpflb("flows", "list", "-n", "default", *pins).out == everything
-    none = ebpflb("flows", "list", "-n", "shop", *pins)
-    assert none == (0, "", "No resources found in shop namespace.\n")
-
-
-def test_flush(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
-    """It says how many went, and they are gone."""
-    assert ebpflb("flows", "flush", "--all", *pins).out == "flows flushed: 3 (8 entries)\n"
-    assert not [*maps["tcp_flows"].items(), *maps["other_flows"].items()]
-    assert ebpflb("flows", "list", *pins) == (0, "", "No flows found\n")
 
 
 def test_netfilters_flows(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
@@ -213,14 +178,3 @@ def test_real_flow(ebpflb: Ebpflb, cluster: Cluster, state: list[str]) -> None:
     wait_until("both sides have closed", lambda: seen()["state"] == "closed")
     flushed = ebpflb("flows", "flush", "--client", outside.v4, *state)
     assert flushed.out == "flows flushed: 1 (2 entries)\n"
-
-
-def test_swept(cluster: Cluster) -> None:
-    """A running agent sweeps idle flows."""
-    old = Made(1).plain()
-    ago = max(0, time.monotonic_ns() - 31_000_000_000)
-    words = frozenset({"seen", "fin"})
-    entries = [(key, f._replace(last_seen=ago, flags=f.flags | words)) for key, f in old.items()]
-    cluster.maps["tcp_flows"].write(entries)
-    flows = cluster.maps["tcp_flows"]
-    wait_until("the flow is swept", lambda: not any(flows.get(key) for key in old))

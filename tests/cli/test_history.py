@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ebpflb history`: of a real agent, across its restart and its death."""
 
-import os
 import signal
 from datetime import datetime
 from typing import Any
@@ -72,19 +71,3 @@ def test_table(ebpflb: Ebpflb, where: list[str], moments: list[str]) -> None:
     assert "default/web:tcp/TCP" in names and len(names) == len(set(names))
     wide = ebpflb("history", "-o", "wide", *where).out
     assert "EndpointSlice default/web-ipv4 changed" in wide and "agent@" in wide
-
-
-def test_without_any(ebpflb: Ebpflb, nowhere: list[str]) -> None:
-    """Where no agent has recorded anything a line says so."""
-    done = ebpflb("history", *nowhere)
-    assert done.status == 1 and done.err.startswith("ebpflb: no history in ")
-
-
-def test_foreign_file(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
-    """An agent starts, and records, behind lines that are not ours; a reader names them."""
-    file = cluster.agent.paths.history_file
-    cluster.agent.stop()
-    file.write_bytes(os.urandom(100).replace(b"\n", b"") + b"\n")
-    cluster.agent.start()
-    done = ebpflb("history", *where)
-    assert f"{file}: line 1 is damaged" in done.err and "agent" in done.out

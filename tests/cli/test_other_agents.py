@@ -118,27 +118,12 @@ def other_maps() -> Iterator[Path]:
     remove_tree(directory)
 
 
-@pytest.mark.parametrize("words", [("monitor",), ("top",)], ids=" ".join)
-def test_maps_of_another_version(
-    ebpflb: Ebpflb, other_maps: Path, words: tuple[str, ...], run_dir: Path
-) -> None:
-    """One sentence says whose command to use."""
-    done = ebpflb(*words, "--state-dir", other_maps, *where_it_runs(words, run_dir))
-    assert (done.status, done.out) == (1, "")
-    assert done.err.count("\n") == 1
-    assert OTHER_MAPS in done.err
-
-
 def test_status_says_that_maps_are_of_another_version(
     ebpflb: Ebpflb, other_maps: Path, run_dir: Path
 ) -> None:
     """What it cannot count is not left out in silence."""
     done = ebpflb("status", "--state-dir", other_maps, "--run-dir", run_dir)
     assert OTHER_MAPS in " ".join(done.out.split())
-
-
-def where_it_runs(words: tuple[str, ...], run_dir: Path) -> list[str]:
-    return [] if words == ("top",) else ["--run-dir", str(run_dir)]
 
 
 @pytest.mark.parametrize(

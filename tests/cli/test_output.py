@@ -33,18 +33,6 @@ def test_columns() -> None:
     ]
 
 
-def test_a_long_name_takes_nothing_from_other_rows() -> None:
-    """A line may be longer than the terminal; every name, address and port is whole."""
-    lines = drawn(
-        {"service": LONG, "address": "fd00:96::10", "problem": ""},
-        {"service": "b", "address": "10.96.0.10", "problem": "word " * 40},
-        width=80,
-    )
-    assert lines[1] == f"{LONG}  fd00:96::10"
-    assert lines[2].startswith(f"b{' ' * len(LONG)} 10.96.0.10")
-    assert lines[2].endswith("…") and len(lines[2].rpartition("10.96.0.10")[2]) > 20
-
-
 def test_free_text_is_shortened_on_a_terminal_alone(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,31 +71,6 @@ def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert printed(Terminal()) == "WRONG   a"
 
 
-def test_no_part_of_a_word_is_shown() -> None:
-    """The beginning of an address or number would be another one."""
-    text = "10.96.0.10:80, [fd00:10:96:ab12:cdef:1234:5678:10]:443 and 1234567"
-    shown = [drawn({"a": "b", "why": text}, width=width)[1][3:] for width in range(20, 80)]
-    assert {*shown} == {
-        "10.96.0.10:80…",
-        "10.96.0.10:80, [fd00:10:96:ab12:cdef:1234:5678:10]:443…",
-        "10.96.0.10:80, [fd00:10:96:ab12:cdef:1234:5678:10]:443 and…",
-        text,
-    }
-    one = "[fd00:10:96:ab12:cdef:1234:5678:10]:443"
-    assert drawn({"a": "b", "why": one}, width=20)[1] == f"b  {one}"
-
-
-def test_without_heads(capsys: pytest.CaptureFixture[str]) -> None:
-    """--no-headers leaves the rows."""
-    print_table([{"name": "web", "open": 3}], Output(headers=False))
-    assert capsys.readouterr().out == "web  3\n"
-
-
-def test_nothing() -> None:
-    """Without rows there is no head."""
-    assert drawn() == []
-
-
 def test_rows_that_come_one_by_one() -> None:
     """Columns have their least widths; a longer cell lengthens its own line alone."""
     least = {"from": 6, "to": 4}
@@ -126,8 +89,3 @@ def test_columns_of_events_widen(capsys: pytest.CaptureFixture[str]) -> None:
         lines.show(Told("now", "connect", "translated", "TCP", "curl", 7, "", "", *rest))
     places = [line.find("10.96.0.10") for line in capsys.readouterr().out.splitlines()]
     assert places[0] == -1 and places[1] < places[2] == places[3]
-
-
-def test_control_characters() -> None:
-    """They are shown, and a terminal does not act on them."""
-    assert drawn({"a": "b\x1b[2J\nc"})[1] == "b\\x1b[2J\\nc"

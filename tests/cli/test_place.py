@@ -10,14 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pyroute2 import netns
 
 from ebpflb.kernel.attach import cgroup_links, netns_cookie
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
 from ebpflb.serve import agent_lock
 from tests.cli.conftest import NEVER, Done, Ebpflb
-from tests.kernel.node import nodes
 from tests.kit.cluster import Cluster, endpoint, web
 
 WORDS = (("status",), ("doctor",), ("maps", "dump", "services"), ("cleanup",))
@@ -90,19 +88,6 @@ def asked(ebpflb: Ebpflb, state: Path) -> Iterator[Done]:
         yield ebpflb(command, "--state-dir", state, "--run-dir", state.parents[1] / "never")
 
 
-def test_other_state_directories_are_named(ebpflb: Ebpflb, bpffs: Path) -> None:
-    """Where the one that was asked for does not exist."""
-    (bpffs / "one/links").mkdir(parents=True)
-    (bpffs / "nodes/two/links").mkdir(parents=True)
-    others = f"{bpffs}/nodes/two or {bpffs}/one"
-    for done in asked(ebpflb, bpffs / "never"):
-        assert (done.status, done.out) == (1, "")
-        assert (
-            done.err
-            == f"ebpflb: there is no state directory {bpffs}/never: give --state-dir {others}\n"
-        )
-
-
 def test_without_a_bpffs(ebpflb: Ebpflb, tmp_path: Path) -> None:
     """What helps is a directory in one; the node is not said to be DOWN, whether there is such a
     directory or not.
@@ -112,20 +97,6 @@ def test_without_a_bpffs(ebpflb: Ebpflb, tmp_path: Path) -> None:
             assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
             assert f"{state} is not in a bpffs here" in done.err
             assert "give a --state-dir below /sys/fs/bpf" in done.err
-
-
-def test_cleanup_of_kube_proxy_sees_who_serves(ebpflb: Ebpflb, cluster: Cluster) -> None:
-    """Where programs of another state directory serve this network namespace no warning says that
-    services do not work.
-    """
-    netns.pushns(cluster.node.netns)
-    try:
-        nodes.load_nft()
-        done = ebpflb("cleanup", "--kube-proxy", "--state-dir", NEVER)
-    finally:
-        netns.popns()
-    assert (done.status, "removed: table ip kube-proxy" in done.out) == (0, True)
-    assert "services do not work" not in done.out
 
 
 @pytest.mark.parametrize(
@@ -138,3 +109,16 @@ def test_where_nothing_is_installed(ebpflb: Ebpflb, nowhere: list[str], case: st
     done = ebpflb(*case.split(), *where)
     assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
     assert done.err.startswith(f"ebpflb: there is no state directory {NEVER}")
+
+
+def test_other_state_directories_are_named(ebpflb: Ebpflb, bpffs: Path) -> None:
+    """Where the one that was asked for does not exist."""
+    (bpffs / "one/links").mkdir(parents=True)
+    (bpffs / "nodes/two/links").mkdir(parents=True)
+    others = f"{bpffs}/nodes/two or {bpffs}/one"
+    for done in asked(ebpflb, bpffs / "never"):
+        assert (done.status, done.out) == (1, "")
+        assert (
+            done.err
+            == f"ebpflb: there is no state directory {bpffs}/never: give --state-dir {others}\n"
+        )

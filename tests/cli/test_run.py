@@ -287,18 +287,6 @@ def test_all_that_programs_are_told(chosen: Callable[..., Options], options: lis
     )
 
 
-def test_nothing_chosen(chosen: Callable[..., Options], options: list[object]) -> None:
-    """Without options the agent gets its own defaults."""
-    made = chosen(*options)
-    assert made == Options(
-        made.paths,
-        made.node_name,
-        made.cgroup,
-        made.manifests,
-        configuration=made.configuration,
-    )
-
-
 def test_unreadable_kubeconfig(run: Ebpflb, tmp_path: Path) -> None:
     """A kubeconfig that is none ends it in one line."""
     config = tmp_path / "config"

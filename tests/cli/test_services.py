@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ebpflb services`: answered by a real agent."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from click.shell_completion import ShellComplete
 
 from ebpflb.cli import cli
@@ -74,15 +72,6 @@ def test_get(ebpflb: Ebpflb, where: list[str]) -> None:
     assert len(unused) == 2 and all("not ready" in line for line in unused)
 
 
-def test_counters_are_those_of_the_maps(ebpflb: Ebpflb, where: list[str], state: list[str]) -> None:
-    """Connections of the page are those that `maps dump` shows."""
-    rows = page(ebpflb, "default/web", *where)["ports"][0]["endpoints"]
-    slots = answers.items(ebpflb("maps", "dump", "slots", *state, "-o", "json").out)
-    counted = {row["id"]: row["opened"] for row in slots}
-    assert {row["id"]: row["opened"] for row in rows if row["id"]}.items() <= counted.items()
-    assert sum(row["opened"] or 0 for row in rows) >= 1
-
-
 def test_exit_status(ebpflb: Ebpflb, where: list[str]) -> None:
     """0 if every frontend is served, 3 if one is not, 1 if there is no such Service."""
     assert ebpflb("services", "get", "shop/many", *where).status == 0
@@ -95,17 +84,6 @@ def test_exit_status(ebpflb: Ebpflb, where: list[str]) -> None:
     assert nothing == (0, "", "No resources found\n")
     nothing = ebpflb("services", "list", "-n", "nothing", *where)
     assert nothing == (0, "", "No resources found in nothing namespace.\n")
-
-
-def test_list(ebpflb: Ebpflb, where: list[str]) -> None:
-    """By namespace and pattern; ports as kubectl writes them."""
-    done = ebpflb("services", "list", *where)
-    assert {"default/web", "shop/many", "shop/hostile"} <= set(done.out.split())
-    shop = ebpflb("services", "list", "-n", "shop", "*o*", *where).out.split()
-    assert "shop/hostile" in shop and "shop/many" not in shop
-    (row,) = answers.items(ebpflb("services", "list", "default/w*", *where, "-o", "json").out)
-    assert {"port": 80, "node_port": NODEPORT, "protocol": "TCP"} in row["ports"]
-    assert (row["used"], row["unused"]) == (2, 2), "pods, which have two ports each"
 
 
 def test_completion(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,20 +167,6 @@ def test_control_characters(ebpflb: Ebpflb, where: list[str]) -> None:
         assert "[2Jb" in done.out
 
 
-def test_a_name_that_is_no_text(ebpflb: Ebpflb, where: list[str]) -> None:
-    """No Service has such a name."""
-    for words in (("get", "\udcff"), ("list", "--selector", "\udcff")):
-        done = ebpflb("services", *words, *where)
-        assert done.status in (1, 2) and "Traceback" not in done.err, done
-    assert ebpflb("services", "list", "\udcff", *where) == (0, "", "No resources found\n")
-
-
-def test_yaml(ebpflb: Ebpflb, where: list[str]) -> None:
-    """YAML has what JSON has."""
-    words = ("services", "get", "shop/many", *where, "-o")
-    assert yaml.safe_load(ebpflb(*words, "yaml").out) == json.loads(ebpflb(*words, "json").out)
-
-
 def test_without_an_agent(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     """One line says what answers instead."""
     cluster.agent.stop()
@@ -217,10 +181,3 @@ def test_without_an_agent(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) ->
             "ebpflb: no agent runs: only the agent knows its Services;"
             f" `ebpflb maps dump {words}` shows what the maps hold\n",
         )
-
-
-def test_nothing_there(ebpflb: Ebpflb, nowhere: list[str]) -> None:
-    """Neither an agent nor maps."""
-    done = ebpflb("services", "list", *nowhere)
-    assert (done.status, done.out) == (1, "")
-    assert done.err.startswith("ebpflb: no agent runs: only the agent knows its Services")

@@ -239,33 +239,6 @@ def test_old_programs_before_a_kube_proxy(
         assert told(*where) == []
 
 
-def test_never_run(ebpflb: Ebpflb, bpffs: Path) -> None:
-    """Where no agent has ever run it is DOWN, and the folders that were looked into are named."""
-    state, run = bpffs / "never", bpffs.parent / "run"
-    done = ebpflb("status", "--state-dir", state, "--run-dir", run)
-    assert done.status == 4
-    said = " ".join(done.out.split())
-    assert said.startswith(
-        f"ebpflb {VERSION} DOWN (nothing is here): "
-        f"no programs in {state}, and no agent's status in {run}: "
-    )
-    assert "does not run" in done.out
-
-
-def test_invalid_object(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
-    """An object whose last good state had to stay is named with field and reason."""
-    bad, *slices = web(*map(endpoint, cluster.web))
-    bad["spec"]["ports"][0]["port"] = 65536
-    cluster.publish(bad, *slices)
-    wait_until("it is reported", lambda: bool(published(cluster).invalid_objects))
-    done = ebpflb("status", *where)
-    assert done.status == 3
-    assert done.out.splitlines()[1].startswith(
-        "DEGRADED (invalid objects): an object is invalid: Service default/web:"
-    )
-    assert "Service default/web: spec.ports[0].port" in " ".join(done.out.split())
-
-
 def test_what_of_manifests_is_not_served(
     ebpflb: Ebpflb, cluster: Cluster, where: list[str]
 ) -> None:
@@ -332,11 +305,6 @@ def test_cleanup_beside_an_agent(ebpflb: Ebpflb, cluster: Cluster, where: list[s
     assert cgroup_links.attached(StateDir(cluster.agent.paths.state)) == before
 
 
-def test_cleanup_of_nothing(ebpflb: Ebpflb, nowhere: list[str]) -> None:
-    """Where there is nothing, there is nothing to complain about."""
-    assert ebpflb("cleanup", *nowhere).status == 0
-
-
 def test_cleanup(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     """Nothing of ours is left: not at devices, not in the kernel's list of ports."""
     cluster.close_maps()
@@ -353,3 +321,16 @@ def test_cleanup(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
         netns.popns()
     assert not cluster.agent.paths.state.exists()
     assert not cluster.agent.paths.run.exists()
+
+
+def test_never_run(ebpflb: Ebpflb, bpffs: Path) -> None:
+    """Where no agent has ever run it is DOWN, and the folders that were looked into are named."""
+    state, run = bpffs / "never", bpffs.parent / "run"
+    done = ebpflb("status", "--state-dir", state, "--run-dir", run)
+    assert done.status == 4
+    said = " ".join(done.out.split())
+    assert said.startswith(
+        f"ebpflb {VERSION} DOWN (nothing is here): "
+        f"no programs in {state}, and no agent's status in {run}: "
+    )
+    assert "does not run" in done.out

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from ebpflb.cli import status
 from ebpflb.serve.conditions import Cause, Verdict, VerdictReason
-from ebpflb.serve.status import AgentStatus, initial
+from ebpflb.serve.status import initial
 from ebpflb.version import VERSION
 
 
@@ -16,14 +16,6 @@ def test_the_reason_is_whole() -> None:
     text = "map services: " + "no space is left " * 9
     reason = VerdictReason(Verdict.DEGRADED, Cause.SYNC_ERROR, text)
     assert list(status.headline(Verdict.DEGRADED, [reason])) == [f"DEGRADED (sync error): {text}"]
-
-
-def test_what_is_left_to_kube_proxy_is_in_the_first_line() -> None:
-    """OK does not say that this node's Services are served by ebpflb, where others serve them."""
-    (line,) = status.headline(Verdict.OK, [], "Services outside of --services=stage=a")
-    assert line.startswith("OK: this node is served, except what is left to kube-proxy: Services")
-    assert line.endswith("--services=stage=a")
-    assert list(status.headline(Verdict.OK, [])) == ["OK: this node is served"]
 
 
 def test_the_versions() -> None:
@@ -65,13 +57,6 @@ def test_values() -> None:
         "connections",
         "  flows                tcp: entries 3",
     ]
-
-
-def test_every_field_has_a_group() -> None:
-    """What the agent publishes is in the text, except what another line says."""
-    elsewhere = {"pid", "started", "version", "kube_proxy_runs", "attached"}
-    shown = {name for names in status.GROUPS.values() for name in names.split()}
-    assert {field.name for field in structs.fields(AgentStatus)} - shown == elsewhere
 
 
 def test_no_word_needs_a_glossary() -> None:

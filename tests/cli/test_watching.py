@@ -46,30 +46,6 @@ def test_services(tmp_path: Path, cluster: Cluster, where: list[str]) -> None:
         wait_until("it shows the new one", lambda: "default/later" in shown.read_text())
 
 
-def test_flows(tmp_path: Path, cluster: Cluster, state: list[str]) -> None:
-    """A flow that begins."""
-    shown = tmp_path / "shown"
-    outside = cluster.lab.outside("outside", 7)
-    with watching(cluster, shown, "flows", "list", *state):
-        cluster.request(outside, "tcp", cluster.node.v4, NODEPORT, 1)
-        wait_until("it shows the flow", lambda: f"{outside.v4}:" in shown.read_text())
-
-
-def test_explain(tmp_path: Path, cluster: Cluster, where: list[str]) -> None:
-    """An endpoint that goes."""
-    shown, first = tmp_path / "shown", cluster.web[0]
-    with watching(cluster, shown, "explain", "default/web", *where, "-o", "json"):
-        wait_until("it shows the endpoint", lambda: str(first.v4) in shown.read_text())
-        cluster.publish(web(*map(endpoint, cluster.web[1:])))
-        wait_until("it shows the rest", lambda: _last_lacks(shown, str(first.v4)))
-
-
-def _last_lacks(shown: Path, address: str) -> bool:
-    """Whether the last whole object has no such endpoint."""
-    objects = shown.read_text().split("\n}\n")
-    return len(objects) > 2 and address not in objects[-2]
-
-
 @pytest.mark.parametrize("words", ["check", "doctor --no-canary"])
 def test_checks(tmp_path: Path, cluster: Cluster, where: list[str], words: str) -> None:
     """They repeat until Ctrl-C, which is no error."""

@@ -2,21 +2,18 @@
 """Configuration, authentication, TLS, and a stop in the middle of it all."""
 
 import json
-import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ebpflb.cluster.api import Server
 from ebpflb.cluster.list_watch import ApiSource
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Changed, Kind, SourceStatus
 from tests.cluster.event_log import QUICK, Begin, EventLog, Quick, Start
 from tests.cluster.objects import service
 from tests.kit.api_server import FakeApiServer
-from tests.kit.certificates import self_signed
 from tests.kit.hostile_files import NOT_NESTED, lay
 
 
@@ -70,17 +67,6 @@ def test_a_renewed_token_file_is_read_again(
     assert not [reason for reason in reasons if "401" in reason]
 
 
-def test_events_are_sent_with_a_renewed_token(api: FakeApiServer, tmp_path: Path) -> None:
-    """Requests to the API server use a renewed token."""
-    kubeconfig, token = with_token_file(api, tmp_path)
-    server = Server(kubeconfig, QUICK)
-    token.write_text("the next")
-    api.token = "the next"
-    body = b'{"metadata": {"namespace": "default"}}'
-    server.create("/apis/events.k8s.io/v1/namespaces/default/events", body)
-    assert api.created
-
-
 def test_a_kubeconfig_that_cannot_be_used_is_an_error_at_start(
     events: EventLog, tmp_path: Path
 ) -> None:
@@ -116,11 +102,6 @@ def test_stop_ends_the_threads_in_the_middle_of_a_watch(
     assert events.all() == []
 
 
-def test_stop_before_start_is_nothing(events: EventLog) -> None:
-    """An agent that fails early may stop everything alike."""
-    ApiSource(events, node_name="node-1").stop()
-
-
 def test_master_overrides_the_kubeconfig(
     api: FakeApiServer, events: EventLog, tmp_path: Path, begin: Begin, quick: Quick
 ) -> None:
@@ -132,35 +113,6 @@ def test_master_overrides_the_kubeconfig(
         ApiSource(events, node_name="node-1", kubeconfig=kubeconfig, master=master, timing=quick())
     )
     assert events.next(Kind.SERVICE)
-
-
-def test_master_without_kubeconfig(
-    api: FakeApiServer,
-    events: EventLog,
-    begin: Begin,
-    quick: Quick,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Alone it is asked without credentials; no pod's are looked for."""
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    begin(ApiSource(events, node_name="node-1", master=api.url, timing=quick()))
-    assert events.source_status().error == "401 Unauthorized"
-
-
-@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificate")
-def test_tls_is_spoken_and_stopped_alike(
-    events: EventLog, tmp_path: Path, begin: Begin, quick: Quick
-) -> None:
-    """Over TLS a watch emits and is stopped in its middle just the same."""
-    with FakeApiServer(certificate=self_signed(tmp_path, "IP:127.0.0.1")) as api:
-        kubeconfig = api.kubeconfig(tmp_path)
-        source = begin(ApiSource(events, node_name="node-1", kubeconfig=kubeconfig, timing=quick()))
-        events.next(Kind.SERVICE)
-        api.wait_for_watch("Service")
-        api.put(service("web"))
-        assert isinstance(events.next(Kind.SERVICE), Changed)
-        source.stop()
-        assert threads() == []
 
 
 @pytest.mark.parametrize(
@@ -219,3 +171,8 @@ def test_what_is_no_kubeconfig(
         ApiSource(events, node_name="node-1", kubeconfig=tmp_path / "kubeconfig").prepare()
     assert str(failed.value).startswith(f"{tmp_path}/kubeconfig: ")
     assert "Errno" not in str(failed.value) and "\n" not in str(failed.value)
+
+
+def test_stop_before_start_is_nothing(events: EventLog) -> None:
+    """An agent that fails early may stop everything alike."""
+    ApiSource(events, node_name="node-1").stop()

@@ -18,7 +18,7 @@ from ebpflb.cluster.event_recorder import (
     EventRecorder,
     manifest,
 )
-from ebpflb.model.events import Key, Kind
+from ebpflb.model.events import Key
 from tests.cluster.event_log import NODE, QUICK
 from tests.kit.api_history import Json
 from tests.kit.api_server import WAIT_SECONDS, FakeApiServer
@@ -81,16 +81,6 @@ def test_starting_on_the_node(api: FakeApiServer, record: Record) -> None:
     assert (event["apiVersion"], event["kind"]) == ("events.k8s.io/v1", "Event")
 
 
-def test_about_an_endpoint_slice(api: FakeApiServer, record: Record) -> None:
-    """The event names the slice's own API group, so that `kubectl describe` finds it."""
-    about = event_recorder.Reference(Kind.ENDPOINT_SLICE, Key("shop", "web-canary"))
-    record().event(about, "Warning", "InvalidAnnotation", "Configure", "wrong")
-    (event,) = created(api, 1)
-    assert event["metadata"]["namespace"] == "shop"
-    assert event["regarding"]["kind"] == "EndpointSlice"
-    assert event["regarding"]["apiVersion"] == "discovery.k8s.io/v1"
-
-
 def test_failure_on_a_service(api: FakeApiServer, record: Record) -> None:
     """The event is in the Service's own namespace."""
     record().event(*FAILED)
@@ -123,14 +113,6 @@ def test_long_note_and_long_name_are_cut() -> None:
     event, at = long.waiting[0]
     (_, body) = manifest(event, long.instance, at)
     assert len(json.loads(body)["reportingInstance"]) == 128
-
-
-def test_order_is_kept(api: FakeApiServer, record: Record) -> None:
-    """Events are sent one by one, in their order."""
-    it = record()
-    for number in range(20):
-        it.event(*failed(number))
-    assert notes(api, 20) == [f"the {number}th" for number in range(20)]
 
 
 def test_events_about_one_object_are_limited(api: FakeApiServer, record: Record) -> None:
@@ -181,14 +163,6 @@ def test_server_that_is_away_is_tried_again(
         "events cannot be sent to the API server: 500 etcd is away"
     ]
     assert it.dropped == 0
-
-
-@pytest.mark.parametrize("code", [401, 408, 429, 503])
-def test_fleeting_refusal_is_tried_again(api: FakeApiServer, record: Record, code: int) -> None:
-    """A token is renewed, a crowd goes away."""
-    api.fail("Event", code, times=2)
-    record().event(*STARTING)
-    created(api, 1)
 
 
 @pytest.mark.parametrize("code", [400, 403, 404, 409, 422])
@@ -275,15 +249,3 @@ def test_without_an_api_server_events_are_log_lines(caplog: pytest.LogCaptureFix
             "event: Service shop/web: FailedToStartServiceHealthcheck: port 32000: taken",
         ),
     ]
-
-
-def test_token_is_sent(api: FakeApiServer, record: Record) -> None:
-    """Events are sent with the same authentication as all other requests."""
-    it = record()
-    api.token = "another"
-    it.event(*STARTING)
-    with api.changed:
-        assert api.changed.wait_for(lambda: len(api.requests) > 2, WAIT_SECONDS)
-    assert api.created == []
-    api.token = "secret"
-    created(api, 1)

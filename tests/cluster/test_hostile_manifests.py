@@ -146,24 +146,6 @@ def test_a_file_without_a_size_is_read_to_the_limit(tmp_path: Path) -> None:
         files.read_regular(Path("/proc/self/status"), 10)
 
 
-def test_a_failure_that_passes_is_forgotten(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file that could not be read, for lack of descriptors say, is read by a later scan."""
-    watched.bad.write_text(yaml.safe_dump(service("after")))
-
-    def fail(path: Path) -> bytes:
-        raise OSError(24, "Too many open files")
-
-    with monkeypatch.context() as failing:
-        failing.setattr(files, "read_regular", fail)
-        (said,) = (e for e in watched.directory.scan() if isinstance(e, SourceStatus))
-        assert said.error == "Too many open files"
-    events = watched.directory.scan()
-    assert [e.error for e in events if isinstance(e, SourceStatus)] == [None]
-    assert {e.key.name for e in events if isinstance(e, Changed)} == {"after"}
-
-
 @pytest.mark.parametrize("name", [b"\xff\xfe.yaml", b"a\nb\x1b[31m.yaml"])
 def test_an_unprintable_file_name_can_be_said(folder: Path, name: bytes, tmp_path: Path) -> None:
     """Its name can be written to the log, to the status and as an object's origin.

@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from ebpflb.cluster.list_watch import NEWEST
 from ebpflb.cluster.source import Source, Timing
 from ebpflb.model.events import Changed, Key, Kind, Removed, Replaced
 from tests.cluster.event_log import EventLog, Quick, Start
@@ -87,18 +86,6 @@ def test_only_the_first_list_may_be_of_any_age(
     first, second = list_queries(api)
     assert first == {"resourceVersion": "0", "limit": "500"} | not_older
     assert second == {"resourceVersion": version} | not_older
-
-
-def test_the_newest_version_can_be_asked_for(
-    api: FakeApiServer, events: EventLog, watch: Start
-) -> None:
-    """The newest version can be asked for, like in `ebpflb audit`.
-
-    A watch cache may lack the newest objects, and audit would report them.
-    """
-    watch(first_version=NEWEST)
-    listed(events)
-    assert list_queries(api) == [{"limit": "500"}]
 
 
 def test_hours_lie_between_two_lists() -> None:

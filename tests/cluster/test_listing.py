@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first answer of the API: complete, in pages, filtered by the server, broken objects named."""
 
-import msgspec
 import pytest
 
-from ebpflb.cluster import decoding
 from ebpflb.errors import InvalidObject
-from ebpflb.lab.manifests import service_cidr
 from ebpflb.model.endpoint_slices import ReadSlice
 from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Replaced
-from ebpflb.model.objects import Object, Service
+from ebpflb.model.objects import Service
 from tests.cluster.event_log import EventLog, Start
 from tests.cluster.objects import HEADLESS, PROXY_NAME, endpoint_slice, node, service
-from tests.kit.api_history import Json
 from tests.kit.api_server import FakeApiServer
 
 
@@ -30,28 +26,6 @@ def test_every_kind_is_told_once_even_if_there_is_nothing(
         assert events.next(kind) == Replaced(kind, {})
 
 
-def test_an_object_arrives_with_its_fields_and_its_source(
-    api: FakeApiServer, events: EventLog, watch: Start
-) -> None:
-    """Found carries the decoded object and the server's URL."""
-    api.put(service("web"))
-    watch()
-    found = events.next(Kind.SERVICE).objects[Key("default", "web")]
-    assert isinstance(found.object, Service)
-    assert found.object.spec.cluster_ip == "10.96.0.1"
-    assert [port.port for port in found.object.spec.ports or ()] == [80]
-    assert found.source == api.url
-
-
-def test_a_node_has_no_namespace(api: FakeApiServer, events: EventLog, watch: Start) -> None:
-    """The key of a Node has an empty namespace, and so has a ServiceCIDR's."""
-    api.put(node("node-1"))
-    api.put(service_cidr("10.96.0.0/16"))
-    watch()
-    assert set(events.next(Kind.NODE).objects) == {Key("", "node-1")}
-    assert set(events.next(Kind.SERVICE_CIDR).objects) == {Key("", "kubernetes")}
-
-
 @pytest.mark.parametrize("count", [1, 3, 4, 7])
 def test_a_list_is_read_page_by_page(
     api: FakeApiServer, events: EventLog, watch: Start, count: int
@@ -66,15 +40,6 @@ def test_a_list_is_read_page_by_page(
     assert len(pages) == (count + 2) // 3
     assert {page["limit"] for page in pages} == {"3"}
     assert ["continue" in page for page in pages] == [False] + [True] * (len(pages) - 1)
-
-
-def test_pages_are_of_500_unless_told_otherwise(
-    api: FakeApiServer, events: EventLog, watch: Start
-) -> None:
-    """A list asks for 500 objects at a time."""
-    watch()
-    events.next(Kind.SERVICE)
-    assert next(it.query["limit"] for it in api.requests if it.kind == "Service") == "500"
 
 
 def test_an_expired_continue_token_starts_the_list_again(
@@ -179,21 +144,3 @@ def test_an_object_without_a_name_is_one_line(
     assert events.next(Kind.SERVICE) == Replaced(Kind.SERVICE, {})
     assert len(caplog.messages) == 2
     assert "Service without a name: metadata: " in caplog.messages[0]
-
-
-def test_null_items_are_an_empty_list(api: FakeApiServer, events: EventLog, watch: Start) -> None:
-    """Go writes null for an empty list."""
-    api.fail("Service", 200, b'{"metadata": {"resourceVersion": "1"}, "items": null}')
-    watch()
-    assert events.next(Kind.SERVICE) == Replaced(Kind.SERVICE, {})
-
-
-@pytest.mark.parametrize("object", [service("a"), endpoint_slice("a-1"), node("node-1")])
-def test_a_heartbeat_is_no_news(object: Json) -> None:
-    """An object of which only the version has changed reads the same."""
-
-    def read(version: str) -> Object:
-        said = object | {"metadata": object["metadata"] | {"resourceVersion": version}}
-        return decoding.decode(Kind(object["kind"]), msgspec.json.encode(said))
-
-    assert read("7") == read("8")

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of a directory: new, changed, removed, renamed, defined twice, of other kinds."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -20,20 +19,6 @@ def test_every_kind_is_told_once_even_if_there_is_nothing(events: EventLog, foll
     assert begun(events) == {kind: Replaced(kind, {}) for kind in Kind}
 
 
-def test_objects_arrive_with_their_file(folder: Path, events: EventLog, follow: Start) -> None:
-    """Several documents per file, several files, each object with the file's name."""
-    write(folder / "a.yaml", service("web"), endpoint_slice("web-1", "10.0.0.1"), node("node-1"))
-    write(folder / "b.yml", service("api", namespace="shop"))
-    (folder / "c.json").write_text(json.dumps(service("json")))
-    follow()
-    found = begun(events)
-    assert keys(found[Kind.SERVICE]) == {"default/web", "shop/api", "default/json"}
-    assert keys(found[Kind.ENDPOINT_SLICE]) == {"default/web-1"}
-    assert keys(found[Kind.NODE]) == {"node-1"}
-    sources = {key.name: it.source for key, it in found[Kind.SERVICE].objects.items()}
-    assert sources == {"web": "a.yaml", "api": "b.yml", "json": "c.json"}
-
-
 def test_other_files_are_not_read(
     folder: Path, events: EventLog, follow: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -45,14 +30,6 @@ def test_other_files_are_not_read(
     follow()
     assert events.next(Kind.SERVICE) == Replaced(Kind.SERVICE, {})
     assert caplog.messages == []
-
-
-def test_a_new_file_is_told(folder: Path, events: EventLog, follow: Start) -> None:
-    """The objects of a new file become Changed events."""
-    follow()
-    begun(events)
-    write(folder / "a.yaml", service("web"))
-    assert events.next(Kind.SERVICE).key == WEB
 
 
 def test_only_what_changed_is_told(folder: Path, events: EventLog, follow: Start) -> None:
@@ -78,18 +55,6 @@ def test_fields_that_nobody_reads_give_no_event(
     write(folder / "a.yaml", service("web", ports=[{"port": 80, "targetPort": "http"}]))
     write(folder / "b.yaml", service("mark"))
     assert events.next(Kind.SERVICE).key.name == "mark"
-
-
-def test_a_removed_file_removes_its_objects(folder: Path, events: EventLog, follow: Start) -> None:
-    """Unlinked, or moved out of the directory."""
-    write(folder / "a.yaml", service("a"))
-    write(folder / "b.yaml", service("b"))
-    follow()
-    begun(events)
-    (folder / "a.yaml").unlink()
-    assert events.next(Kind.SERVICE) == Removed(Kind.SERVICE, Key("default", "a"))
-    (folder / "b.yaml").rename(folder.parent / "b.yaml")
-    assert events.next(Kind.SERVICE) == Removed(Kind.SERVICE, Key("default", "b"))
 
 
 def test_a_renamed_file_moves_its_objects(folder: Path, events: EventLog, follow: Start) -> None:

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from ebpflb.cluster import manifests as manifest_files
 from ebpflb.cluster.manifests import ManifestDirectory
 from ebpflb.errors import ClusterError, InvalidObject
 from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Replaced, SourceStatus
 from ebpflb.model.objects import Service
-from tests.cluster.objects import endpoint_slice, node, service
+from tests.cluster.objects import service
 from tests.kit.api_history import Json
 
 
@@ -85,18 +84,6 @@ def test_a_file_that_is_no_yaml_keeps_all_its_objects(manifests: Manifests) -> N
     assert manifests.error() is None
 
 
-def test_a_bad_file_that_goes_is_no_error_any_more(manifests: Manifests) -> None:
-    """A bad file that is deleted is no longer an error, and an unreadable one is reported once."""
-    manifests.write("spec: [")
-    manifests.first()
-    assert manifests.error()
-    assert manifests.news() == []
-    assert not manifests.statuses
-    (manifests.path / "a.yaml").unlink()
-    assert manifests.news() == []
-    assert manifests.error() is None
-
-
 def test_a_file_that_may_not_be_read_keeps_its_objects(manifests: Manifests) -> None:
     """A file with wrong permissions keeps its objects.
 
@@ -147,26 +134,6 @@ def test_an_object_that_does_not_fit_is_told_as_such(manifests: Manifests) -> No
     assert not manifests.statuses
     manifests.write(service("a"), service("c"))
     assert manifests.news() == ["+a"]
-
-
-def test_an_object_broken_from_the_start_is_told_as_such(manifests: Manifests) -> None:
-    """A broken object is emitted as invalid from the start, except another node's Node."""
-    broken = node("node-2") | {"spec": 7}
-    manifests.write(service("a", ports=7), endpoint_slice("s"), node("node-1"), broken)
-    found = manifests.first()
-    assert isinstance(found[Kind.SERVICE].objects[Key("default", "a")].object, InvalidObject)
-    assert len(found[Kind.ENDPOINT_SLICE].objects) == 1
-    assert [key.name for key in found[Kind.NODE].objects] == ["node-1"]
-
-
-def test_a_broken_object_that_is_taken_out_is_removed(manifests: Manifests) -> None:
-    """A broken object's last good state lasts as long as the file names it."""
-    manifests.write(service("a"))
-    manifests.first()
-    manifests.write(service("a", ports=7))
-    assert manifests.news() == ["!a: spec.ports: Expected array | null, got integer"]
-    manifests.write("")
-    assert manifests.news() == ["-a"]
 
 
 def test_other_kinds_are_passed_over(
@@ -231,20 +198,3 @@ def test_a_look_without_a_directory_is_an_error(manifests: Manifests) -> None:
     manifests.path.rmdir()
     with pytest.raises(ClusterError, match=f"{manifests.path}: No such file"):
         manifests.folder.scan()
-
-
-@pytest.mark.parametrize("blank", [None, ""])
-def test_null_and_empty_are_the_defaults(folder: Path, blank: str | None) -> None:
-    """As in the API, where the API server fills them in."""
-    web, slice = service("a"), endpoint_slice("a", "10.1.0.1")
-    del slice["ports"][0]["name"], slice["ports"][0]["protocol"]
-    path = folder / "a.yaml"
-    path.write_text(yaml.safe_dump_all([web, slice]))
-    usual = manifest_files.read(path)
-    words = ("type", "sessionAffinity", "internalTrafficPolicy", "externalTrafficPolicy")
-    web["spec"] |= dict.fromkeys((*words, "healthCheckNodePort", "externalIPs"), blank)
-    web["spec"]["ports"][0] |= {"name": blank, "nodePort": blank, "protocol": blank}
-    slice["ports"][0] |= {"name": blank, "protocol": blank}
-    path.write_text(yaml.safe_dump_all([web, slice]))
-    assert manifest_files.read(path) == usual
-    assert not any(isinstance(each, InvalidObject) for each in usual.objects.values())

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from ebpflb.lab.manifests import service_cidr
-from ebpflb.model.events import Changed, Key, Kind, Replaced, SourceStatus
+from ebpflb.model.events import Key, Kind, Replaced, SourceStatus
 from tests.cluster.event_log import EventLog, Quick, Start
 from tests.cluster.objects import service
 from tests.kit.api_server import FakeApiServer
@@ -37,19 +37,6 @@ def test_a_resource_that_is_not_there_is_an_empty_list(
     assert events.all() == []
     (line,) = caplog.messages
     assert line.startswith(f"{api.url}/apis/networking.k8s.io/v1/servicecidrs: no ServiceCIDR here")
-
-
-def test_it_is_asked_for_again(
-    api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
-) -> None:
-    """A server that is upgraded is noticed, and meanwhile nothing is emitted twice."""
-    api.put(RANGE)
-    api.fail("ServiceCIDR", 404, NOT_FOUND, times=3)
-    watch(timing=quick(missing_resource_delay=0.01))
-    assert events.next(Kind.SERVICE_CIDR) == Replaced(Kind.SERVICE_CIDR, {})
-    assert set(events.next(Kind.SERVICE_CIDR).objects) == {Key("", "kubernetes")}
-    api.put(service_cidr("10.97.0.0/16", name="more"))
-    assert isinstance(events.next(Kind.SERVICE_CIDR), Changed)
 
 
 def test_what_was_there_stays_when_the_resource_goes(

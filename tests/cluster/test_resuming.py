@@ -6,8 +6,8 @@ import json
 import pytest
 
 from ebpflb.cluster.source import Source
-from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Replaced
-from tests.cluster.event_log import EventLog, Quick, Start
+from ebpflb.model.events import Changed, Event, Key, Kind, Replaced
+from tests.cluster.event_log import EventLog, Start
 from tests.cluster.objects import node, service
 from tests.kit.api_server import FakeApiServer
 
@@ -26,16 +26,6 @@ def watched(api: FakeApiServer, events: EventLog, watch: Start) -> Source:
 
 def changed(event: Event, name: str) -> bool:
     return isinstance(event, Changed) and event.key.name == name
-
-
-def test_changes_are_told_in_order(api: FakeApiServer, events: EventLog, watched: Source) -> None:
-    """Added, modified and deleted objects become Changed, Changed and Removed."""
-    api.put(service("new"))
-    api.put(service("web", clusterIP="10.96.0.2"))
-    api.delete(service("new"))
-    assert changed(events.next(Kind.SERVICE), "new")
-    assert events.next(Kind.SERVICE).found.object.spec.cluster_ip == "10.96.0.2"
-    assert events.next(Kind.SERVICE) == Removed(Kind.SERVICE, Key("default", "new"))
 
 
 def test_events_have_the_version_and_the_name_of_the_api(
@@ -127,39 +117,6 @@ def test_a_bookmark_moves_the_resume_point(
     assert api.lists("Service") == 1
 
 
-def test_a_bookmark_alone_is_enough_to_resume_from(
-    api: FakeApiServer, events: EventLog, watch: Start
-) -> None:
-    """A quiet kind does not fall out of the history while others move on."""
-    watch()
-    events.next(Kind.SERVICE)
-    api.wait_for_watch("Service")
-    api.put(node("other"))
-    newest = api.bookmark("Service")
-    api.say("Service", b'{"type": "DELETED", "object": {"metadata": {"name": "mark"}}}')
-    assert isinstance(events.next(Kind.SERVICE), Removed)
-    with api.changed:
-        api.drop()
-        api.put(service("web"))
-    assert changed(events.next(Kind.SERVICE), "web")
-    assert api.watches("Service")[-1]["resourceVersion"] == newest
-
-
-def test_a_watch_that_ends_in_time_is_followed_by_the_next(
-    api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
-) -> None:
-    """timeoutSeconds over: the next watch follows at once, with no list and no error."""
-    api.put(service("web"))
-    watch(timing=quick(watch_timeout=1, jitter=lambda: 0.0))
-    first = events.next(Kind.SERVICE)
-    assert isinstance(first, Replaced)
-    api.wait_for_watch("Service", 2)
-    api.put(service("later"))
-    assert changed(events.next(Kind.SERVICE), "later")
-    assert api.lists("Service") == 1
-    assert all(isinstance(event, Replaced) for event in events.all())
-
-
 @pytest.mark.parametrize("gone_in_stream", [False, True])
 def test_410_gone_is_answered_by_a_new_list(
     api: FakeApiServer, events: EventLog, watched: Source, gone_in_stream: bool
@@ -208,16 +165,6 @@ def test_a_broken_object_is_told_as_such(
     assert api.watches("Service")[-1]["resourceVersion"] == bad
 
 
-def test_a_broken_object_can_still_be_deleted(
-    api: FakeApiServer, events: EventLog, watched: Source
-) -> None:
-    """DELETED needs no more than the name."""
-    api.put(service("web", ports="x"))
-    events.next(Kind.SERVICE)
-    api.delete(service("web"))
-    assert events.next(Kind.SERVICE) == Removed(Kind.SERVICE, WEB)
-
-
 @pytest.mark.parametrize("line", [b"{", b"[]", b"\xff\xfe", b'{"type": "ADDED"}', b""])
 def test_a_line_that_is_no_event_is_passed_over(
     api: FakeApiServer,
@@ -232,13 +179,3 @@ def test_a_line_that_is_no_event_is_passed_over(
     assert changed(events.next(Kind.SERVICE), "next")
     assert len(caplog.messages) == 1
     assert len(api.watches("Service")) == 1
-
-
-def test_an_unknown_type_of_event_is_passed_over(
-    api: FakeApiServer, events: EventLog, watched: Source
-) -> None:
-    """The API may grow new ones."""
-    event = {"type": "RENAMED", "object": {"metadata": {"name": "web"}}}
-    api.say("Service", json.dumps(event).encode())
-    api.put(service("next"))
-    assert changed(events.next(Kind.SERVICE), "next")

@@ -118,16 +118,6 @@ def test_a_credential_plugins_output_is_not_said(
         assert "exit status 3" in reason
 
 
-def test_a_credential_plugin_that_works(api: FakeApiServer, tmp_path: Path) -> None:
-    """The token of a working credential plugin is used."""
-    answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
-    answer_text = json.dumps(answer | {"status": {"token": TOKEN}})
-    user = plugin(tmp_path, f"echo '{answer_text}'")
-    assert list(
-        Server(change(api.kubeconfig(tmp_path), "user", user), QUICK).page(Kind.SERVICE, {})
-    )
-
-
 def test_a_credential_plugin_that_fails_is_asked_again(
     api: FakeApiServer, events: EventLog, tmp_path: Path, begin: Begin
 ) -> None:

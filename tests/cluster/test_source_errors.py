@@ -2,13 +2,9 @@
 """When the API cannot be read: reported once per error, and tried for ever with growing pauses."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, cast
 
 import pytest
 
-from ebpflb.cluster.list_watch import ListWatch
 from ebpflb.cluster.source import RetryLoop
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Changed, Kind, PartStatus, Replaced, SourceStatus
@@ -95,18 +91,6 @@ def test_garbage_instead_of_a_list_is_an_error(
     assert events.source_status().error is None
 
 
-def test_an_error_event_other_than_410_is_an_error(
-    api: FakeApiServer, events: EventLog, watch: Start
-) -> None:
-    """The watch is opened again from where it was."""
-    watch()
-    events.next(Kind.SERVICE)
-    api.wait_for_watch("Service")
-    api.say("Service", b'{"type": "ERROR", "object": {"code": 500, "message": "broken pipe"}}')
-    assert events.source_status() == SourceStatus(services(api), "500 broken pipe")
-    assert events.source_status().error is None
-
-
 def test_a_server_that_is_not_there_is_found_when_it_comes(
     api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
@@ -133,17 +117,6 @@ def test_a_silent_connection_is_noticed(
     api.drop()
     assert isinstance(events.next(Kind.SERVICE), Changed)
     assert api.lists("Service") == 1
-
-
-def test_an_answer_that_does_not_come_is_an_error(
-    api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
-) -> None:
-    """A request waits for ``Timing.answer_timeout`` and no longer."""
-    api.delay = 0.5
-    watch(timing=quick(answer_timeout=0.1))
-    assert "timed out" in events.error()
-    api.delay = 0.0
-    assert isinstance(events.next(Kind.SERVICE), Replaced)
 
 
 def test_a_slow_answer_is_waited_for(api: FakeApiServer, events: EventLog, watch: Start) -> None:
@@ -199,41 +172,6 @@ def test_a_kind_that_recovers_ends_the_pauses_of_the_others(
     watch(timing=quick(jitter=days_for_services))
     events.next(Kind.SERVICE)
     api.wait_for_watch("Service")
-
-
-class Breaking:
-    """A server whose watches last for ``seconds`` by ``now``, are silent, and break."""
-
-    url = "it"
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.now = seconds, 0.0
-
-    def page(self, kind: Kind, query: dict[str, str]) -> Iterator[bytes]:
-        yield b'{"metadata": {"resourceVersion": "1"}, "items": []}'
-
-    @contextmanager
-    def watch(self, kind: Kind, query: dict[str, str]) -> Iterator[Iterator[bytes]]:
-        yield self._lines()
-
-    def _lines(self) -> Iterator[bytes]:
-        self.now += self.seconds
-        yield from ()
-        raise ClusterError("broken")
-
-
-@pytest.mark.parametrize(("seconds", "pauses"), [(60.0, [1, 1, 1]), (0.1, [1, 2, 4])])
-def test_a_quiet_watch_that_breaks_is_opened_soon(
-    events: EventLog, quick: Quick, seconds: float, pauses: list[float]
-) -> None:
-    """A quiet watch that breaks is opened soon; only one that breaks at once waits longer."""
-    server = Breaking(seconds)
-    timing = quick(
-        backoff_first=1.0, backoff_max=30.0, jitter=lambda: 1.0, monotonic=lambda: server.now
-    )
-    loop = RetryLoop("it", events, timing, threading.Event())
-    listed = ListWatch(Kind.SERVICE, {}, cast(Any, server), loop)
-    assert [loop.run_once(listed.list_and_watch) for _ in range(3)] == pauses
 
 
 def test_our_own_mistakes_are_errors_and_not_the_end(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from ebpflb.model import addresses
-from ebpflb.model.addresses import Address, Family
+from ebpflb.model.addresses import Address
 
 
 @pytest.mark.parametrize(
@@ -42,20 +42,6 @@ def test_not_an_address(text: str) -> None:
     with pytest.raises(ValueError) as refusal:
         addresses.parse_address(text)
     assert str(refusal.value) == f'"{text}" is not an IP address'
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted", "refusal"),
-    [
-        ("10.0.0.1", Family.IPV6, '"10.0.0.1" is not an IPv6 address'),
-        ("fd00::1", Family.IPV4, '"fd00::1" is not an IPv4 address'),
-        ("::ffff:10.0.0.1", Family.IPV6, '"::ffff:10.0.0.1" is not an IPv6 address'),
-    ],
-)
-def test_wrong_family(text: str, wanted: Family, refusal: str) -> None:
-    """An address of the other family is refused where a family is wanted."""
-    with pytest.raises(ValueError, match=refusal):
-        addresses.parse_address(text, wanted)
 
 
 @pytest.mark.parametrize(
@@ -114,13 +100,6 @@ def test_any_text_is_read_or_refused(text: str) -> None:
             parse(text)
         except ValueError as error:
             assert text in str(error)
-
-
-def test_family() -> None:
-    """A family is the IP version and calls itself as the API does."""
-    assert addresses.family(IPv4Address("10.0.0.1")) is Family.IPV4
-    assert addresses.family(ip_network("fd00::/8")) is Family.IPV6
-    assert addresses.FAMILIES == {"IPv4": 4, "IPv6": 6}
 
 
 @given(some.ip_addresses(), some.integers(0, 65535))

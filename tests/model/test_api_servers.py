@@ -59,11 +59,6 @@ def test_what_is_kept_is_what_was_received() -> None:
     assert KEPT.urls == [f"https://{ONE}:6443", f"https://[{SIX}]:6443"]
 
 
-def test_nothing_is_kept_without_endpoints() -> None:
-    assert serving().api_servers() is None
-    assert serving(slice_of(ONE, ready=False)).api_servers() is None
-
-
 @pytest.mark.parametrize("how", ["empty", "not ready", "removed", "not in the list"])
 def test_an_outage_does_not_empty_them(how: str) -> None:
     """Until another endpoint is there."""
@@ -80,23 +75,6 @@ def test_an_outage_does_not_empty_them(how: str) -> None:
     made.apply(changed(slice_of(TWO, name="another")))
     assert addresses(made) == {TWO}
     assert len(made.slices_for(KUBERNETES)) == 1
-
-
-def test_one_that_comes_back_stays_with_the_next() -> None:
-    made = serving(slice_of(ONE))
-    made.apply(Removed(Kind.ENDPOINT_SLICE, changed(slice_of(ONE)).key))
-    made.apply(changed(slice_of(ONE)))
-    made.apply(changed(slice_of(TWO, name="another")))
-    assert addresses(made) == {ONE, TWO}
-
-
-def test_other_services_may_lose_their_last_endpoint() -> None:
-    found = slice_of(ONE)
-    found["metadata"]["labels"] = {"kubernetes.io/service-name": "web"}
-    made = ClusterState("node", admission=KEEPING)
-    made.apply(changed(found))
-    made.apply(Removed(Kind.ENDPOINT_SLICE, changed(found).key))
-    assert not made.slices
 
 
 @pytest.mark.parametrize(

@@ -28,16 +28,6 @@ WIRE = device(9, "eth1", "", master=8)
 NEVER, ALWAYS = dict.fromkeys(Family, False), dict.fromkeys(Family, True)
 
 
-def test_pods_on_a_bridge() -> None:
-    """The bridge and what to do are named."""
-    found = unsuited((ETH, BRIDGE, PORT), PODS, NEVER)
-    assert found == (
-        "pods on the bridge cni0 answer each other without conntrack"
-        " (modprobe br_netfilter; net.bridge.bridge-nf-call-iptables=1)"
-    )
-    assert unsuited((ETH, BRIDGE, PORT), (), NEVER) == found, "also where no network is known"
-
-
 @pytest.mark.parametrize(
     "others",
     [
@@ -66,25 +56,6 @@ def test_br_netfilter() -> None:
     assert "nf-call-iptables" not in found
 
 
-def test_a_bridge_without_addresses() -> None:
-    """A bridge without addresses counts for both families.
-
-    Its pods may have any address and a gateway beyond it.
-    """
-    bare = replace(BRIDGE, addresses=(), sources=())
-    found = unsuited((bare, PORT), PODS, NEVER)
-    assert found is not None
-    assert "nf-call-ip6tables=1 and net.bridge.bridge-nf-call-iptables=1" in found
-
-
-def test_several_bridges() -> None:
-    """All of them are named."""
-    other = replace(BRIDGE, index=6, name="cni1")
-    found = unsuited((BRIDGE, PORT, other, CONTAINER), (), NEVER)
-    assert found is not None
-    assert found.startswith("pods on cni0 and cni1 answer")
-
-
 OTHERS = ["docker0", "docker_gwbridge", "br-0123456789ab", "virbr0", "podman1", "cni-podman0"]
 
 
@@ -101,12 +72,6 @@ def test_bridges_of_other_programs(name: str) -> None:
     assert unsuited((replace(BRIDGE, name=name), PORT), PODS, NEVER)
 
 
-@pytest.mark.parametrize("name", ["cni0", "br-lan", "br-pods", "dockerpods", "br-0123456789abc"])
-def test_bridges_that_may_have_pods(name: str) -> None:
-    """Other names mean nothing."""
-    assert unsuited((replace(BRIDGE, name=name), PORT), (), NEVER)
-
-
 def test_a_port_without_hairpin_mode() -> None:
     """A pod there does not reach itself where br_netfilter translates; the flow tables serve it."""
     plain = replace(PORT, hairpin=False)
@@ -121,16 +86,6 @@ def test_a_port_without_hairpin_mode() -> None:
     found = unsuited((BRIDGE, plain, again), PODS, ALWAYS)
     assert found is not None
     assert found.startswith("a pod at veth1 and 1 more on the bridge cni0")
-
-
-def test_hairpin_mode_of_a_family_that_is_not_handed_over() -> None:
-    """The family that the bridge's pods have decides: without br_netfilter the node sends it on."""
-    plain = replace(PORT, hairpin=False)
-    only_v6 = {Family.IPV4: False, Family.IPV6: True}
-    found = unsuited((BRIDGE, plain), PODS, only_v6)
-    assert found is not None
-    assert "without conntrack" in found, "that comes first"
-    assert "hairpin" not in found
 
 
 def test_ports_that_are_left_out() -> None:

@@ -160,26 +160,10 @@ def test_masters_address() -> None:
     assert masquerade_addresses((vrf, slave, port), {})[8] == both("198.51.100.1", "fd00::7")
 
 
-def test_each_family_alone() -> None:
-    """A family that a device has no address of is borrowed, the other is not."""
-    half = device(6, "eth1", "198.51.100.1")
-    assert masquerade_addresses((*ALL, half), NODE)[6] == both("198.51.100.1", "2001:db8::1")
-
-
-def test_nodes_address() -> None:
-    """A device on its own borrows the Node's."""
-    assert masquerade_addresses(ALL, NODE)[5] == NODE
-
-
 def test_node_elsewhere() -> None:
     """A Node's address that is assigned nowhere here is not used: any device's is."""
     nat = {Family.IPV4: ip_address("100.64.0.1")}
     assert masquerade_addresses(ALL, nat)[5] == both("192.0.2.1", "2001:db8::1")
-
-
-def test_no_address() -> None:
-    """If the host has no address of a family, neither has the device."""
-    assert masquerade_addresses((LO, ALONE), {})[5] == {}
 
 
 def test_node_on_loopback() -> None:
@@ -229,12 +213,6 @@ def test_unknown_master() -> None:
     for known in (PORT,), (one, other):
         assert not is_host_only(known[0], by_index(known))
         assert not is_bridged(known[0], by_index(known))
-
-
-def test_circle() -> None:
-    """Masters in a circle, as two lists of a changing machine may show, do no harm."""
-    one, other = device(6, "a", master=7), device(7, "b", "192.0.2.7", master=6)
-    assert masquerade_addresses((one, other), {})[6] == {Family.IPV4: ip_address("192.0.2.7")}
 
 
 def test_order_of_the_first_programs() -> None:

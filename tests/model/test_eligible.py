@@ -49,20 +49,3 @@ def test_autoscalers_taint_makes_it_ineligible(effect: str, value: dict[str, str
 def test_other_taints_and_unschedulable_do_not_matter(spec: dict[str, Any] | None) -> None:
     """A cordoned node still gets traffic."""
     assert nodes.eligible(node(spec))
-
-
-@pytest.mark.parametrize(
-    ("annotations", "expected"),
-    [
-        ({ANNOTATION: "2026-01-01T00:00:00.5Z", "other": "x"}, "2026-01-01T00:00:00.5Z"),
-        ({"other": "x", "more": 1}, None),
-        ({}, None),
-    ],
-)
-def test_trigger_time_is_all_that_is_read_of_annotations(
-    annotations: dict[str, str], expected: str | None
-) -> None:
-    """The rest is not kept, as it would only take memory."""
-    assert builders.slice().metadata.annotations is None
-    found = builders.slice(annotations=annotations).metadata.annotations
-    assert found == (expected and {objects.TRIGGER_TIME: expected})

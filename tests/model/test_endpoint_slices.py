@@ -32,18 +32,6 @@ def test_service_of(labels: dict[str, str], service: Key | None) -> None:
     assert endpoint_slices.service_of(builders.slice(labels=labels)) == service
 
 
-def test_nameless_slice() -> None:
-    """A slice without a name or a namespace is ignored."""
-    assert endpoint_slices.service_of(builders.slice(name="")) is None
-    assert endpoint_slices.service_of(builders.slice(namespace="")) is None
-
-
-def test_nothing_to_remark() -> None:
-    """A slice that is used whole has no warning."""
-    _, warnings = endpoint_slices.read(builders.slice(entry("10.1.0.1", "10.1.0.2")))
-    assert warnings == ()
-
-
 def test_remarks() -> None:
     """Everything that is skipped is named with its path."""
     slice = builders.slice(
@@ -96,3 +84,9 @@ def test_what_stays_is_the_same_object() -> None:
     assert now.endpoints[2] is former.endpoints[0]
     assert now.endpoints[1] is former.endpoints[1]
     assert not now.endpoints[0].conditions.ready
+
+
+def test_nameless_slice() -> None:
+    """A slice without a name or a namespace is ignored."""
+    assert endpoint_slices.service_of(builders.slice(name="")) is None
+    assert endpoint_slices.service_of(builders.slice(namespace="")) is None

@@ -22,10 +22,6 @@ def test_annotation_takes_precedence(name: str, default: str) -> None:
     assert not found.warnings
 
 
-def test_default_without_an_annotation() -> None:
-    assert {port.scheduler for port in parsed(None, "round-robin").ports} == {"round-robin"}
-
-
 @pytest.mark.parametrize("name", ["", "rr", "Round-Robin", "fastest"])
 def test_a_wrong_name_is_a_warning_and_the_default_counts(name: str) -> None:
     """The Service is served, and its author is told once what would be right."""

@@ -42,12 +42,6 @@ def test_requirements_that_do_not_hold(selector: str) -> None:
     assert not chosen(selector)
 
 
-def test_a_service_without_labels() -> None:
-    """A Service without labels lacks every label."""
-    assert not chosen("app", labels=None)
-    assert chosen("!app", labels=None)
-
-
 @pytest.mark.parametrize(
     "selector",
     [

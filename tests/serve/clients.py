@@ -21,12 +21,6 @@ def response_to(port: int, request: bytes) -> bytes:
         return client.makefile("rb").read()
 
 
-def request_and_keep(client: socket.socket) -> None:
-    """A request on a connection that stays open, and its response."""
-    client.sendall(b"GET /kept HTTP/1.1\r\nHost: x\r\n\r\n")
-    assert client.recv(4096).endswith(b"/kept")
-
-
 def is_closed(client: socket.socket) -> bool:
     """Whether the server closes the connection; waits for it."""
     try:

@@ -4,9 +4,7 @@
 import asyncio
 import errno
 import gc
-import os
 import socket
-import threading
 import time
 from contextlib import ExitStack
 from typing import Any
@@ -17,7 +15,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.serve import listener
 from ebpflb.serve.listener import Connections, Listener, ServerThread, listen
 from tests.serve.answers import RELEASE, respond
-from tests.serve.clients import OpenListener, connect, is_closed, request_and_keep, serves
+from tests.serve.clients import OpenListener, connect, is_closed, serves
 from tests.serve.conftest import SECONDS
 
 
@@ -31,17 +29,6 @@ def test_half_a_request_holds_nobody_up(open_listener: OpenListener) -> None:
         assert serves(port)
         assert is_closed(halves[0])
         assert serves(port)
-
-
-def test_who_goes_on_asking_stays(open_listener: OpenListener) -> None:
-    """A prober that keeps its connection is not sent away for having come first."""
-    port = open_listener(limit=2)
-    with connect(port) as prober, connect(port) as silent:
-        request_and_keep(silent)
-        for _ in range(2):
-            request_and_keep(prober)
-            assert serves(port)
-        assert is_closed(silent)
 
 
 def test_half_a_request_is_ended_at_the_timeout(open_listener: OpenListener) -> None:
@@ -73,22 +60,6 @@ def test_clients_that_never_read_do_not_use_up_the_limit(open_listener: OpenList
         for _ in range(12):
             stack.enter_context(connect(port)).sendall(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
         assert serves(port)
-
-
-def test_thousand_quick_connections(open_listener: OpenListener) -> None:
-    """Some are answered, some go before; nothing of them is left."""
-    port = open_listener(limit=16)
-    before, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
-    for number in range(1000):
-        with connect(port) as client:
-            if number % 3:
-                client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[: number % 30])
-        assert number % 100 or serves(port)
-    assert threading.active_count() == before
-    end = time.monotonic() + SECONDS
-    while len(os.listdir("/proc/self/fd")) > files:
-        assert time.monotonic() < end, "connections are left open"
-        time.sleep(0.01)
 
 
 def test_slow_page_holds_up_no_other_port(open_listener: OpenListener) -> None:

@@ -91,17 +91,6 @@ def test_slow_clients(opened: LocalSocket, path: Path) -> None:
         assert ask(path, "/?") == "/ "
 
 
-def test_floods_are_refused(opened: LocalSocket, path: Path) -> None:
-    """A head without end is refused, and others are answered."""
-    with unix_socket.connect(path, SECONDS) as flood:
-        try:
-            for _ in range(64):
-                flood.sendall(b"GET /" + b"x" * 4096)
-        except OSError:
-            pass
-    assert ask(path, "/?") == "/ "
-
-
 def test_left_by_a_crash(path: Path, server_thread: ServerThread) -> None:
     """What an earlier agent has left is replaced, be it a socket or a file."""
     for left in ("socket", "file"):

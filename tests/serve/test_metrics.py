@@ -10,11 +10,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from ebpflb.errors import KernelError
 from ebpflb.kernel.attach import device_programs
-from ebpflb.kernel.maps.layout import layout_hash
 from ebpflb.model.annotations import BY_SOCKETS
 from ebpflb.model.events import Kind
 from ebpflb.serve.metrics import Metrics
-from ebpflb.version import BUILD_DATE, COMMIT, VERSION
 from tests.serve import subjects
 from tests.serve.subjects import changes, fake_maps, value, values
 
@@ -122,21 +120,6 @@ def test_close_waits_for_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not close.is_alive() and not scrape.is_alive()
 
 
-def test_told_from_many_threads(metrics: Metrics) -> None:
-    """Nothing is lost."""
-
-    def count() -> None:
-        for _ in range(500):
-            metrics.service_changes(1)
-
-    threads = [threading.Thread(target=count) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert value(metrics, "kubeproxy_sync_proxy_rules_service_changes_total") == 4000
-
-
 def test_requests(metrics: Metrics) -> None:
     """By code, method and host; one that got no answer has client-go's code for it."""
     before = values(metrics)
@@ -178,16 +161,6 @@ def test_told(metrics: Metrics) -> None:
         "ebpflb_watches_silent_total": {"Service": 1},
         "ebpflb_node_readiness_writes_total": {"error": 1},
     }
-
-
-def test_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The version, its commit and its date, and the layout of its maps are labels."""
-    found = [labels for (name, labels) in values(subjects.everything(monkeypatch))
-             if name == "ebpflb_build_info"]  # fmt: skip
-    (labels,) = map(dict, found)
-    assert labels["layout"] == layout_hash()
-    shown = labels["version"], labels["commit"], labels["build_date"]
-    assert shown == (VERSION, COMMIT, BUILD_DATE)
 
 
 @pytest.mark.parametrize("enabled", [True, False])

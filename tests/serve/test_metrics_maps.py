@@ -12,7 +12,7 @@ from msgspec import structs
 
 from ebpflb.entries.services import BackendLoad, BackendName, Frontend, service_range
 from ebpflb.kernel import bpf as kernel
-from ebpflb.kernel.attach import cgroup_links, device_programs
+from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.map_writer import CAPACITY
 from ebpflb.kernel.maps import layout
@@ -160,17 +160,6 @@ def test_weights(
     assert value(metrics, "ebpflb_service_ports_weighted") == 0
 
 
-def test_the_planner_may_begin_anew(world: dict[str, Map]) -> None:
-    """After a failed write the agent has another planner, and that one is read."""
-    planners = [Planner(CAPACITY)]
-    made = Metrics()
-    made.read(sources(world, lambda: planners[-1]))
-    planners.append(Planner(CAPACITY))
-    program(world, planners[1], 2)
-    assert value(made, "ebpflb_map_entries", map="services") == 4
-    made.close()
-
-
 def test_small_maps_are_walked(world: dict[str, Map], metrics: Metrics) -> None:
     """They are what they are at the scrape."""
     world["node_addresses"].write([(ip_address(f"192.0.2.{n}"), 1) for n in range(3)])
@@ -265,14 +254,3 @@ def test_hooks(
     made.close()
     loader.close(loaded)
     unpin_all(home)
-
-
-def test_hook_statistics_enabled(
-    metrics: Metrics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is told whether the kernel counts, since counters that rest look like idle hooks."""
-    switch = tmp_path / "switch"
-    monkeypatch.setattr(device_programs, "STATS_SWITCH", switch)
-    for text in ("0", "1"):
-        switch.write_text(text)
-        assert value(metrics, "ebpflb_hook_statistics_enabled") == int(text)

@@ -17,10 +17,6 @@ from ebpflb.errors import NodeError
 from ebpflb.lab.agents import wait_until
 from ebpflb.serve.listener import (
     LISTEN_RETRY_SECONDS,
-    NOT_FOUND,
-    Connections,
-    Listener,
-    Port,
     ServerThread,
     run_beside,
 )
@@ -117,27 +113,6 @@ def test_retried_every_five_seconds() -> None:
     assert LISTEN_RETRY_SECONDS == 5
 
 
-def test_stops_while_it_retries(serve: Serve) -> None:
-    """An agent that ends is not held up by a port that it never had, and takes it no more."""
-    with socket.create_server(("127.0.0.1", 10249)):
-        servers = serve(retry=0.01)
-        servers.stop()
-    assert not answers("127.0.0.1", 10249)
-
-
-def test_closed_while_it_retries(own_namespace: None) -> None:
-    """A port that is closed is not opened later."""
-    server_thread = ServerThread()
-    server_thread.start()
-    port = Port("it", "127.0.0.1:10249", Listener(lambda _: NOT_FOUND, Connections(1)), retry=0.01)
-    with socket.create_server(("127.0.0.1", 10249)):
-        server_thread.run(port.open())
-        server_thread.run(port.close())
-    time.sleep(0.1)
-    assert not answers("127.0.0.1", 10249)
-    server_thread.stop()
-
-
 @pytest.mark.parametrize("which", PORTS)
 def test_bind_address_hard_fail_is_fatal_with_an_event_on_the_node(
     serve: Serve, fake_recorder: FakeRecorder, which: str
@@ -165,16 +140,6 @@ def test_hard_fail_with_free_ports_is_nothing(serve: Serve, fake_recorder: FakeR
     """It is about failures only."""
     serve(bind_address_hard_fail=True)
     assert fake_recorder.reasons == ["Starting"]
-
-
-def test_foreign_address_is_told_like_a_taken_port(
-    serve: Serve, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An address that is not (yet) this node's is waited for."""
-    serve(healthz_address="192.0.2.7:10256", retry=0.01)
-    subprocess.run(["ip", "addr", "add", "192.0.2.7/32", "dev", "lo"], check=True)
-    wait_until("the server", lambda: answers("192.0.2.7", 10256))
-    assert "192.0.2.7:10256" in caplog.text
 
 
 def test_starting_is_told_on_the_node(serve: Serve, fake_recorder: FakeRecorder) -> None:

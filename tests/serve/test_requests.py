@@ -55,21 +55,6 @@ def test_refusal_after_head(open_listener: OpenListener) -> None:
     assert answers.endswith(b"\r\n\r\n400 Bad Request\n")
 
 
-def test_head_without_carriage_returns(open_listener: OpenListener) -> None:
-    """As people type it."""
-    assert response_to(open_listener(), b"GET /x HTTP/1.0\n\n").endswith(b"\r\n\r\n/x")
-
-
-def test_connection_is_kept(open_listener: OpenListener) -> None:
-    """HTTP/1.1: request after request, also all at once."""
-    answers = response_to(
-        open_listener(), b"GET /a HTTP/1.1\r\nHost: x\r\n\r\nGET /b HTTP/1.1\r\nHost: x\r\n\r\n"
-    )
-    assert answers.count(b"HTTP/1.1 200 OK") == 2
-    assert b"\r\n\r\n/aHTTP/1.1" in answers
-    assert answers.endswith(b"\r\n\r\n/b")
-
-
 @pytest.mark.parametrize(
     "request_",
     [

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Health-check node ports, sentence by sentence of kube-proxy.md 10."""
 
-import os
 import socket
 import subprocess
-import threading
 from contextlib import suppress
 from http.client import HTTPConnection
 from ipaddress import ip_address
@@ -12,7 +10,6 @@ from ipaddress import ip_address
 import pytest
 
 from ebpflb.model import nodes
-from ebpflb.model.events import Key
 from ebpflb.serve.servers import HttpServers
 from tests.model import builders
 from tests.serve.conftest import FakeRecorder, Serve
@@ -201,16 +198,3 @@ def test_stop_closes_everything(servers: HttpServers) -> None:
     servers.stop()
     assert refused()
     assert refused(host="::1")
-
-
-def test_many_services_need_no_thread_more(servers: HttpServers) -> None:
-    """200 Services in two families: 400 listeners, the same threads; and all gone again."""
-    before, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
-    many = {Key("default", f"s-{i}"): checked(31000 + i, v6=2) for i in range(200)}
-    servers.service_health.update(many)
-    assert threading.active_count() == before
-    for i in range(0, 200, 20):
-        assert get(port=31000 + i, host="::1").headers["X-Load-Balancing-Endpoint-Weight"] == "2"
-    servers.service_health.update({})
-    assert refused(31000)
-    assert len(os.listdir("/proc/self/fd")) <= files

@@ -80,25 +80,3 @@ def test_a_port_that_changes_all_the_time_fills_no_log(
     failures = [event.about for event in fake_recorder.events if event.severity == "Warning"]
     assert failures == [event_recorder.service(WEB)] * 25 + [event_recorder.service(SHOP)]
     assert len([it for it in caplog.messages if "failed to start healthcheck" in it]) == 26
-
-
-def test_failure_is_not_retried_once_the_service_is_gone(servers: HttpServers) -> None:
-    """Neither is it after the end."""
-    with socket.create_server(("127.0.0.1", PORT)):
-        servers.service_health.update({WEB: checked(), SHOP: checked(OTHER)})
-        servers.service_health.update({SHOP: checked(OTHER)})
-    time.sleep(0.1)
-    assert refused()
-    assert get(port=OTHER).code == 200
-
-
-def test_second_service_with_the_same_port_fails(
-    servers: HttpServers, fake_recorder: FakeRecorder
-) -> None:
-    """The one that has it keeps it; when it goes the other gets it at once."""
-    servers.service_health.update({WEB: checked()})
-    servers.service_health.update({WEB: checked(), SHOP: checked()})
-    assert '"web"' in get().body
-    assert fake_recorder.events[-1].about == event_recorder.service(SHOP)
-    servers.service_health.update({SHOP: checked()})
-    assert '"shop"' in get().body

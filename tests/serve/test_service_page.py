@@ -149,19 +149,6 @@ def test_no_space() -> None:
     assert [row.problem for row in port.frontends] == [reason]
 
 
-def test_not_written_yet() -> None:
-    """Between an event and its sync the page says what the maps hold, and what is to come."""
-    made = Known()
-    made.apply(builders.service(), builders.slice(entry("10.1.0.1")))
-    assert told(made.page().ports[0].endpoints) == {"10.1.0.1:8080": (UNUSED, "not written yet")}
-    made.plan()
-    made.apply(builders.slice(entry("10.1.0.2")))
-    assert told(made.page().ports[0].endpoints) == {
-        "10.1.0.1:8080": (USED, "no longer in a slice, removal not written yet"),
-        "10.1.0.2:8080": (UNUSED, "not written yet"),
-    }
-
-
 def test_summary() -> None:
     """A row has ports as kubectl writes them, and counts every entry once."""
     service = builders.service(type="NodePort", ports=[{"port": 80, "nodePort": 30080}])
@@ -224,12 +211,14 @@ def test_used_and_unused_partition_the_endpoints(
         assert not given_shares or abs(sum(given_shares) - 1) < 1e-9
 
 
-def test_names_are_those_of_the_port() -> None:
-    """With several ports each port has its own endpoints."""
-    ports = [{"name": "http", "port": 80}, {"name": "grpc", "port": 81}]
-    listening = [{"name": "http", "port": 8080}, {"name": "grpc", "port": 8081}]
-    page = known(builders.service(ports=ports), builders.slice(entry("10.1.0.1"), ports=listening))
-    assert [(port.port, [*told(port.endpoints)]) for port in page.ports] == [
-        ("shop/web:http/TCP", ["10.1.0.1:8080"]),
-        ("shop/web:grpc/TCP", ["10.1.0.1:8081"]),
-    ]
+def test_not_written_yet() -> None:
+    """Between an event and its sync the page says what the maps hold, and what is to come."""
+    made = Known()
+    made.apply(builders.service(), builders.slice(entry("10.1.0.1")))
+    assert told(made.page().ports[0].endpoints) == {"10.1.0.1:8080": (UNUSED, "not written yet")}
+    made.plan()
+    made.apply(builders.slice(entry("10.1.0.2")))
+    assert told(made.page().ports[0].endpoints) == {
+        "10.1.0.1:8080": (USED, "no longer in a slice, removal not written yet"),
+        "10.1.0.2:8080": (UNUSED, "not written yet"),
+    }

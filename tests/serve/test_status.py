@@ -5,7 +5,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -14,7 +14,6 @@ import pytest
 from ebpflb.errors import NodeError
 from ebpflb.options import Paths
 from ebpflb.serve import status
-from tests.kit.hostile_files import HOSTILE, lay
 
 PORT = ["default", "web", "http", 6]
 STARTED = "2026-11-23T12:00:00+00:00"
@@ -55,12 +54,6 @@ def test_initial() -> None:
     assert first.programs == "current"
 
 
-def test_never_run(paths: Paths) -> None:
-    """Where no agent has ever run there is no status, and none runs."""
-    assert status.read(paths) is None
-    assert not status.is_running(paths)
-
-
 def test_read(paths: Paths, held: IO[str]) -> None:
     """What is written is what is read, errors and all."""
     errors = {"source_errors": {"api": "gone"}, "not_programmed": {"a/b": "full"}}
@@ -90,20 +83,6 @@ def test_equal_status_is_not_written(paths: Paths, held: IO[str]) -> None:
     assert status.read(paths) == some(backends=1)
 
 
-def test_replaced(paths: Paths, held: IO[str]) -> None:
-    """A status replaces the one before, and no temporary file is left."""
-    for count in (1, 2):
-        publish(paths, backends=count)
-    assert status.read(paths) == some(backends=2)
-    assert {path.suffix for path in paths.run.iterdir()} == {".json", ".lock"}
-
-
-def test_garbage(paths: Paths, held: IO[str]) -> None:
-    """A file that is none of ours is no status."""
-    paths.status_file.write_text("{")
-    assert status.read(paths) is None
-
-
 HOSTILE_FIELDS: dict[str, object] = {
     "started": "long ago",
     "last_received": {"Service": "2026-11-23T12:00:00"},
@@ -123,18 +102,6 @@ def test_wrong_fields(paths: Paths, caplog: pytest.LogCaptureFixture, field: str
     assert status.read(paths) is None
     (said,) = caplog.messages
     assert said.startswith(f"{paths.status_file}: ignored: ") and "\n" not in said
-
-
-@pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
-def test_anything_in_the_place_of_the_lock(paths: Paths, make: Callable[[Path], None]) -> None:
-    """It is locked, or named in one line; nothing waits."""
-    paths.run.mkdir(parents=True)
-    lay(make, paths.lock_file)
-    try:
-        status.lock(paths).close()
-    except NodeError as error:
-        assert str(paths.lock_file) in str(error)
-    assert not status.is_running(paths)
 
 
 def test_unwritable(paths: Paths, caplog: pytest.LogCaptureFixture) -> None:
@@ -188,13 +155,6 @@ def test_lock_is_held_for_a_moment(paths: Paths, monkeypatch: pytest.MonkeyPatch
         status.lock(paths).close()
 
 
-def test_is_running_does_not_lock(paths: Paths, held: IO[str]) -> None:
-    """To look whether an agent runs never keeps one away."""
-    held.close()
-    status.is_running(paths)
-    status.lock(paths).close()
-
-
 def test_two_state_directories(paths: Paths, held: IO[str]) -> None:
     """Another state directory has another agent, another status and another lock."""
     other = Paths(state=Path("/sys/fs/bpf/there"), run=paths.run)
@@ -209,14 +169,6 @@ def test_no_run_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NodeError, match="file/run"):
         status.lock(Paths(state=Path("/s"), run=tmp_path / "file" / "run"))
-
-
-def test_remove(paths: Paths, held: IO[str]) -> None:
-    """Nothing is left, not even the directory; and to remove it twice is no error."""
-    publish(paths)
-    status.remove(paths)
-    status.remove(paths)
-    assert not paths.run.exists()
 
 
 def test_log_new(caplog: pytest.LogCaptureFixture) -> None:

@@ -134,12 +134,6 @@ def test_what_is_claimed_twice() -> None:
     assert reason.text.endswith("10.96.0.1:80/TCP: default/web has it, not default/rival")
 
 
-def test_what_is_news_is_not_old() -> None:
-    """A minute without a bookmark, or two, is nothing."""
-    received = {"Service": (NOW - OLD_AFTER).isoformat()}
-    assert judge(facts(status(last_received=received)))[0] is Verdict.OK
-
-
 def test_a_full_conntrack() -> None:
     """The kernel drops new connections then: DEGRADED with the numbers; where it has no table, or
     room in it, nothing is said.
@@ -189,14 +183,6 @@ def test_nothing_is_here() -> None:
     assert "/sys/fs/bpf/here" in reason.text and "/run/here" in reason.text
 
 
-@pytest.mark.parametrize("runs", [True, False])
-def test_no_socket_hooks(runs: bool) -> None:
-    """Without programs at sockets the node is DOWN, whether an agent runs or not."""
-    verdict, reasons = judge(facts(status(sync_error="x"), runs=runs, socket_hooks=[]))
-    assert (verdict, reasons[0].cause) == (Verdict.DOWN, Cause.NO_SOCKET_HOOKS)
-    assert reasons[1].verdict is Verdict.DEGRADED  # the gravest first, and then the others
-
-
 def test_a_starting_agent_is_down_until_it_serves() -> None:
     """An agent that has published nothing yet, and attached nothing."""
     verdict, (reason,) = judge(facts(None, socket_hooks=[]))
@@ -223,12 +209,6 @@ def test_an_agent_that_does_not_apply_changes_now(
     assert (verdict, reason.cause) == (Verdict.DEGRADED, cause)
     assert words in reason.text
     assert judge(facts(status(), pulse=Pulse(silent=29.0, waiting=9.0))) == (Verdict.OK, [])
-
-
-def test_exit_statuses_differ() -> None:
-    """From each other, and from those of an error (1) and of wrong usage (2)."""
-    assert len({1, 2, *(each.exit_status for each in Verdict)}) == 5
-    assert Verdict.OK.exit_status == 0
 
 
 @pytest.mark.parametrize(

@@ -116,53 +116,6 @@ def test_a_flow(maps: dict[str, Map]) -> None:
     }
 
 
-def test_ipv6(maps: dict[str, Map]) -> None:
-    """Addresses are in brackets, and the backend is that of the family."""
-    say(VIP6, 53, 4001)
-    (row,) = rows(maps)
-    assert (row["frontend"], row["backend"]) == ("[fd00:96::10]:53", "[::1]:5353")
-    assert row["pod"] == "pod-1"
-
-
-def test_masquerade(maps: dict[str, Map]) -> None:
-    """The address and port that the backend sees."""
-    say(VIP, 53, 4002)
-    (row,) = rows(maps)
-    assert (row["client"], row["masqueraded_as"]) == ("127.0.0.1:4002", "127.0.0.99:6002")
-    assert row["reply"] == "127.0.0.1:5353 > 127.0.0.99:6002"
-
-
-def test_nodeport(maps: dict[str, Map]) -> None:
-    """A connection to a NodePort of the node; the same port of another host is not ours."""
-    with socket.create_server(("127.0.0.1", 8080)):
-        clients = [socket.create_connection((host, 30080)) for host in (str(NODE), "127.0.0.78")]
-        (row,) = rows(maps)
-        assert (row["state"], row["service"]) == ("open", "shop/web:http/TCP")
-        assert (row["frontend"], row["pod"]) == ("127.0.0.77:30080", "pod-2")
-        for client in clients:
-            client.close()
-
-
-def test_only_ours(maps: dict[str, Map]) -> None:
-    """Other destinations are no flows, nor what is not translated, which only the dump shows."""
-    say(VIP, 54, 4001)
-    run("nft", "flush", "chain", "inet", "mine", "c")
-    say(VIP, 53, 4003)
-    assert rows(maps) == []
-    (dumped,) = dump_connections(maps)
-    assert dumped["original"] == "127.0.0.1:4003 > 127.0.0.10:53"
-    assert "destination-nat" not in dumped["status"]
-
-
-def test_a_removed_backend(maps: dict[str, Map]) -> None:
-    """It is shown by its address, without a name."""
-    said = RULES.replace("5353", "9999").replace("table", "delete table inet mine\ntable")
-    run("nft", "-f", "-", said=said)
-    say(VIP, 53, 4001)
-    (row,) = rows(maps)
-    assert (row["backend"], row["pod"], row["node"]) == ("127.0.0.1:9999", "", "")
-
-
 @pytest.mark.parametrize(
     ("only", "count"),
     [

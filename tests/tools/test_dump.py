@@ -186,17 +186,6 @@ def test_translations(maps: dict[str, Map]) -> None:
             ]
 
 
-def test_kinds(maps: dict[str, Map]) -> None:
-    """A frontend says what kind of address it is, and whose."""
-    assert column(maps, "services", "service", "kind", "frontend") == [
-        ("#8", "ClusterIP", "[fd00::1]:53"),
-        ("shop/web:http/TCP", "ClusterIP", "10.96.0.1:80"),
-        ("shop/web:http/TCP", "ExternalIP", "203.0.113.1:80"),
-        ("shop/web:http/TCP", "LoadBalancer", "203.0.113.2:80"),
-        ("shop/web:http/TCP", "NodePort", "0.0.0.0:30080"),
-    ]
-
-
 def test_service_row(maps: dict[str, Map]) -> None:
     """Ranges, policy, affinity and live counters stand beside the frontend."""
     row = next(row for row in rows(maps, "services") if row["frontend"] == "10.96.0.1:80")
@@ -214,22 +203,6 @@ def test_service_row(maps: dict[str, Map]) -> None:
     )
 
 
-def test_slots(maps: dict[str, Map]) -> None:
-    """Every slot that a service names is shown once, with the endpoint's name and its lists."""
-    assert column(maps, "slots", "slot", "endpoint", "node", "target", "selected_for") == [
-        (40, "10.1.0.1:8080", "node-1", "web-0", "cluster local"),
-        (41, "10.1.0.2:8080", "node-2", "", "cluster"),
-        (42, "10.1.0.3:8080", "", "", "none, draining"),
-        (50, "[fd00:1::1]:8080", "", "", "cluster"),
-    ]
-
-
-def test_open_connections(maps: dict[str, Map]) -> None:
-    """Open is what was opened and not closed, never less than nothing."""
-    assert column(maps, "slots", "opened", "open")[:2] == [(5, 2), (1, 0)]
-    assert column(maps, "backend_stats", "id", "opened", "open")[:2] == [(A, 5, 2), (B, 1, 0)]
-
-
 def test_counted_connections(maps: dict[str, Map]) -> None:
     """Sockets and flows of services with least-connections, and how many their endpoints have."""
     maps["backend_loads"].write([(A, BackendLoad(2, 1, 4)), (B, BackendLoad(0, 3))])
@@ -240,11 +213,6 @@ def test_counted_connections(maps: dict[str, Map]) -> None:
         ("flow", 2**63 | 5, "10.1.0.1:8080"),
     ]
     assert column(maps, "backend_loads", "id", "open", "uncounted")[:2] == [(A, 2, 4), (B, 0, 0)]
-
-
-def test_members(maps: dict[str, Map]) -> None:
-    """A backend's slot, by its id."""
-    assert column(maps, "backend_slots", "id", "slot")[:3] == [(A, 40), (B, 41), (LEAVING, 42)]
 
 
 def test_affinity(maps: dict[str, Map]) -> None:
@@ -264,27 +232,6 @@ def test_sockets(maps: dict[str, Map]) -> None:
         (1, "10.96.0.1:80", "10.1.0.1:8080", "shop/web:http/TCP", True),
         (2, "10.96.0.9:80", "10.1.0.1:8080", "", False),
     ]
-
-
-def test_assignments(maps: dict[str, Map]) -> None:
-    """What datagram sockets keep for further frontends, and whose their backends' replies are."""
-    assert column(maps, "assignments", "socket", "frontend", "service") == [
-        (3, "10.96.0.1:53", "#99")
-    ]
-    assert column(maps, "peers", "socket", "frontend", "peer") == [
-        (3, "10.96.0.1:53", "10.1.0.1:8080")
-    ]
-
-
-def test_small_maps(maps: dict[str, Map]) -> None:
-    """Addresses, verdicts and names, each in words."""
-    assert column(maps, "node_addresses", "address") == ["192.0.2.1", "2001:db8::1"]
-    assert column(maps, "own_addresses", "address") == ["203.0.113.20"]
-    assert column(maps, "link_addresses", "mac") == ["02:00:00:00:00:0a"]
-    assert {"verdict": "translated", "count": 77} in rows(maps, "verdicts")
-    assert column(maps, "service_names", "id", "service") == [(WEB, "shop/web:http/TCP")]
-    assert column(maps, "backend_names", "id", "node") == [(A, "node-1"), (B, "node-2")]
-    assert column(maps, "service_stats", "service", "chosen") == [("shop/web:http/TCP", 10)]
 
 
 @pytest.mark.parametrize(("writes", "changed"), [(8, False), (9, True)])

@@ -79,28 +79,6 @@ def test_plain(maps: dict[str, Map]) -> None:
     }
 
 
-def test_changed_port(maps: dict[str, Map]) -> None:
-    """Where the client's port was changed the reply shows it."""
-    row = row_of(maps, CHANGED)
-    assert row["client"] == "198.51.100.7:1000"
-    assert row["reply"] == "10.244.1.11:8080 > 198.51.100.7:2002"
-
-
-def test_masquerade(maps: dict[str, Map]) -> None:
-    """A masqueraded flow shows its source address, or that it is not chosen yet."""
-    row, pending = row_of(maps, MASQUERADED), row_of(maps, PENDING)
-    assert row["masqueraded_as"] == "192.0.2.1:61003"
-    assert row["reply"] == "10.244.1.11:8080 > 192.0.2.1:61003"
-    assert (pending["masqueraded_as"], pending["reply"]) == ("not chosen yet", "")
-
-
-def test_latest_use(maps: dict[str, Map]) -> None:
-    """A flow is as idle as the entry that was used last."""
-    key, flow = list(entries(PLAIN).items())[1]
-    maps["tcp_flows"].write([(key, flow._replace(last_seen=time.monotonic_ns()))])
-    assert row_of(maps, PLAIN)["idle_seconds"] == pytest.approx(0, abs=10)
-
-
 @pytest.mark.parametrize(
     ("choice", "count"),
     [
@@ -151,19 +129,6 @@ def test_partial_flows_are_flushed(maps: dict[str, Map]) -> None:
     assert not list(maps["tcp_flows"].items())
 
 
-def test_flush(maps: dict[str, Map]) -> None:
-    """The chosen flows go with all their entries, and count as swept; the others stay."""
-    other = {key: flow._replace(service=8) for key, flow in entries(MASQUERADED).items()}
-    maps["tcp_flows"].write(list(other.items()))
-    swept = [maps["sweeps"].get(number).swept for number in (0, 1)]
-    assert flush_flows(maps, FlowFilter(service=("shop", "web"))) == FlushResult(4, 9)
-    assert dict(maps["tcp_flows"].items()) == other
-    assert not list(maps["other_flows"].items())
-    assert [maps["sweeps"].get(number).swept for number in (0, 1)] == [swept[0] + 7, swept[1] + 2]
-    assert flush_flows(maps, FlowFilter()) == FlushResult(1, 4)
-    assert flush_flows(maps, FlowFilter()) == FlushResult(0, 0)
-
-
 def test_flushed_entries_are_not_called_evicted(
     maps: dict[str, Map], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,11 +147,3 @@ def test_flushed_entries_are_not_called_evicted(
         patch.setattr(Map, "pop", pop_and_sweep)
         flush_flows(maps, FlowFilter())
     assert table.numbers == before._replace(swept=before.swept + held, entries=0)
-
-
-def test_unknown_names(maps: dict[str, Map]) -> None:
-    """What has no name is shown by its number, or not at all."""
-    key, flow = next(iter(entries(PLAIN).items()))
-    maps["tcp_flows"].write([(key, flow._replace(service=99, backend=99))])
-    row = row_of(maps, PLAIN)
-    assert (row["service"], row["pod"], row["node"]) == ("#99", "", "")

@@ -26,7 +26,6 @@ from ebpflb.kernel.attach.netns_cookie import by_socket
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import (
     DatagramChoice,
-    FlowGate,
     Forwarded,
     FragmentKey,
     FragmentPorts,
@@ -125,37 +124,8 @@ def rows(maps: dict[str, Map], name: str) -> list[dict[str, Any]]:
     return dump_maps(maps, (name,)).maps[name]
 
 
-def test_forwarded_rows(maps: dict[str, Map]) -> None:
-    """A connection to a frontend that is only forwarded, and whether replies are too."""
-    (row,) = rows(maps, "forwarded")
-    assert row.pop("age_seconds") >= 1
-    assert row == {
-        "hook": "egress",
-        "protocol": "TCP",
-        "source": "198.51.100.7:9",
-        "destination": "203.0.113.1:80",
-        "replied": True,
-    }
-
-
 def column(maps: dict[str, Map], name: str, *keys: str) -> list[Any]:
     return [tuple(row[key] for key in keys) for row in rows(maps, name)]
-
-
-def test_flow_rows(maps: dict[str, Map]) -> None:
-    """A flow's entries stand together: the tuple as the hook sees it, and what is rewritten."""
-    client, pod = "198.51.100.7", "10.244.1.11:8080"
-    to_pod, to_client = (
-        f"destination := {pod}, source port := 2000",
-        f"destination := {client}:2000",
-    )
-    to_node, to_frontend = "source := 192.0.2.1:61000", "source := 203.0.113.1:80, "
-    assert column(maps, "tcp_flows", "hook", "source", "destination", "rewritten") == [
-        ("ingress", f"{client}:1000", "203.0.113.1:80", to_pod),
-        ("egress", f"{client}:2000", pod, to_node),
-        ("ingress", pod, "192.0.2.1:61000", to_client),
-        ("egress", pod, f"{client}:2000", f"{to_frontend}destination port := 1000"),
-    ]
 
 
 def test_flow_names(maps: dict[str, Map]) -> None:
@@ -205,13 +175,6 @@ def test_choices(maps: dict[str, Map]) -> None:
     ]
 
 
-@pytest.mark.parametrize(("empty", "is_open"), [(8, False), (7, True), (0, True)])
-def test_flow_gate(maps: dict[str, Map], empty: int, is_open: bool) -> None:
-    """Whether packets are looked up in the flow tables."""
-    maps["flow_gate"].write([(0, FlowGate(5, 2, empty))])
-    assert rows(maps, "flow_gate") == [{"opened": 5, "written": 2, "is_open": is_open}]
-
-
 def test_fragments(maps: dict[str, Map]) -> None:
     """The ports that the first fragment had."""
     (row,) = rows(maps, "fragments")
@@ -227,25 +190,6 @@ def test_fragments(maps: dict[str, Map]) -> None:
             "destination_port": 53,
         },
     )
-
-
-def test_ranges(maps: dict[str, Map]) -> None:
-    """Ranges are CIDRs of their own family."""
-    name = "shop/web:http/TCP"
-    assert {row["of"] for row in rows(maps, "source_ranges")} == {"load balancer"}
-    assert column(maps, "source_ranges", "service", "range") == [
-        (name, "198.51.100.0/24"),
-        (name, "2001:db8::/48"),
-    ]
-    assert column(maps, "service_ranges", "range") == [("10.96.0.0/16",), ("fd00:96::/108",)]
-
-
-def test_cluster_ips(maps: dict[str, Map]) -> None:
-    """An address in use names its services."""
-    assert column(maps, "cluster_ips", "address", "services") == [
-        ("10.96.0.1", ""),
-        ("203.0.113.1", "shop/web:http/TCP"),
-    ]
 
 
 def test_devices(maps: dict[str, Map]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from ebpflb.kernel.netfilter.firewall import Table, read_nft
 from ebpflb.tools.firewall.survey import Search
-from tests.tools.firewall.services import WAYS, WEB, frontend, of_iptables, search, services
+from tests.tools.firewall.services import WAYS, of_iptables, search, services
 
 RAW = "raw\n-A PREROUTING"
 MANGLE = "mangle\n-A PREROUTING"
@@ -66,11 +66,6 @@ def test_other_rules(rule: str) -> None:
     assert not search(with_rules(rule), services())
 
 
-def test_the_flow_tables_translate_before_any_rule() -> None:
-    """There a rule sees the endpoint."""
-    assert search(with_rules(f"{RAW} -d 10.244.1.11/32 -j DROP"), services(early=True))
-
-
 def test_long_rules_are_shortened() -> None:
     """A rule of iptables may have thousands of characters."""
     ports = ",".join(str(30080 - number) for number in range(14))
@@ -126,10 +121,3 @@ def test_hooks(hook: tuple[str, str, str], priority: int, port: int, is_named: b
     assert (
         bool(search([of_nft(family, kind, name, priority, is_port(port))], services())) is is_named
     )
-
-
-@pytest.mark.parametrize(("protocol", "is_named"), [("sctp", True), ("tcp", False)])
-def test_the_protocol(protocol: str, is_named: bool) -> None:
-    service = frontend("sctp", "192.0.2.1", 30080, WEB, 132)
-    rule = f"{RAW} -p {protocol} --dport 30080 -j DROP"
-    assert bool(search(with_rules(rule), [service])) is is_named

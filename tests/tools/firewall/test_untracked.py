@@ -60,13 +60,6 @@ def test_other_rules_do_not(rule: str) -> None:
     assert not exempts(rule, DNS, 53, UDP)
 
 
-def test_each_family_has_its_own_rules() -> None:
-    rule = "-p udp -m udp --dport 53 -j CT --notrack"
-    assert [exempts(rule, it, 53, UDP) for it in (DNS, "fd00:96::10", "0.0.0.0")] == [1, 0, 1]
-    by_v6 = [exempts(rule, it, 53, UDP, "ip6tables-nft") for it in (DNS, "fd00:96::10", "::")]
-    assert by_v6 == [0, 1, 1]
-
-
 @pytest.mark.parametrize("tool", ["iptables-legacy", "iptables-nft", "nft"])
 def test_as_each_tool_prints_them(tool: str) -> None:
     found = Untracked(frozenset(each for table in recorded(tool) for each in destinations(table)))
