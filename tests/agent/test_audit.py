@@ -12,14 +12,10 @@ from ebpflb.agent.audit import Audit, AuditCheck, TableCheck
 from ebpflb.errors import KernelError
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.events import (
-    MAX_LISTED,
-    MAX_NAMED_IN_LINE,
     Drift,
     Kind,
     Part,
     in_force,
-    named,
-    summary,
 )
 from ebpflb.options import REPORT
 from ebpflb.serve.conditions import not_ready
@@ -146,37 +142,10 @@ def test_a_failure_is_tried_again_soon() -> None:
     assert it.due - clock.now == pytest.approx(1.0)
 
 
-def test_comes_back_at_once() -> None:
-    """What others undo as soon as it is put back is not fought without a pause."""
-    check = FakeCheck()
-    it, clock, _ = made(check)
-    check.drift, check.stays = [HOOK], True
-    it.turn()
-    it.turn()
-    assert it.due > clock() + 4
-
-
 def test_a_link_without_pin_is_in_force() -> None:
     """Pins are drift, but what lacks only its pin serves as long as the agent runs."""
     assert in_force([PIN])
     assert not in_force([PIN, HOOK])
-
-
-def test_many() -> None:
-    """Thousands of differences make no longer line or status than a few."""
-    many = [HOOK._replace(name=f"hook {number}") for number in range(5000)]
-    assert summary(many).endswith(f"; and {5000 - MAX_NAMED_IN_LINE} more")
-    assert len(named(many)) == MAX_LISTED + 1
-
-
-def test_no_map_hides_another() -> None:
-    """Of a map that has lost all its entries one is named before the next map, however many."""
-    maps = [f"map {number}" for number in range(2 * MAX_NAMED_IN_LINE)]
-    lost = [Drift(Part.MAP, f"{each}: #{key}", "is missing") for each in maps for key in range(99)]
-    said = summary([*lost, HOOK])
-    assert all(f"{each}: #0 is missing; " in said for each in maps)
-    assert f"{HOOK}; and {98 * len(maps)} more" in said
-    assert [f"{each}: #0" for each in maps] == list(named(lost))[: len(maps)]
 
 
 def test_told_everywhere(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
@@ -275,16 +244,6 @@ def test_a_table_that_is_not_put_back_stays_drift() -> None:
     watch.lacking = []
     it.turn()
     assert it.drift == []
-
-
-def test_a_lock_that_was_lost_is_taken_again(harness: Harness) -> None:
-    """With the pins, after a bpffs was mounted anew."""
-    start(harness, sync_period=0.01)
-    harness.lock.lost = True
-    wait_until("it is named", lambda: bool(harness.events))
-    assert harness.events == ["lock of /state is not held any more"]
-    wait_until("it is held", lambda: not harness.lock.lost)
-    harness.wait_for(lambda status: not status.drift)
 
 
 def test_an_agent_whose_state_directory_has_another_ends(harness: Harness) -> None:

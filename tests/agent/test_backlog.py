@@ -119,19 +119,6 @@ def test_what_changes_meanwhile_is_planned_once_more() -> None:
     assert taken == ["0", "1", "2", "0"]
 
 
-def test_a_sparse_change_is_in_the_next_slice() -> None:
-    """However many other namespaces have much to do."""
-    floods = {Key(f"flood-{number}", "x"): [SLICE_COST] * 3 for number in range(20)}
-    backlog = backlog_of(floods | {Key("victim", "v"): [10]})
-    backlog.add(floods)
-    for _ in range(25):
-        backlog.take_slice(NOW)
-    backlog.add([Key("victim", "v")])
-    assert next(name.namespace for name in backlog.take_slice(NOW)) == "victim"
-    backlog.add([Key("victim", "v")])  # at once again: it has had its turn
-    assert "victim" not in {name.namespace for name in backlog.take_slice(NOW)}
-
-
 def test_a_namespace_uses_a_part_of_a_processor() -> None:
     """It begins no Service until the time since its BURST makes up for what it used; meanwhile
     other namespaces do, and what changes is planned once.

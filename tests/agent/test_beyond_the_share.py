@@ -87,18 +87,6 @@ def test_another_service_makes_room(tenant: Harness) -> None:
     assert wanted(tenant).services == 16
 
 
-def test_what_is_there_stays(tenant: Harness) -> None:
-    """A port that grows beyond the share keeps the frontends that it has and still wants."""
-    tenant.send(changed(Kind.SERVICE, big(ports=1)))
-    more = big(ports=1, addresses=20)
-    more["spec"]["externalIPs"] = more["spec"]["externalIPs"][4:]
-    tenant.send(changed(Kind.SERVICE, more))
-    wait_until("it does not fit", lambda: not is_whole(tenant))
-    served = {str(it.address) for it in tenant.datapath.maps.services}
-    assert {it for it in served if it.startswith("203.")} == {f"203.0.113.{n}" for n in (5, 6, 7)}
-    assert "10.96.0.7" in served
-
-
 def test_nothing_of_what_is_there_is_wanted(tenant: Harness) -> None:
     """The Service has another cluster IP, and more addresses than its share: it is not served."""
     tenant.send(changed(Kind.SERVICE, big(ports=1, addresses=0)))

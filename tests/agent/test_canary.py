@@ -89,33 +89,6 @@ def test_it_ends_by_itself(
     wait_until("it is withdrawn", lambda: not written(harness))
 
 
-def test_it_ends_with_the_agent(harness: Harness, asked: CanaryRequests) -> None:
-    begin(harness, "10.96.0.0/24")
-    assert ask(asked, "begin", WISH)[0] == 200
-    harness.stop()
-    assert written(harness) == []
-
-
-def test_it_is_no_drift(harness: Harness, asked: CanaryRequests) -> None:
-    """No object of the cluster asks for it, and none asks it away."""
-    begin(harness, "10.96.0.0/24")
-    assert ask(asked, "begin", WISH)[0] == 200
-    harness.send(listed(Kind.SERVICE))
-    assert len(written(harness)) == 2
-
-
-def test_a_service_gets_the_address(harness: Harness, asked: CanaryRequests) -> None:
-    """One that is created meanwhile, with the canary's own address and port."""
-    begin(harness, "10.96.0.0/29")
-    _, lease = ask(asked, "begin", WISH)
-    late = manifests.service("late", lease["cluster_ips"], [{"port": 8080, "protocol": "TCP"}])
-    harness.send(changed(Kind.SERVICE, late))
-    owners = harness.agent.service_sync.planner.frontends.owners
-    wait_until("it has it", lambda: any(it.service == "late" for it in owners.values()))
-    assert ask(asked, "end", {"id": lease["id"]})[0] == 200
-    assert any(it.service == "late" for it in owners.values()) and not written(harness)
-
-
 def test_all_is_written_anew(harness: Harness, asked: CanaryRequests) -> None:
     """After a write that failed there is no canary; the doctor that renews it is told so."""
     begin(harness, "10.96.0.0/24")

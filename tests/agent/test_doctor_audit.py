@@ -60,16 +60,6 @@ def lists(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> Lists:
     return found
 
 
-def test_nothing_differs(harness: Harness, lists: Lists) -> None:
-    """One list is enough, and every check has been made since it was asked for."""
-    (hooks,) = harness.agent.audit.passes.values()
-    before = hooks.completed
-    report = harness.doctor_audit.report()
-    assert (report.drift, report.errors, report.unfinished) == ([], {}, [])
-    assert (report.objects, report.not_listed, lists.taken) == ({}, "", 1)
-    assert hooks.completed > before
-
-
 def test_objects_that_differ_are_a_condition(harness: Harness, lists: Lists) -> None:
     """Each way to differ; until another audit finds that they are alike."""
     lists.apply(
@@ -130,17 +120,6 @@ def test_all_kinds_are_listed(api: FakeApiServer, options: Options) -> None:
     cluster = fresh_list(options)
     assert cluster.complete
     assert cluster.services.keys() == {Key("default", "web")}
-
-
-def test_why_a_list_is_incomplete(
-    api: FakeApiServer, options: Options, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The error names the last reason."""
-    monkeypatch.setattr(doctor_audit, "LIST_SECONDS", 3.0)
-    refusal = json.dumps({"message": "etcd is away"}).encode()
-    api.fail("Service", 500, refusal, times=1000)
-    with pytest.raises(ClusterError, match=r"cannot be listed: .*etcd is away"):
-        fresh_list(options)
 
 
 def test_a_forbidden_list_is_not_tried_again(api: FakeApiServer, options: Options) -> None:

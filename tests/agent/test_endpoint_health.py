@@ -15,7 +15,7 @@ from ebpflb.entries.services import Backend
 from ebpflb.kernel.maps.layout import MAPS
 from ebpflb.kernel.maps.records import BackendHealth, ServiceBackend, record
 from ebpflb.lab.agents import wait_until
-from ebpflb.model.annotations import HEALTH_ANNOTATION, HEALTH_OFF, HEALTH_PASSIVE
+from ebpflb.model.annotations import HEALTH_ANNOTATION, HEALTH_PASSIVE
 from ebpflb.model.endpoint_health import Outcome, Outcomes
 from ebpflb.model.events import Key, Kind
 from ebpflb.model.services import PortName
@@ -82,16 +82,6 @@ def test_one_that_the_api_made_ready_again_begins_anew(harness: Harness) -> None
     harness.send(changed(Kind.ENDPOINT_SLICE, slices("web", *IPS)))
     assert used(harness) == set(IPS)
     assert harness.agent.endpoint_health.due == math.inf
-
-
-def test_a_service_that_turns_it_off_uses_all(harness: Harness) -> None:
-    counted(harness, outcome(IPS[0]))
-    assert harness.endpoint_watch.wanted
-    harness.send(changed(Kind.SERVICE, annotated(HEALTH_OFF)))
-    assert used(harness) == set(IPS)
-    assert not harness.endpoint_watch.wanted
-    counted(harness, outcome(IPS[0]))
-    assert used(harness) == set(IPS)
 
 
 @pytest.mark.parametrize("word", ["Passive", "node", ""])

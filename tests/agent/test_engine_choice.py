@@ -14,7 +14,7 @@ from ebpflb.agent import engine_choice
 from ebpflb.agent.engine_choice import SETTLE_SECONDS, EngineChoice
 from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Family, Network
-from ebpflb.model.devices import Device, Devices
+from ebpflb.model.devices import Device
 from ebpflb.model.nodes import FORWARD_ON
 from ebpflb.model.packet_path import AUTO, Engine, PacketMark, PacketPath
 from ebpflb.options import Options, Paths
@@ -78,16 +78,6 @@ def test_netfilter_has_its_table(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.text.count("packet path: netfilter (") == 1
 
 
-@pytest.mark.parametrize("chosen", [AUTO, Engine.FLOWS])
-def test_flow_tables_need_none(chosen: str) -> None:
-    """Where netfilter cannot work, or was not chosen, nothing is made."""
-    node = Node(chosen, missing="no nf_tables" if chosen == AUTO else None)
-    node.update()
-    assert node.path.engine is Engine.FLOWS
-    assert node.choice.flags == frozenset()
-    assert not node.table.starts
-
-
 def test_a_first_pod_on_a_bridge(calls: dict[Family, bool]) -> None:
     """With it the choice becomes the flow tables; with br_netfilter it is netfilter again."""
     node = Node()
@@ -109,30 +99,6 @@ def test_a_port_without_hairpin_mode(calls: dict[Family, bool]) -> None:
     assert node.settle(BRIDGE, PORT) is Engine.NETFILTER
 
 
-@pytest.mark.parametrize(
-    "devices",
-    [(), (BRIDGE,), (DOCKER, PORT), (replace(BRIDGE, kind="bond"), PORT)],
-    ids=["none", "empty bridge", "docker", "bond"],
-)
-def test_devices_that_change_nothing(devices: Devices) -> None:
-    """They are not even waited for."""
-    node = Node()
-    node.update()
-    node.update(*devices)
-    assert node.choice.due == math.inf
-    assert node.path.engine is Engine.NETFILTER
-
-
-def test_a_bridge_of_other_programs_where_pods_networks_are_known() -> None:
-    """It is told by its addresses."""
-    node = Node()
-    other = replace(BRIDGE, name="lxdbr0")
-    node.update(other, PORT, pods=(ip_network("10.1.0.0/16"),))
-    assert node.path.engine is Engine.NETFILTER
-    node.update(other, PORT, pods=PODS)
-    assert node.choice.due < math.inf
-
-
 def test_a_port_that_is_about_to_get_hairpin_mode(calls: dict[Family, bool]) -> None:
     """A CNI sets up a port step by step: a reason that goes in time changes nothing, and the next
     one has to last as long.
@@ -150,20 +116,6 @@ def test_a_port_that_is_about_to_get_hairpin_mode(calls: dict[Family, bool]) -> 
         assert node.choice.is_netfilter
 
 
-def test_a_reason_that_lasts() -> None:
-    """It counts when it is due, and not before."""
-    node = Node()
-    node.update(BRIDGE)
-    node.update(BRIDGE, PORT)
-    due = node.choice.due
-    node.now = due - 0.1
-    assert not node.update(BRIDGE, PORT)
-    node.now = due
-    assert node.update(BRIDGE, PORT)
-    assert node.path.engine is Engine.FLOWS
-    assert node.choice.due == math.inf
-
-
 def test_once_per_sync_period(calls: dict[Family, bool]) -> None:
     """An engine that has just changed stays for a period, whatever happens on the node."""
     node = Node(period=PERIOD)
@@ -179,15 +131,6 @@ def test_once_per_sync_period(calls: dict[Family, bool]) -> None:
     assert len(changes) >= 2
     for former, later in zip([begun, *changes], changes, strict=False):
         assert later - former >= PERIOD
-
-
-def test_the_reason_changes_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Another reason for the same engine needs no time."""
-    node = Node()
-    assert node.settle(BRIDGE, PORT) is Engine.FLOWS
-    caplog.set_level("INFO")
-    assert node.update(replace(BRIDGE, name="cni1"), PORT)
-    assert "cni1" in caplog.text
 
 
 def test_netfilter_was_chosen() -> None:

@@ -13,9 +13,9 @@ from ebpflb.lab import manifests
 from ebpflb.model.addresses import Family
 from ebpflb.model.annotations import ON_REMOVAL_ANNOTATION
 from ebpflb.model.events import Kind, Removed
-from tests.agent.fakes import SYNCS, Harness, changed, found, listed, service, slices, value
+from tests.agent.fakes import Harness, changed, found, listed, service, slices
 from tests.agent.started import BRIDGE, ETH, NODES, PORT, SERVICES, SLICES, V4, here, start
-from tests.agent.told import EVERYTHING, FULL
+from tests.agent.told import FULL
 
 UNREADABLE = KernelError("map look-up", errno.ENOMEM, "Cannot allocate memory")
 
@@ -71,16 +71,6 @@ def test_full_map(harness: Harness) -> None:
     assert harness.service_health.addresses == [{Family.IPV4: {V4}}]
 
 
-def test_full_map_later(harness: Harness) -> None:
-    """Devices that come are served nevertheless."""
-    start(harness)
-    harness.datapath.full["node_addresses"] = FULL
-    harness.send(here(ETH, BRIDGE, PORT))
-    assert harness.status.sync_error
-    assert harness.datapath.served[-1] == (ETH, BRIDGE, PORT)
-    assert 4 in harness.datapath.small_maps["devices"]
-
-
 def test_device_fails(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
     """A device that cannot be served is named in log and status, and tried again."""
     harness.datapath.unattached = [{"eth0": "no room"}] * 2
@@ -101,18 +91,6 @@ def test_what_came_before_a_device_was_served_goes(harness: Harness) -> None:
     assert harness.stale_udp.checks_of_connections == searches + 1
     harness.send(changed(Kind.SERVICE, service("b", "10.96.0.2")))
     assert harness.stale_udp.checks_of_connections == searches + 1
-
-
-def test_what_lacks_is_no_sync(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that cannot be served is tried again and again: nothing is heard of, none counts."""
-    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 0.01)
-    harness.datapath.unattached = [{"eth0": "no room"}] * 5
-    harness.start()
-    harness.send(*EVERYTHING)
-    harness.wait_for(
-        lambda status: len(harness.datapath.served) > 5 and not status.devices_not_served
-    )
-    assert value(harness, SYNCS.format(""), ip_family="IPv4") == 1
 
 
 def test_a_service_that_goes_after_a_failed_write_is_known_to_have_gone(serving: Harness) -> None:

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages of a burst are taken together; all others at once."""
 
-from collections.abc import Callable
-
 import pytest
 
-from ebpflb.agent.loop import GATHERING, MOST_TAKING, Bursts, Inbox, Message
+from ebpflb.agent.loop import GATHERING, MOST_TAKING, Bursts, Inbox
 from ebpflb.model.events import Disturbed, SourceStatus
 
 
@@ -51,19 +49,6 @@ def test_changes_of_a_burst_share_a_turn_once_it_is_one() -> None:
     stream.slept = 0.0
     assert [stream.turn() for _ in range(3)] == [1] * 3
     assert stream.slept == 0
-
-
-def test_nothing_is_lost_and_the_order_is_kept() -> None:
-    inbox = Inbox()
-    moment: Callable[[], float] = lambda: 1000.0  # noqa: E731
-    bursts = Bursts(inbox, moment, lambda seconds: inbox.put(Disturbed("last")))
-    taken = list[Message]()
-    for number in range(10):
-        inbox.put(Disturbed(str(number)))
-        taken += bursts.waiting(0.0)
-    names = [message.check for message in taken if isinstance(message, Disturbed)]
-    assert [name for name in names if name != "last"] == [str(number) for number in range(10)]
-    assert list(bursts.waiting(0.0)) == []
 
 
 def test_the_age_is_that_of_the_oldest_message() -> None:

@@ -66,14 +66,6 @@ def test_what_comes_together_is_one_plan(serving: Harness) -> None:
     assert (str(frontend), entry.cluster.size, plan.removed_services) == ("10.96.0.1:80", 1, [])
 
 
-def test_service_goes(serving: Harness) -> None:
-    """A removed Service is taken away, and the count in the status follows."""
-    key, _ = found(Kind.SERVICE, service("a", "10.96.0.1"))
-    serving.send(Removed(Kind.SERVICE, key))
-    assert [str(frontend) for frontend in serving.datapath.maps.services] == ["10.96.0.2:80"]
-    assert (serving.status.service_ports, serving.status.backends) == (1, 1)
-
-
 def test_restart(serving: Harness) -> None:
     """A new agent that receives the same writes nothing."""
     serving.stop()
@@ -89,18 +81,6 @@ def test_leftovers_go(serving: Harness) -> None:
     serving.start()
     serving.send(listed(Kind.SERVICE, service("b", "10.96.0.2")), SLICES, NODES)
     assert [str(frontend) for frontend in serving.datapath.maps.services] == ["10.96.0.2:80"]
-
-
-def test_invalid_service(serving: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """An invalid object is named, with file and field, and stays as it was."""
-    before = dict(serving.datapath.maps.services)
-    serving.send(changed(Kind.SERVICE, service("a", "10.96.0.256")))
-    assert serving.datapath.maps.services == before
-    assert "Service default/a" in serving.status.invalid_objects
-    (line,) = [r.getMessage() for r in caplog.records if "default/a" in r.getMessage()]
-    assert line.startswith("test.yaml: Service default/a: spec.clusterIP")
-    serving.send(changed(Kind.SERVICE, service("a", "10.96.0.3")))
-    assert not serving.status.invalid_objects
 
 
 def test_source_error(serving: Harness) -> None:

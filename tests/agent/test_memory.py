@@ -32,14 +32,6 @@ def test_end_of_startup() -> None:
         assert gc.get_freeze_count() <= frozen
 
 
-def test_startup_fails() -> None:
-    """An agent that ends before it serves leaves the collector on."""
-    with loop.startup():
-        pass
-    assert gc.isenabled()
-    assert not gc.get_freeze_count()
-
-
 ALLOCATE_IN_THREADS = """
 import ctypes, threading
 from ebpflb.agent import loop as memory

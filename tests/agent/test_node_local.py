@@ -13,10 +13,9 @@ import pytest
 from ebpflb.agent import node_local
 from ebpflb.agent.node_local import NodeLocalWatch, answering_in, ask
 from ebpflb.model.annotations import NODE_LOCAL_ANNOTATION
-from ebpflb.model.events import Kind
 from ebpflb.model.nodes import Answering, Condition, Destination, Listener, Untracked
 from ebpflb.model.services import Protocol
-from tests.agent.fakes import Harness, Json, changed, lists, service
+from tests.agent.fakes import Harness, Json, lists, service
 
 HERE, HERE6 = "127.0.0.1", "::1"
 
@@ -78,7 +77,6 @@ class Asked:
 
 
 DNS = Listener(ip_address("169.254.20.10"), 53, Protocol.UDP)
-DNS6 = Listener(ip_address("fd00::10"), 53, Protocol.TCP)
 ANSWERS, NOBODY = [frozenset({DNS})], [frozenset[Listener]()]
 
 
@@ -91,14 +89,6 @@ def test_silence_counts_twice_and_a_refusal_at_once(monkeypatch: pytest.MonkeyPa
     assert [asked.turn(it) for it in ("", None, "", "")] == [[], [], [], NOBODY]
     assert [asked.turn(it) for it in ("", None, "refused")] == [[], ANSWERS, NOBODY]
     assert asked.watch.counts == {"answering": 0, "silent": 1}
-
-
-def test_listeners_of_both_families_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A DNS cache has an address of each family, and may answer by TCP too."""
-    both = frozenset({DNS, DNS6, DNS._replace(protocol=Protocol.TCP)})
-    asked = Asked(monkeypatch, *both)
-    asked.watch.set(both)
-    assert [asked.turn(it) for it in (None, "refused")] == [[], NOBODY]
 
 
 def test_an_earlier_agents_listener_serves_until_it_is_asked(
@@ -147,15 +137,6 @@ def test_the_listener_has_the_last_slot_while_it_answers(harness: Harness) -> No
     assert (entry.cluster.size, entry.slots) == (1, 2)
     assert answering_in(harness.agent.service_sync.planner.actual) == {asked}
     harness.send(Answering(frozenset()))
-    assert "node_local" not in flags(harness)
-
-
-def test_a_wrong_address_is_an_event_and_endpoints_serve(harness: Harness) -> None:
-    (asked,) = harness.node_local_watch.wanted
-    harness.send(Answering(frozenset({asked})))
-    harness.send(changed(Kind.SERVICE, annotated("169.254.169.254")))
-    [warning] = harness.annotations
-    assert warning.reason.endswith("does not allow 169.254.169.254, so sockets get endpoints")
     assert "node_local" not in flags(harness)
 
 

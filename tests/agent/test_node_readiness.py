@@ -240,27 +240,6 @@ def test_what_the_server_refuses_is_told_and_tried_again(
     assert world.says() == ("True", "ServicesInPlace") and world.writer.error is None
 
 
-def test_a_server_that_cannot_be_reached_is_asked_more_and_more_rarely(make: Make) -> None:
-    """As by every client of the API: the pauses grow to half a minute."""
-    world = make(CONDITION)
-    world.put()
-    world.api.fail("Patch", 503, times=1000)
-    for _ in range(600):
-        world.turn(ready=True)
-    assert 10 <= len(world.writes) <= 30 and not any(world.writes)
-
-
-def test_failures_leave_the_burst_to_changes(make: Make) -> None:
-    """A server that does not answer while the node starts delays no later change."""
-    world = make(CONDITION)
-    world.put()
-    world.api.fail("Patch", 503, times=2 * BURST)
-    while True not in world.writes:
-        world.turn()
-    world.turn(ready=True)
-    assert world.says() == ("True", "ServicesInPlace")
-
-
 @pytest.mark.parametrize("kind", [OFF, CONDITION])
 def test_off_or_without_an_api_server_nothing_runs(kind: str, caplog: Any) -> None:
     """With manifests there is nobody to tell, and the log says so."""

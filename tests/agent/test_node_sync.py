@@ -13,7 +13,7 @@ from ebpflb.agent.loop import DevicesAttached
 from ebpflb.config.fields import KubeProxyConfiguration
 from ebpflb.entries import services
 from ebpflb.entries.services import prefix_of
-from ebpflb.errors import CompileError, KernelError
+from ebpflb.errors import CompileError
 from ebpflb.kernel.node import sysctls
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
@@ -37,16 +37,6 @@ from tests.agent.started import (
     here,
     start,
 )
-
-
-def test_settings_first(harness: Harness) -> None:
-    """The settings, with the covering prefixes, are written before the first service."""
-    start(harness)
-    (settings,) = harness.datapath.settings_at_plans
-    assert settings == harness.datapath.settings
-    assert settings.span_v4 == prefix_of(ip_network("10.96.0.1/32"))
-    assert (settings.first_port, settings.last_port) == (10000, 29999)
-    assert settings.node_v4 == V4
 
 
 def test_pods_devices_get_programs_beside_the_loop(harness: Harness) -> None:
@@ -88,26 +78,6 @@ def test_healthz_waits_for_the_nodes_devices(harness: Harness, engine: Engine, w
     harness.send(here(pod, ETH), SERVICES, SLICES, NODES)
     assert harness.health.serves is not waits
     harness.send(DevicesAttached())
-    assert harness.health.serves
-
-
-def test_healthz_names_an_uplink_without_programs(harness: Harness) -> None:
-    """What comes in at another device does not matter."""
-    harness.datapath.unattached = [{ETH.name: "busy"}]
-    harness.start()
-    harness.send(here(ETH), SERVICES, SLICES, NODES)
-    assert not harness.health.serves
-    wait_until("it is attached", lambda: harness.health.serves)
-    harness.datapath.unattached = [{PORT.name: "busy"}]
-    harness.send(here(ETH, PORT))
-    assert harness.status.devices_not_served and harness.health.serves
-
-
-def test_healthz_after_a_restart(harness: Harness) -> None:
-    """The programs of the last agent serve until this one has listed everything."""
-    harness.datapath.recorded_devices = {ETH.index}
-    harness.start()
-    harness.send(here(ETH))
     assert harness.health.serves
 
 
@@ -169,17 +139,6 @@ def test_waits_for_every_list(harness: Harness) -> None:
     assert not harness.datapath.small_maps
 
 
-def test_devices_follow(harness: Harness) -> None:
-    """A device that comes is served; what the cluster says makes nobody look at devices again."""
-    start(harness)
-    harness.send(changed(Kind.SERVICE, service("b", "10.96.0.2")))
-    assert len(harness.datapath.served) == 1
-    harness.send(here(ETH, BRIDGE, PORT))
-    assert harness.datapath.served[1:] == [(ETH, BRIDGE, PORT)]
-    assert harness.datapath.small_maps["devices"][4].v4 == POD
-    assert len(harness.datapath.attached) == 1
-
-
 def names(harness: Harness) -> list[str]:
     """Of the devices that are served now."""
     return [device.name for device in harness.datapath.served[-1]]
@@ -197,22 +156,6 @@ def test_a_port_keeps_its_programs_until_its_bridge_has_them(harness: Harness) -
     harness.send(DevicesAttached())
     assert names(harness) == ["br0"]
     assert harness.datapath.small_maps["devices"].keys() == {bridge.index}
-
-
-def test_a_port_stays_without_programs_after_a_restart(harness: Harness) -> None:
-    """A bridge that an earlier agent has served is served at once instead of its port."""
-    bridge = structs.replace(BRIDGE, index=9, name="br0", kind="bridge", plain_bridge=True)
-    harness.datapath.recorded_devices = {bridge.index}
-    harness.start()
-    harness.send(here(bridge, structs.replace(ETH, master=bridge.index)), SERVICES, SLICES, NODES)
-    assert harness.datapath.served[0] == (bridge,)
-
-
-def test_patterns(harness: Harness) -> None:
-    """Only devices that the operator wants are served."""
-    start(harness, devices=("!cni*",))
-    assert harness.datapath.served == [(ETH,)]
-    assert harness.datapath.small_maps["devices"].keys() == {2}
 
 
 def test_pods_devices(harness: Harness) -> None:
@@ -259,16 +202,6 @@ def test_service_ranges(harness: Harness) -> None:
     assert harness.datapath.settings.span_v4 == prefix_of(ip_network("10.96.0.0/16"))
     harness.send(listed(Kind.SERVICE_CIDR))
     assert harness.datapath.small_maps["service_ranges"] == {}
-
-
-def test_after_a_failed_write(harness: Harness) -> None:
-    """A planner that starts over still covers the ranges."""
-    start(harness)
-    harness.send(listed(Kind.SERVICE_CIDR, manifests.service_cidr("10.96.0.0/16")))
-    harness.datapath.failures = [KernelError("map update", 7, "full")]
-    harness.send(changed(Kind.SERVICE, service("b", "10.96.0.2")))
-    harness.wait_for(lambda status: not status.sync_error)
-    assert harness.datapath.settings.span_v4 == prefix_of(ip_network("10.96.0.0/16"))
 
 
 def test_nodeport_addresses(harness: Harness) -> None:

@@ -49,25 +49,6 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Published:
     return Published(tmp_path, monkeypatch)
 
 
-def test_the_status_file_is_not_written_again_when_nothing_of_it_has_changed(
-    published: Published,
-) -> None:
-    for _ in range(5):
-        published.publish(attached=True, source_errors={})
-    assert (published.writes, len(published.told.statuses)) == (1, 1)
-
-
-def test_each_change_is_told_and_written(published: Published) -> None:
-    published.publish(backends=1)
-    published.publish(backends=2)
-    published.publish(backends=2, drift={"map slots: 1": "differs"})
-    assert published.writes == len(published.told.statuses) == 3
-    found = status.read(published.paths)
-    assert found is not None
-    assert (found.backends, dict(found.drift)) == (2, {"map slots: 1": "differs"})
-    assert published.publisher.status == found
-
-
 def test_a_status_that_could_not_be_written_is_written_in_the_next_turn(
     published: Published,
 ) -> None:

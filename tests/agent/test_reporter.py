@@ -95,16 +95,6 @@ def _noted(calls: list[str], name: str, real: Callable[..., Any]) -> Callable[..
     return noted
 
 
-def test_changes_are_counted(serving: Harness) -> None:
-    """Services count once per family, slices once, and none is pending after the sync."""
-    names = [f"kubeproxy_sync_proxy_rules_{kind}_changes" for kind in ("service", "endpoint")]
-    assert [value(serving, f"{name}_total") for name in names] == [4, 2]
-    serving.send(Removed(Kind.SERVICE, Key("default", "a")))
-    serving.send(Removed(Kind.ENDPOINT_SLICE, Key("default", "b-ipv4")))
-    assert [value(serving, f"{name}_total") for name in names] == [6, 3]
-    assert [value(serving, f"{name}_pending") for name in names] == [0, 0]
-
-
 def test_pending_changes(serving: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits are Services and slices that are not as they were, each once, until a sync."""
     names = [f"kubeproxy_sync_proxy_rules_{it}_changes_pending" for it in ("service", "endpoint")]
@@ -132,14 +122,6 @@ def test_latency_of_a_change(serving: Harness) -> None:
     assert latencies(serving) == 1
 
 
-def test_no_latency(serving: Harness) -> None:
-    """What was triggered before the agent began, and what goes, has none."""
-    before = triggered(slices("a", "10.1.0.9"), -timedelta(hours=1))
-    serving.send(changed(Kind.ENDPOINT_SLICE, before))
-    serving.send(Removed(Kind.ENDPOINT_SLICE, Key("default", "a-ipv4")))
-    assert latencies(serving) == 0
-
-
 def test_latency_waits_for_success(serving: Harness) -> None:
     """A change whose write failed is observed after the one that succeeded."""
     serving.datapath.failures = [FULL]
@@ -148,16 +130,6 @@ def test_latency_waits_for_success(serving: Harness) -> None:
     assert value(serving, "ebpflb_sync_failures_total") == 1
     serving.wait_for(lambda status: not status.sync_error)
     assert latencies(serving) == 1
-
-
-def test_healthy_while_it_keeps_up(harness: Harness) -> None:
-    """Before the lists are complete and after each sync nothing waits: that is healthy."""
-    harness.health.timeout = 0  # whatever waits is too late
-    harness.start()
-    harness.send(SERVICES, SLICES)
-    assert harness.health.healthy
-    harness.send(NODES)
-    assert harness.health.healthy
 
 
 def test_unhealthy_while_it_fails(serving: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,18 +180,6 @@ def test_no_local_endpoints(serving: Harness) -> None:
     assert value(serving, name, **labels) == 0
 
 
-def test_stale_flows(serving: Harness) -> None:
-    """Everything is checked after the start, and later what each sync removed."""
-    dns, endpoints = datagrams("10.1.0.7", "10.1.0.8")
-    serving.send(changed(Kind.SERVICE, dns), changed(Kind.ENDPOINT_SLICE, endpoints))
-    assert serving.stale_udp.checks_of_everything == 1
-    ids = {
-        name.target: id for id, name in serving.datapath.maps.backend_names.items() if name.target
-    }
-    serving.send(changed(Kind.ENDPOINT_SLICE, datagrams("10.1.0.8")[1]))
-    assert serving.stale_udp.changes[-1].ids == {ids["10.1.0.7"]}
-
-
 def test_minimal_sync_period(harness: Harness) -> None:
     """After a sync the changes of the period gather, and are written by one plan."""
     harness.options = replace(harness.options, min_sync_period=3600.0)
@@ -237,3 +197,25 @@ def test_minimal_sync_period(harness: Harness) -> None:
 def _planned(harness: Harness) -> list[tuple[PortName, object]]:
     names = harness.datapath.maps.service_names
     return [(names[service.id], service) for _, service in harness.datapath.plans[-1].services]
+
+
+def test_changes_are_counted(serving: Harness) -> None:
+    """Services count once per family, slices once, and none is pending after the sync."""
+    names = [f"kubeproxy_sync_proxy_rules_{kind}_changes" for kind in ("service", "endpoint")]
+    assert [value(serving, f"{name}_total") for name in names] == [4, 2]
+    serving.send(Removed(Kind.SERVICE, Key("default", "a")))
+    serving.send(Removed(Kind.ENDPOINT_SLICE, Key("default", "b-ipv4")))
+    assert [value(serving, f"{name}_total") for name in names] == [6, 3]
+    assert [value(serving, f"{name}_pending") for name in names] == [0, 0]
+
+
+def test_stale_flows(serving: Harness) -> None:
+    """Everything is checked after the start, and later what each sync removed."""
+    dns, endpoints = datagrams("10.1.0.7", "10.1.0.8")
+    serving.send(changed(Kind.SERVICE, dns), changed(Kind.ENDPOINT_SLICE, endpoints))
+    assert serving.stale_udp.checks_of_everything == 1
+    ids = {
+        name.target: id for id, name in serving.datapath.maps.backend_names.items() if name.target
+    }
+    serving.send(changed(Kind.ENDPOINT_SLICE, datagrams("10.1.0.8")[1]))
+    assert serving.stale_udp.changes[-1].ids == {ids["10.1.0.7"]}

@@ -74,54 +74,6 @@ def test_warm_restart(cluster: Cluster) -> None:
     assert f"serving {len(map_contents(cluster).entries)} service ports" in logged
 
 
-def test_ids_are_kept(cluster: Cluster) -> None:
-    """A restart adopts the ids that it finds, so counters and affinity go on."""
-    cluster.publish(web(*map(endpoint, cluster.web)))
-    before = map_contents(cluster).entries
-    cluster.agent.stop(signal.SIGKILL)
-    cluster.agent.start()
-    assert map_contents(cluster).entries == before
-
-
-def crash_while_writing(cluster: Cluster, *manifests: list[Manifest]) -> bool:
-    """Publishes these, and kills the agent as soon as it writes; whether that was in the middle."""
-    settings = cluster.maps["settings"]
-    written = settings.get(0).writes
-    cluster.write(*manifests)
-    while settings.get(0).writes == written:
-        pass
-    cluster.agent.stop(signal.SIGKILL)
-    return bool(settings.get(0).writes % 2)
-
-
-def assert_right(contents: MapContents, generation: int) -> None:
-    """The maps hold this generation whole, and nothing else of these services."""
-    found = [it for name, it in contents.entries.items() if name.service.startswith("s")]
-    assert len(found) == SERVICES
-    for programmed in found:
-        assert len(programmed.backends) == ENDPOINTS
-        assert {backend.address.packed[1] for backend in programmed.backends} == {generation}
-    assert not (
-        contents.leftover_services or contents.leftover_blocks or contents.wrong_backend_slots
-    )
-    assert not (contents.leftover_service_ids or contents.leftover_backend_ids)
-
-
-@pytest.mark.extended
-def test_crash_in_an_update(cluster: Cluster) -> None:
-    """Killed while it writes: connections land meanwhile, and a new agent makes the maps right."""
-    pod, steady = cluster.sockets(cluster.client), web(*map(endpoint, cluster.web))
-    cluster.publish(steady, many_services(1))
-    in_the_middle, generation = 0, 1
-    while in_the_middle < 2 and generation < 20:
-        generation += 1
-        in_the_middle += crash_while_writing(cluster, steady, many_services(generation))
-        assert len(requests.backends(pod, VIP)) == 3
-        cluster.agent.start()
-        assert_right(map_contents(cluster), generation)
-    assert in_the_middle == 2
-
-
 def test_no_compiler(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An upgrade that does not compile: the old programs serve on, and the status says so."""
     shutil.copytree(Path(ebpflb.__file__).parent, tmp_path / "ebpflb")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ebpflb.agent.missed_ends import UnreleasedSockets
-from ebpflb.entries.services import BackendLoad, Frontend
+from ebpflb.entries.services import Frontend
 from ebpflb.kernel.attach.netns_cookie import by_socket
 from ebpflb.kernel.maps import bpf_map, layout, state_dir
 from ebpflb.kernel.maps.bpf_map import Map
@@ -96,26 +96,6 @@ def test_gone_sockets_are_forgotten(
     assert known(maps) == alive
     assert maps["backend_stats"].get(BACKEND) == (0, len(gone))
     assert sweeper.sweep() == 0
-
-
-def test_counted_connections_end_with_their_socket(
-    maps: dict[str, Map], sweeper: UnreleasedSockets
-) -> None:
-    """With least-connections: once, and not with a backend that got the id meanwhile."""
-    netns, now = own_netns(), BackendLoad(open=5, generation=7, uncounted=2)
-    maps["backend_loads"].write([(BACKEND, now)])
-    for cookie, counted in enumerate((now.generation + 1, now.generation, 0), NOWHERE + 1):
-        remember(maps, cookie, 6, netns, counted)
-    assert [sweeper.sweep() for _ in range(3)] == [0, 3, 0]
-    assert maps["backend_loads"].get(BACKEND) == now._replace(open=4)
-
-
-def test_other_namespaces_are_left_alone(maps: dict[str, Map], sweeper: UnreleasedSockets) -> None:
-    """Of a namespace that was never entered nothing is known; what is there stays remembered."""
-    own_netns()
-    remember(maps, 1, 6, NOWHERE)
-    assert [sweeper.sweep() for _ in range(3)] == [0, 0, 0]
-    assert known(maps) == {1}
 
 
 def test_namespace_that_is_gone(maps: dict[str, Map], sweeper: UnreleasedSockets) -> None:

@@ -72,21 +72,6 @@ def test_of_an_endpoint_slice(harness: Harness, text: str) -> None:
     assert len(harness.annotations) == 3
 
 
-def test_of_an_endpoint_slice_that_changes_in_nothing_else(harness: Harness) -> None:
-    """The usual weight counts before and after, and each wrong one is named."""
-
-    def weighs(weight: str) -> Any:
-        slice = annotated(slices("a", "10.1.0.1"), annotations.WEIGHT_ANNOTATION, weight)
-        return changed(Kind.ENDPOINT_SLICE, slice)
-
-    harness.start()
-    harness.send(listed(Kind.SERVICE, service("a", "10.96.0.1")))
-    harness.send(listed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.1")))
-    harness.send(weighs("abc"), weighs("1.5"), weighs("100"), weighs("1.5"))
-    said = [event.reason.split('"')[1] for event in harness.annotations]
-    assert said == ["abc", "1.5", "1.5"]
-
-
 @pytest.mark.parametrize("name", ["schedular", "nodeport-source-range", "ports", HOSTILE])
 def test_of_a_name_that_none_has(harness: Harness, name: str) -> None:
     """As a misspelt or removed one: it begins as ours do. The first of several is named."""

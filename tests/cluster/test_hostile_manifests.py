@@ -121,22 +121,6 @@ def test_only_regular_files_of_bounded_size_are_read(watched: Watched) -> None:
     assert {(type(e), e.key.name) for e in changes} == {(Changed, "after"), (Removed, "before")}
 
 
-def test_a_device_is_not_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only by O_PATH: opening a watchdog starts it, opening a tape rewinds it."""
-    (folder / "device").symlink_to("/dev/null")
-    flags = []
-    real = os.open
-
-    def note(path: str, flag: int, *more: int) -> int:
-        flags.append(flag)
-        return real(path, flag, *more)
-
-    monkeypatch.setattr(os, "open", note)
-    with pytest.raises(files.UnusableFile, match="not a regular file"):
-        files.read_regular(folder / "device")
-    assert all(flag & os.O_PATH for flag in flags) and flags
-
-
 def test_a_file_without_a_size_is_read_to_the_limit(tmp_path: Path) -> None:
     """A file without a size, like in /proc, or one that grows is read to the limit."""
     assert files.read_regular(Path("/proc/self/status"))
