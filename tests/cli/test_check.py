@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from ebpflb import child
 from ebpflb.errors import NodeError
 from ebpflb.kernel import probe
 from ebpflb.kernel.attach import cgroup_links, device_programs, netns_cookie, tcx
@@ -110,7 +109,6 @@ def test_rules_that_cannot_be_read(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPat
         raise NodeError(f"{command[0]}: {says}")
 
     monkeypatch.setattr(firewall, "run", refuse)
-    monkeypatch.setattr(child, "find", lambda program: program)
     found = firewall_rules(ebpflb)
     assert f"nft: {says}" in [each["detail"] for each in found]
     assert all(each["remedy"] for each in found if not each["ok"])
