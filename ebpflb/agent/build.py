@@ -124,11 +124,8 @@ class _Builder:
         self._uplink_canary = UplinkCanary(inbox.put)
         self._doctor_audit = DoctorAudit(options, inbox.put)
         stack.callback(self._metrics.close)
-        several = options.keeps_api_servers
         self._api_servers = ApiServers(
-            options.api_servers,
-            are_several=several,
-            on_reached=lambda places: inbox.put(Reached(places)),
+            options.api_servers, on_reached=lambda places: inbox.put(Reached(places))
         )
         self._source = self._make_source()
         self._source.prepare()

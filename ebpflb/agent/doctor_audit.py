@@ -185,7 +185,7 @@ def _source(options: Options, emit: Emit) -> Source:
         manifests=None,
         kubeconfig=options.kubeconfig,
         master=options.master,
-        servers=ApiServers(options.api_servers, are_several=options.keeps_api_servers),
+        servers=ApiServers(options.api_servers),
         first_version=NEWEST,
     )
 

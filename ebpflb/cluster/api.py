@@ -83,20 +83,14 @@ API_PATHS = {
     Kind.NODE: "/api/v1/nodes",
     Kind.SERVICE_CIDR: "/apis/networking.k8s.io/v1/servicecidrs",
 }
-KEEPALIVE = [  # a vanished API server is noticed after 30 + 9 * 15 s, not at the watch's end
+KEEPALIVE = [  # a vanished API server is noticed after 10 + 3 * 5 s, not at the watch's end
     (IPPROTO_TCP, TCP_NODELAY, 1),
     (SOL_SOCKET, SO_KEEPALIVE, 1),
-    (IPPROTO_TCP, TCP_KEEPIDLE, 30),
-    (IPPROTO_TCP, TCP_KEEPINTVL, 15),
-]
-KEEPALIVE_OF_SEVERAL = [  # after 5 + 3 * 5 s, because another server can be asked
-    *KEEPALIVE[:2],
-    (IPPROTO_TCP, TCP_KEEPIDLE, 5),
+    (IPPROTO_TCP, TCP_KEEPIDLE, 10),
     (IPPROTO_TCP, TCP_KEEPINTVL, 5),
     (IPPROTO_TCP, TCP_KEEPCNT, 3),
 ]
-CONNECT_TIMEOUT = 10.0  # seconds
-CONNECT_TIMEOUT_OF_SEVERAL = 2.0  # seconds
+CONNECT_TIMEOUT = 3.0  # seconds
 SERVER_ERRORS = 500  # the first status: the server cannot answer, but another one may
 UNAUTHORIZED = 401
 JSON = "application/json"
@@ -169,7 +163,7 @@ class Server:
                 path,
                 content_type,
                 body=body,
-                timeout=self._timeout(self._timing.answer_timeout),
+                timeout=Timeout(connect=CONNECT_TIMEOUT, read=self._timing.answer_timeout),
                 preload_content=False,
             )
         with closing(response):
@@ -202,7 +196,7 @@ class Server:
                 "GET",
                 API_PATHS[kind],
                 fields=query,
-                timeout=self._timeout(read_timeout),
+                timeout=Timeout(connect=CONNECT_TIMEOUT, read=read_timeout),
                 preload_content=False,
             )
         with self._registered(response):
@@ -265,17 +259,11 @@ class Server:
         """Name the server that failed in an error; sources are called by the usual one's URL."""
         return "" if url == self.url else f"{url}: "
 
-    def _timeout(self, read: float) -> Timeout:
-        several = self._servers.are_several
-        connect = CONNECT_TIMEOUT_OF_SEVERAL if several else CONNECT_TIMEOUT
-        return Timeout(connect=connect, read=read)
-
     def _configure(self) -> None:
         """Read the kubeconfig and the files that it names. Raises ClusterError."""
         access = open_access(*self._config_source, self._servers.own)
-        several = self._servers.are_several
         try:
-            pool = access.pool(KEEPALIVE_OF_SEVERAL if several else KEEPALIVE)
+            pool = access.pool(KEEPALIVE)
         except (HTTPError, ValueError) as error:  # an invalid proxy
             raise ClusterError(f"proxy: {redact(in_words(error))}") from None
         self._access, self._pool, self.url = access, pool, access.url

@@ -23,8 +23,8 @@ PAUSE_FIRST, PAUSE_LONGEST = 1.0, 30.0  # seconds: 1, 2, 4, ... 30
 class ApiServers:
     """The URLs; any thread may ask, and say what came of it. ``clock`` is monotonic, in seconds.
 
-    ``are_several``: requests give up early, because there may be another server. ``on_reached``
-    takes the addresses and ports of the servers that are asked, each time that they change.
+    ``on_reached`` takes the addresses and ports of the servers that are asked, each time that they
+    change.
     """
 
     def __init__(
@@ -32,10 +32,9 @@ class ApiServers:
         own: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
         *,
-        are_several: bool = False,
         on_reached: Callable[[frozenset[Endpoint]], None] = lambda _: None,
     ) -> None:
-        self.own, self.are_several = tuple(own), are_several
+        self.own = tuple(own)
         self._on_reached = on_reached
         self._reached: dict[str, frozenset[Endpoint]] = {}  # URL -> its places
         self._found: set[str] = set()  # URLs that were looked up since their last failure

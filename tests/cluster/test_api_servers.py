@@ -118,7 +118,7 @@ def test_without_verification_only_the_given_ones_are_asked(tmp_path: Path) -> N
         cluster.pop("certificate-authority", cluster.pop("certificate-authority-data", None))
         cluster["insecure-skip-tls-verify"] = True
         kubeconfig.write_text(json.dumps(config))
-        servers = ApiServers([gone.url], are_several=True)
+        servers = ApiServers([gone.url])
         servers.name([named.url])
         server = Server(kubeconfig, QUICK, servers=servers)
         with pytest.raises(ClusterError, match=f"^{gone.url}: .*refused"):
@@ -162,10 +162,10 @@ def test_a_server_that_cannot_answer_is_left_for_another(tmp_path: Path) -> None
 def test_a_watch_outlives_the_patience_for_a_connection(
     events: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With several servers a connection is given up early, but not an open watch."""
-    monkeypatch.setattr(api_module, "CONNECT_TIMEOUT_OF_SEVERAL", 0.5)
+    """A connection is given up early, but not an open watch."""
+    monkeypatch.setattr(api_module, "CONNECT_TIMEOUT", 0.5)
     with FakeApiServer() as one, FakeApiServer() as other:
-        servers = ApiServers([one.url, other.url], are_several=True)
+        servers = ApiServers([one.url, other.url])
         source = ApiSource(
             events, node_name=NODE, kubeconfig=one.kubeconfig(tmp_path), servers=servers
         )
@@ -202,7 +202,7 @@ def test_those_that_the_cluster_names_are_verified(
         if tls_server_name:
             config["clusters"][0]["cluster"]["tls-server-name"] = tls_server_name
         kubeconfig.write_text(json.dumps(config))
-        servers = ApiServers([gone.url], are_several=True)
+        servers = ApiServers([gone.url])
         servers.name([named.url])
         server = Server(kubeconfig, QUICK, servers=servers)
         if is_accepted:
