@@ -14,6 +14,7 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
 
 from urllib3 import PoolManager, ProxyManager
 
@@ -146,29 +147,21 @@ def checked(token: str) -> str:
 
 def proxy_for(url: str) -> str:
     """Return the proxy of a server; "" means none."""
-    proxy = _variable(f"{urlsplit(url).scheme}_proxy") or _variable("all_proxy")
+    proxies = getproxies_environment()
+    proxy = proxies.get(urlsplit(url).scheme) or proxies.get("all", "")
     redaction.without_user(proxy)
-    return "" if bypasses_proxy(url, _variable("no_proxy")) else proxy
+    return "" if bypasses_proxy(url, proxies.get("no", "")) else proxy
 
 
 def bypasses_proxy(url: str, no_proxy: str) -> bool:
     """Whether an entry of NO_PROXY names the server: *, a network, a domain, HOST or HOST:PORT."""
     parts = urlsplit(url.lower())
-    names = parts.hostname or "", parts.netloc
-    for entry in (each.strip().lower() for each in no_proxy.split(",")):
-        domain = entry.lstrip(".")
-        is_named = domain and any(f".{name}".endswith(f".{domain}") for name in names)
-        if entry == "*" or is_named or _is_in(names[0], entry):
-            return True
-    return False
+    is_named = proxy_bypass(parts.netloc, {"no": no_proxy.lower()})
+    entries = (each.strip() for each in no_proxy.split(","))
+    return bool(is_named) or any(_is_in(parts.hostname or "", each) for each in entries)
 
 
 def _is_in(host: str, network: str) -> bool:
     with suppress(ValueError):
         return ip_address(host) in ip_network(network, strict=False)
     return False
-
-
-def _variable(name: str) -> str:
-    """Return an environment variable in lower case, or else in upper case."""
-    return os.environ.get(name, os.environ.get(name.upper(), ""))
