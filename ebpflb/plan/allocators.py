@@ -30,63 +30,51 @@ class Capacity(NamedTuple):
     endpoints: int = 0  # at most; 0: as many as there are backend ids
 
 
-class UsedIds(Collection[int]):
-    """A set of ids below a capacity; needs 1 byte per id, a Python set needs 40."""
+_UNUSED, _USED, _FREED = range(3)
+
+
+class IdAllocator(Collection[int]):
+    """The used ids. Allocates ids from 1 on: first those that were never used, then freed ones.
+
+    A freed id is allocated again as late as possible, after all ids that are free already: clients,
+    sockets and flows remember a service's and a backend's id together, some as long as they live.
+    An id takes one byte, in a Python set it would take 40.
+    """
 
     def __init__(self, capacity: int) -> None:
-        self._flags, self._count = bytearray(capacity), 0
+        self.capacity, self.last = capacity, 0
+        self._states, self._count = bytearray(capacity), 0
+        self._freed: deque[int] = deque()  # since the start
 
     def __contains__(self, id: object) -> bool:
-        return isinstance(id, int) and 0 <= id < len(self._flags) and self._flags[id] != 0
+        return isinstance(id, int) and 0 <= id < self.capacity and self._states[id] == _USED
 
     def __iter__(self) -> Iterator[int]:
-        return (id for id, flag in enumerate(self._flags) if flag)
+        return (id for id, state in enumerate(self._states) if state == _USED)
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, id: int) -> None:
-        self._count += not self._flags[id]
-        self._flags[id] = 1
-
-    def discard(self, id: int) -> None:
-        self._count -= self._flags[id]
-        self._flags[id] = 0
-
-
-class IdAllocator:
-    """Allocate ids from 1 to ``capacity`` - 1: first those that were never used, then freed ones.
-
-    A freed id is allocated again as late as possible, after all ids that are free already: clients,
-    sockets and flows remember a service's and a backend's id together, some as long as they live.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.used = UsedIds(capacity)
-        self.last = 0
-        self._freed: deque[int] = deque()  # since the start
-        self._resting = UsedIds(capacity)  # the same
-
     @property
     def available(self) -> int:
         """The number of ids that can be allocated."""
-        return self.capacity - 1 - len(self.used)
+        return self.capacity - 1 - self._count
 
     def allocate(self) -> int:
         """Return the next free id; at least one must be ``available``."""
-        self.last = self._next_unused() if self.available > len(self._freed) else self._oldest()
-        self.used.add(self.last)
+        if self.available > len(self._freed):
+            self.last = self._after(self.last)
+            while self._states[self.last] != _UNUSED:
+                self.last = self._after(self.last)
+        else:
+            self.last = self._freed.popleft()
+        self._use(self.last)
         return self.last
 
-    def mark_used(self, id: int) -> None:
-        """Mark an id that the maps already hold, before any id is freed."""
-        self.used.add(id)
-        self.last = max(self.last, id)
-
-    def mark_all_used(self, ids: Collection[int]) -> None:
+    def mark_used(self, ids: Collection[int]) -> None:
+        """Mark ids that the maps already hold, before any id is freed."""
         for id in ids:
-            self.used.add(id)
+            self._use(id)
         self.last = max(self.last, *ids, 0)
 
     def go_on_behind(self, last: int) -> None:
@@ -95,20 +83,13 @@ class IdAllocator:
             self.last = last
 
     def free(self, id: int) -> None:
-        self.used.discard(id)
-        self._resting.add(id)
+        self._count -= self._states[id] == _USED
+        self._states[id] = _FREED
         self._freed.append(id)
 
-    def _next_unused(self) -> int:
-        id = self._after(self.last)
-        while id in self.used or id in self._resting:
-            id = self._after(id)
-        return id
-
-    def _oldest(self) -> int:
-        id = self._freed.popleft()
-        self._resting.discard(id)
-        return id
+    def _use(self, id: int) -> None:
+        self._count += self._states[id] != _USED
+        self._states[id] = _USED
 
     def _after(self, id: int) -> int:
         return id + 1 if id + 1 < self.capacity else 1

@@ -133,8 +133,8 @@ def _planned(planner: Planner) -> dict[str, Any]:
     """Map -> the keys that it may have, including ids in quarantine."""
     return {
         "services": planner.frontends.owners,
-        "service_names": planner.service_ids.used,
-        "backend_names": planner.backend_ids.used,
+        "service_names": planner.service_ids,
+        "backend_names": planner.backend_ids,
         "cluster_ips": planner.cluster_ips.counts,
         "source_ranges": planner.source_ranges.present,
     }

@@ -293,7 +293,7 @@ class Planner:
 
     def knows_backend(self, id: int | None) -> bool:
         """Whether a backend has this id, or it is in quarantine."""
-        return id in self.backend_ids.used
+        return id in self.backend_ids
 
     def admit(self, port: ServicePort, endpoints: int) -> Lack | None:
         """Return what keeps a service port from being made, or None.
@@ -471,15 +471,15 @@ class Planner:
         self.actual = dict(contents.entries)
         for name, entries in self.actual.items():
             self._count(name, NO_ENTRIES, entries)
-            self.service_ids.mark_used(entries.id)
+            self.service_ids.mark_used([entries.id])
             self.slots.mark_used(entries.block)
             self.space.choices.mark_used(entries.tables)
             self.frontends.load(name, entries.services)
             if entries.restricted:
                 self.source_ranges.load(entries.id, entries.source_ranges)
-            self.backend_ids.mark_all_used(entries.ids)
+            self.backend_ids.mark_used(entries.ids)
         former = (translation.id for translation in contents.former_translations)
-        self.backend_ids.mark_all_used([id for id in former if id < self.capacity.backend_ids])
+        self.backend_ids.mark_used([id for id in former if id < self.capacity.backend_ids])
         self._load_leftovers(contents)
         self.frontends.load_leftovers(contents.leftover_services)
         self._load_wrong_backend_slots(dict(contents.wrong_backend_slots))
@@ -498,11 +498,11 @@ class Planner:
 
     def _load_leftovers(self, contents: MapContents) -> None:
         self.space.free_leftovers(contents, self.quarantine)
+        self.service_ids.mark_used(contents.leftover_service_ids)
         for id in contents.leftover_service_ids:
-            self.service_ids.mark_used(id)
             self._free_service_id(id)
+        self.backend_ids.mark_used(contents.leftover_backend_ids)
         for id in contents.leftover_backend_ids:
-            self.backend_ids.mark_used(id)
             self._free_backend_id(id)
         for translation in contents.leftover_translations:
             self.quarantine.add(partial(self._end_translation, translation))

@@ -188,7 +188,7 @@ class Space:
 
         Another thread may be planning at the same time, so the counts are not of one moment.
         """
-        ids = {"backend_slots": self.backend_ids.used, "service_stats": self.service_ids.used}
+        ids = {"backend_slots": self.backend_ids, "service_stats": self.service_ids}
         free = ("slots", "choices")
         return {
             "services": len(self.frontends.owners),
@@ -316,7 +316,7 @@ class Space:
             del self._used[namespace]
 
     def _free_backends(self) -> int:
-        used = len(self.backend_ids.used)
+        used = len(self.backend_ids)
         return min(self.backend_ids.available, self.sizes["backend_slots"] - used)
 
     def _fit_frontends(
@@ -419,8 +419,6 @@ class Space:
 
 
 def _table_size(scheduler: str, backends: Sequence[DesiredBackend]) -> int:
-    if tables.is_needless(scheduler, [each.weight for each in backends]):
-        return 0
     lists = ([each.weight for each in backends if name in each.flags] for name in LISTS)
     return tables.size(scheduler, list(lists))
 

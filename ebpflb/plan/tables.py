@@ -16,7 +16,7 @@ alias     Walker's alias method, as Vose builds it: one place for each backend; 
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from heapq import heapify, heapreplace, merge
 from itertools import chain, islice
@@ -79,11 +79,6 @@ class Weighted(NamedTuple):
 
 # 32-bit numbers: the fields of one Choice after another, with indexes in the block as slots.
 PackedPlaces: TypeAlias = "array[int]"
-
-
-def is_needless(scheduler: str, weights: Iterable[int]) -> bool:
-    """Whether ``size`` is 0 for all lists of backends with these weights, as for most services."""
-    return scheduler not in HASHING and len(set(weights)) <= 1
 
 
 def size(scheduler: str, lists: Sequence[Sequence[int]]) -> int:

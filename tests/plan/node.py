@@ -296,7 +296,7 @@ def _check_translations(node: PlannedNode) -> None:
     actual = node.planner.actual.values()
     living = {it.id: it for entries in actual for it in entries.translations()}
     surplus = node.maps.translations.keys() - living.keys()
-    assert surplus <= {*node.planner.backend_ids.used, *node.nameless}
+    assert surplus <= {*node.planner.backend_ids, *node.nameless}
     assert node.maps.translations.items() >= living.items()
 
 
@@ -322,8 +322,8 @@ def _check_ids(node: PlannedNode) -> None:
         (planner.backend_ids, [id for p in planner.actual.values() for id in p.ids]),
     ):
         quarantined = [call.args[0] for call in _quarantined(planner) if call.func == ids.free]
-        assert sorted([*living, *quarantined]) == sorted(ids.used)
-        assert all(0 < number < ids.capacity for number in ids.used)
+        assert sorted([*living, *quarantined]) == sorted(ids)
+        assert all(0 < number < ids.capacity for number in ids)
 
 
 def _quarantined(planner: Planner) -> Iterator[partial[None]]:

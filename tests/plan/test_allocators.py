@@ -42,8 +42,7 @@ def test_an_id_comes_again_after_all_that_were_free(moves: list[int], ends: set[
     for step, move in enumerate(moves):
         if step in ends:
             ids, freed = IdAllocator(6), []
-            for id in taken:
-                ids.mark_used(id)
+            ids.mark_used(taken)
             ids.go_on_behind(last)
         if move < len(taken):
             freed.append(taken.pop(move))
@@ -60,7 +59,7 @@ def test_an_id_comes_again_after_all_that_were_free(moves: list[int], ends: set[
 def test_last_id_not_recorded(last: int) -> None:
     """An older version has recorded none; a damaged one is none: then the largest one counts."""
     ids = IdAllocator(6)
-    ids.mark_used(3)
+    ids.mark_used([3])
     ids.go_on_behind(last)
     assert ids.allocate() == 4
 

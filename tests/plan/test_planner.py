@@ -151,7 +151,7 @@ def test_programs_of_another_layout_find_what_they_choose() -> None:
     node.change(by_name(desired("other", [3], [3])))
     node.wait(2)
     assert node.change({}).removed_translations == [gone]
-    assert gone.id not in node.planner.backend_ids.used
+    assert gone.id not in node.planner.backend_ids
 
 
 def test_unchanged_service() -> None:

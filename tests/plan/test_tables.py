@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from ebpflb.entries.services import Choice, Table
-from ebpflb.model.annotations import MAGLEV, RANDOM, ROUND_ROBIN, SCHEDULERS
+from ebpflb.model.annotations import MAGLEV, RANDOM, ROUND_ROBIN
 from ebpflb.model.endpoints import finished
 from ebpflb.plan import tables
 from ebpflb.plan.tables import ALWAYS, Weighted
@@ -115,15 +115,6 @@ def test_a_change_of_maglev_moves_little_else(count: int) -> None:
     stay = [(one, other) for one, other in pairs if one != gone.slot]
     moved = sum(one != other for one, other in stay)
     assert moved <= len(stay) / 12
-
-
-@given(some.sampled_from(SCHEDULERS), some.lists(weights | some.just([7, 7]), min_size=1))
-def test_what_needs_no_table_is_known_by_the_weights(
-    scheduler: str, found: list[list[int]]
-) -> None:
-    """If the weights show that no table is needed, no list of the service has one."""
-    if tables.is_needless(scheduler, [weight for its in found for weight in its]):
-        assert tables.size(scheduler, found) == 0
 
 
 @pytest.mark.parametrize("scheduler", [MAGLEV, ROUND_ROBIN])

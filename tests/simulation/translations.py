@@ -58,7 +58,7 @@ class SimTable:
 
     def surplus(self, life: "Life") -> bool:
         """Whether there are elements that the audit removes: those of ids that lead nowhere."""
-        used = life.service_sync.planner.backend_ids.used
+        used = life.service_sync.planner.backend_ids
         left = [id for id in self.translations if id not in used]
         return bool(left) and not Translations(life.datapath.maps).keys() >= set(left)
 
