@@ -39,7 +39,6 @@ from ebpflb.agent.stale_udp.worker import StaleUdpWorker
 from ebpflb.agent.uplink_canary import UplinkCanary
 from ebpflb.cluster.api_servers import ApiServers
 from ebpflb.cluster.event_recorder import (
-    ApiRecorder,
     EventRecorder,
     MakeServer,
     server_factory,
@@ -207,14 +206,15 @@ class _Builder:
             profiling=options.profiling,
         )
         families = sysctls.supported_families()
-        about = options, self._recorder(), pages, metrics.answered
-        local = local_pages(inbox.put, self._uplink_canary.report, self._doctor_audit.poll)
-        return HttpServers(*about, families=families, local=local, waiting=lambda: inbox.age)
-
-    def _recorder(self) -> EventRecorder:
-        if (server := self._writing_server()) is None:
-            return EventRecorder()
-        return ApiRecorder(server, self._options.node_name)
+        return HttpServers(
+            options,
+            EventRecorder(self._writing_server(), options.node_name),
+            pages,
+            metrics.answered,
+            families=families,
+            local=local_pages(inbox.put, self._uplink_canary.report, self._doctor_audit.poll),
+            waiting=lambda: inbox.age,
+        )
 
     def _writing_server(self) -> MakeServer | None:
         """Return what connects to the API server to write; None with manifests."""

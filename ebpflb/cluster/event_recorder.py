@@ -3,7 +3,7 @@
 
 Recording an event takes no time, however many are recorded: they are limited for each object and
 for the node. A thread sends events to the API server, and tries again while the server cannot be
-reached; if too many wait, the oldest are dropped. Without an API server events are log lines.
+reached; if too many wait, the oldest are dropped.
 """
 
 import logging
@@ -105,33 +105,15 @@ def service(key: Key) -> Reference:
 
 
 class EventRecorder:
-    """Events as log lines. ``is_log``: they are nothing else; ``dropped``: how many are lost."""
+    """Send events to an API server; ``make_server`` is called when there is an event.
 
-    is_log = True
-    dropped = 0
-
-    def start(self) -> None:
-        """Begin to send events."""
-
-    def event(
-        self, about: Reference, severity: Severity, reason: str, action: str, note: str
-    ) -> None:
-        """Record an event; returns at once, and never fails."""
-        level = logging.WARNING if severity == "Warning" else logging.INFO
-        log.log(level, "%s", f"event: {about}: {reason}: {note}".rstrip(": "))
-
-    def stop(self) -> None:
-        """Wait a short time for unsent events."""
-
-
-class ApiRecorder(EventRecorder):
-    """Send events to an API server; ``make_server`` is called when there is an event."""
-
-    is_log = False
+    Without it there are no events: what they say is in the log too. ``dropped``: how many were
+    lost.
+    """
 
     def __init__(
         self,
-        make_server: MakeServer,
+        make_server: MakeServer | None,
         node_name: str,
         *,
         timing: Timing | None = None,
@@ -142,6 +124,7 @@ class ApiRecorder(EventRecorder):
         self._make_server = make_server
         self.instance = f"{CONTROLLER}-{node_name}"[:MAX_INSTANCE]
         self._timing, self._stop_timeout = timing or Timing(), stop_timeout
+        self.dropped = 0
         self._of_object = object_limit(clock)
         self._of_node = RateLimit(NODE_BURST, NODE_SECONDS, clock)
         self.waiting: deque[tuple[Event, int]] = deque()  # with nanoseconds since the epoch
@@ -151,11 +134,15 @@ class ApiRecorder(EventRecorder):
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        if self._make_server:
+            self._thread.start()
 
     def event(
         self, about: Reference, severity: Severity, reason: str, action: str, note: str
     ) -> None:
+        """Record an event; returns at once, and never fails."""
+        if self._make_server is None:
+            return
         event = Event(about, severity, reason, action, note)
         with self._condition:
             if not self._allows(about):
@@ -168,6 +155,7 @@ class ApiRecorder(EventRecorder):
             self._condition.notify_all()
 
     def stop(self) -> None:
+        """Wait a short time for unsent events."""
         with self._condition:
             if self._thread.is_alive():
                 self._condition.wait_for(self._is_idle, self._stop_timeout)
@@ -222,6 +210,7 @@ class ApiRecorder(EventRecorder):
         self._last_error = log_once(log.warning, line, reason, self._last_error)
 
     def _create(self, path: str, body: bytes) -> None:
+        assert self._make_server is not None
         self._make_server().create(path, body)
 
     def _stopped_within(self, seconds: float) -> bool:

@@ -16,7 +16,7 @@ import msgspec
 
 from ebpflb import stopping, unix_socket
 from ebpflb.cluster import event_recorder
-from ebpflb.cluster.event_recorder import EventRecorder
+from ebpflb.cluster.event_recorder import EventRecorder, Reference
 from ebpflb.errors import NodeError, in_words
 from ebpflb.model.addresses import Family
 from ebpflb.model.cluster_state import ObjectWarning
@@ -40,10 +40,6 @@ from ebpflb.serve.service_health import ServiceHealth
 log = logging.getLogger(__name__)
 
 MAX_PROBE_CONNECTIONS, MAX_SCRAPE_CONNECTIONS = 128, 32
-DRIFT_REASON, DRIFT_ACTION = "DataPlaneDrift", "Audit"
-ANNOTATION_REASON, ANNOTATION_ACTION = "InvalidAnnotation", "Configure"
-LACK_REASON, LACK_ACTION = "DoesNotFit", "Program"
-ASIDE_REASON, ASIDE_ACTION = "EndpointSetAside", "Watch"
 START_ACTION = "StartKubeProxy"  # of all events at the start
 
 # HTTP over a socket in the run directory: the agent's answers to commands on this node.
@@ -139,7 +135,7 @@ class HttpServers:
             try:
                 self._thread.run(port.open())
             except NodeError as error:
-                self.events.event(self._node, "Warning", reason, START_ACTION, str(error))
+                self._warn(self._node, reason, START_ACTION, str(error))
                 self.stop()
                 raise
         if self._local:
@@ -156,30 +152,28 @@ class HttpServers:
 
     def record_unknown_node(self, note: str) -> None:
         """Record an event about this node's name, which no Node has."""
-        self.events.event(self._node, "Warning", "NodeUnknown", START_ACTION, note)
+        self._warn(self._node, "NodeUnknown", START_ACTION, note)
 
     def record_drift(self, note: str) -> None:
-        """Record an event: the node differs from the plan. It takes no time."""
-        self.events.event(self._node, "Warning", DRIFT_REASON, DRIFT_ACTION, note)
+        """Record an event: the node differs from the plan."""
+        self._warn(self._node, "DataPlaneDrift", "Audit", note)
 
     def record_lack(self, service: Key, reason: str) -> None:
-        """Record an event: a Service does not fit into the maps. It has already been logged."""
-        self._warn(service, LACK_REASON, LACK_ACTION, reason)
+        """Record an event: a Service does not fit into the maps."""
+        self._warn(event_recorder.service(service), "DoesNotFit", "Program", reason)
 
     def record_set_aside(self, service: Key, note: str) -> None:
-        """Record an event: an endpoint gets no connections. It has already been logged."""
-        self._warn(service, ASIDE_REASON, ASIDE_ACTION, note)
-
-    def _warn(self, service: Key, reason: str, action: str, note: str) -> None:
-        if not self.events.is_log:
-            self.events.event(event_recorder.service(service), "Warning", reason, action, note)
+        """Record an event: an endpoint gets no connections."""
+        self._warn(event_recorder.service(service), "EndpointSetAside", "Watch", note)
 
     def record_annotation(self, warning: ObjectWarning) -> None:
-        """Record an event: an object's annotation cannot be read. It has already been logged."""
-        if self.events.is_log:
-            return
-        about = event_recorder.Reference(warning.kind, warning.key)
-        self.events.event(about, "Warning", ANNOTATION_REASON, ANNOTATION_ACTION, warning.reason)
+        """Record an event: an object's annotation cannot be read."""
+        about = Reference(warning.kind, warning.key)
+        self._warn(about, "InvalidAnnotation", "Configure", warning.reason)
+
+    def _warn(self, about: Reference, reason: str, action: str, note: str) -> None:
+        """Record an event, which takes no time; it has already been logged."""
+        self.events.event(about, "Warning", reason, action, note)
 
     def stop(self) -> None:
         """Close everything; does nothing if it was never started, or is already stopped."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from ebpflb.cluster import event_recorder
-from ebpflb.cluster.event_recorder import ApiRecorder
+from ebpflb.cluster.event_recorder import EventRecorder
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import PartStatus
 from tests.cluster.event_log import NODE, QUICK
@@ -27,7 +27,7 @@ def test_unforeseen(failing: Failing, caplog: pytest.LogCaptureFixture) -> None:
                 raise failures.pop(0)
             sent.append(json.loads(body)["note"])
 
-    sending = ApiRecorder(cast(Any, Server), NODE, timing=QUICK, stop_timeout=WAIT_SECONDS)
+    sending = EventRecorder(cast(Any, Server), NODE, timing=QUICK, stop_timeout=WAIT_SECONDS)
     sending.start()
     for number in range(2):
         _record(sending, f"the {number}th")
@@ -53,7 +53,7 @@ def test_gives_up_in_the_end() -> None:
                 done.set()
             raise ClusterError("no route to host")
 
-    it = ApiRecorder(cast(Any, Broken), NODE, timing=QUICK, stop_timeout=0.0)
+    it = EventRecorder(cast(Any, Broken), NODE, timing=QUICK, stop_timeout=0.0)
     it.start()
     for note in ("first", "second"):
         _record(it, note)
@@ -64,5 +64,5 @@ def test_gives_up_in_the_end() -> None:
     assert it.dropped >= 1
 
 
-def _record(recorder: ApiRecorder, note: str) -> None:
+def _record(recorder: EventRecorder, note: str) -> None:
     recorder.event(event_recorder.node(NODE), "Normal", "Starting", "StartKubeProxy", note)

@@ -38,7 +38,6 @@ class FakeRecorder(EventRecorder):
     """A recorder that keeps its events."""
 
     def __init__(self) -> None:
-        self.is_log = False
         self.events: list[RecordedEvent] = []
         self.started = self.stopped = 0
 

@@ -6,14 +6,10 @@ from ebpflb.model.events import Key, Kind
 from tests.serve.conftest import FakeRecorder, Serve
 
 
-def test_it_is_about_the_object_and_no_second_log_line(
-    serve: Serve, fake_recorder: FakeRecorder
-) -> None:
-    """Where events are log lines there is none: the agent has logged it already."""
+def test_it_is_about_the_object(serve: Serve, fake_recorder: FakeRecorder) -> None:
+    """The event names the object and the problem."""
     servers = serve(healthz_address="", metrics_address="")
     warning = ObjectWarning(Kind.SERVICE, Key("shop", "web"), "api", "wrong")
-    servers.record_annotation(warning)
-    fake_recorder.is_log = True
     servers.record_annotation(warning)
     (event,) = [it for it in fake_recorder.events if it.reason == "InvalidAnnotation"]
     assert (str(event.about), event.severity, event.note) == (
