@@ -2,18 +2,18 @@
 """The canary: service ports in the maps for a check by `ebpflb doctor`, while it needs them.
 
 Doctor connects through these service ports to an endpoint of its own. That tests the attached
-programs and the maps that they read. Doctor takes a lease of some seconds and renews it, so if it
-is killed the canary soon disappears; when the agent ends, it or the next agent withdraws the
-canary. The canary takes no space that a Service could need: if a map is nearly full doctor is
-refused.
+programs and the maps that they read. The canary stays for some seconds after each request, so if
+doctor is killed it soon disappears; when the agent ends, it or the next agent withdraws the canary.
+The agent uses the same service ports for its own frames (agent/uplink_canary.py). The canary takes
+no space that a Service could need: if a map is nearly full it is refused.
 """
 
 import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from ipaddress import ip_address
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Any
 from urllib.parse import parse_qs
 
 from ebpflb.agent.inspection import Call, Inspection, answer, error
@@ -21,40 +21,23 @@ from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.entries.services import Frontend
 from ebpflb.errors import EbpflbError, KernelError
-from ebpflb.model.addresses import Address, family
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.devices import Addresses, Device
 from ebpflb.model.events import AuditAnswer
 from ebpflb.model.services import PortName
 from ebpflb.options import Options
-from ebpflb.plan.canary import (
-    Canary,
-    CanaryLease,
-    UplinkReport,
-    frame_ports,
-    service_ports,
-    unused_cluster_ip,
-)
+from ebpflb.plan.canary import CANARY_PROTOCOLS, CanaryLease, UplinkReport, is_canary, service_ports
 from ebpflb.plan.desired import ANY, DesiredService
-from ebpflb.serve.listener import NOT_FOUND, Handler, Request, Response
+from ebpflb.serve.listener import Handler, Request, Response
 
 LEASE_SECONDS = 10.0
 MOST_FILLED = 0.9  # of a map
 
 CanaryPorts = Mapping[PortName, DesiredService]
-_NONE: CanaryPorts = {}
 
 
 class CanaryRefused(EbpflbError):
     """The reason why there is no canary now."""
-
-
-class CanaryWish(NamedTuple):
-    """Doctor's request: per family its client, its endpoint, and the node's admitted address."""
-
-    addresses: tuple[tuple[Address, Address, Address], ...]
-    port: int
-    nodeport: int
 
 
 class CanarySync:
@@ -72,51 +55,34 @@ class CanarySync:
         """``write``: like ServiceSync.write_canary."""
         self._options, self._cluster, self._node_sync = options, cluster, node_sync
         self._service_sync, self._write, self._clock = service_sync, write, clock
-        self._id = ""
-        self._doctors, self._frames = _NONE, _NONE
+        self._id, self._nodeport = "", 0
+        self._id_of_frames = ""
         self.due = math.inf  # when the canary is withdrawn
 
-    def begin(self, wish: CanaryWish) -> CanaryLease:
-        """Write the canary into the maps. Raises CanaryRefused, or KernelError."""
-        self._check(wish)
-        made = [it for each in wish.addresses if (it := self._canary(wish, *each))]
-        if not made:
-            raise CanaryRefused(
-                "no unused cluster IP is known: there is neither a ServiceCIDR nor enough "
-                "cluster IPs"
-            )
-        self._put({k: v for each in made for k, v in service_ports(each).items()})
-        self._id = secrets.token_hex(8)
-        addresses = [str(each.cluster_ip) for each in made]
-        lease = CanaryLease(self._id, addresses, ",".join(self._options.devices))
-        self.renew(self._id)
-        return lease
+    @property
+    def _is_there(self) -> bool:
+        return bool(self._id) and self._service_sync.has_canary
 
-    def renew(self, lease: str) -> None:
-        """Renew the lease. Raises CanaryRefused if it has ended."""
-        if not self._id or lease != self._id or not self._service_sync.has_canary:
-            raise CanaryRefused("the agent has withdrawn the canary meanwhile: try again")
+    def hold(self, nodeport: int) -> CanaryLease:
+        """Have the canary in the maps for LEASE_SECONDS from now on; a ``nodeport`` of 0 means any.
+
+        Raises CanaryRefused, or KernelError.
+        """
+        if not self._is_there or nodeport not in (0, self._nodeport):
+            self._replace(nodeport)
         self.due = self._clock() + LEASE_SECONDS
-
-    def end(self, lease: str) -> None:
-        """End the lease. Raises KernelError."""
-        if self._id and lease == self._id:
-            self._end()
+        return CanaryLease(self._id, ",".join(self._options.devices))
 
     def withdraw(self) -> None:
         """Withdraw the canary. Raises nothing: a failed write is repeated with all others."""
-        try:
-            self._end()
-        except KernelError:
-            return
-
-    def _end(self) -> None:
-        self._id, self.due = "", math.inf
-        if self._doctors or self._frames:
-            self._put(_NONE)
+        was_there, self._id, self.due = self._is_there, "", math.inf
+        # An incomplete sync starts over, without a canary.
+        if was_there and self._service_sync.complete:
+            with suppress(KernelError):
+                self._write({})
 
     def begin_frames(self) -> dict[Device, Addresses]:
-        """Write the frontends for frames; return the devices to probe, with addresses.
+        """Write the canary for frames; return the devices to probe, with addresses.
 
         None with the flow tables, which translate at the device. Raises CanaryRefused, or
         KernelError.
@@ -124,30 +90,25 @@ class CanarySync:
         self._check_written()
         if not self._node_sync.engine.is_netfilter:
             return {}
-        self._put(self._doctors, frame_ports())
+        self._id_of_frames = self.hold(0).id
         return self._node_sync.uplinks
 
     def end_frames(self) -> bool:
-        """Withdraw the frontends for frames; return whether they were there until now.
+        """Withdraw the canary unless doctor uses it; return whether it was there until now."""
+        was_there = self._is_there and self._id == self._id_of_frames
+        if not self._nodeport:
+            self.withdraw()
+        return was_there
 
-        Raises KernelError.
-        """
-        were_there = bool(self._frames) and self._service_sync.has_canary
-        if self._frames:
-            self._put(self._doctors)
-        return were_there
-
-    def _put(self, doctors: CanaryPorts, frames: CanaryPorts = _NONE) -> None:
-        """Have these service ports in the maps, or none if they do not fit.
-
-        Raises CanaryRefused, or KernelError.
-        """
-        self._doctors, self._frames = doctors, frames
-        if not self._service_sync.complete:  # the next write starts over, without a canary
-            return
-        if full := self._write({**doctors, **frames}):
-            self._doctors = self._frames = _NONE
+    def _replace(self, nodeport: int) -> None:
+        """Write the canary. Raises CanaryRefused, or KernelError."""
+        self._check_written()
+        if nodeport:
+            self._check_nodeport(nodeport)
+        self._id, self._nodeport = "", nodeport
+        if full := self._write(service_ports(nodeport)):
             raise CanaryRefused(full)
+        self._id = secrets.token_hex(8)
 
     def _check_written(self) -> None:
         """Raises CanaryRefused."""
@@ -159,20 +120,17 @@ class CanarySync:
             raise CanaryRefused("the agent has not written all Services yet: see `ebpflb status`")
         self._check_space()
 
-    def _check(self, wish: CanaryWish) -> None:
-        """Check whether doctor's canary is possible. Raises CanaryRefused."""
+    def _check_nodeport(self, nodeport: int) -> None:
+        """Check whether doctor may have this NodePort. Raises CanaryRefused."""
         if not self._options.served.is_all:
             raise CanaryRefused(
-                "the agent serves some Services only (--namespaces, --services): an address that"
+                "the agent serves some Services only (--namespaces, --services): a NodePort that"
                 " is unused here may be one that kube-proxy serves"
             )
-        self._check_written()
-        if self._id:
-            raise CanaryRefused(
-                "another `ebpflb doctor` is using the canary: try again when it has ended"
-            )
-        if self._has_nodeport(wish.nodeport):
-            raise CanaryRefused(f"port {wish.nodeport} is a NodePort of a Service: try again")
+        wanted = (Frontend(ip, nodeport, it) for ip in ANY.values() for it in CANARY_PROTOCOLS)
+        holders = filter(None, map(self._service_sync.planner.holder, wanted))
+        if not all(map(is_canary, holders)):
+            raise CanaryRefused(f"port {nodeport} is a NodePort of a Service: try again")
 
     def _check_space(self) -> None:
         planner = self._service_sync.planner
@@ -187,35 +145,21 @@ class CanarySync:
             if used[name] > MOST_FILLED * most:
                 raise CanaryRefused(f"map {name} is nearly full ({used[name]} of {most} entries)")
 
-    def _has_nodeport(self, port: int) -> bool:
-        places = (Frontend(ip, port, it) for ip in ANY.values() for it in (6, 17))
-        return any(map(self._service_sync.planner.holder, places))
-
-    def _canary(
-        self, wish: CanaryWish, client: Address, endpoint: Address, node: Address
-    ) -> Canary | None:
-        planner, of = self._service_sync.planner, family(client)
-        self._service_sync.cover_service_cidrs()
-        cluster_ips = [it for it in planner.cluster_ips.counts if it.version == of]
-        taken = {each.address for each in planner.frontends.owners} | set(cluster_ips)
-        taken |= self._node_sync.device_list.addresses
-        covering = planner.cluster_ips.prefixes.networks.get(of)
-        ranges = self._cluster.service_cidrs
-        found = unused_cluster_ip(ranges, covering, cluster_ips, taken, secrets.randbelow)
-        return Canary(found, client, endpoint, node, wish.port, wish.nodeport) if found else None
-
 
 # The requests of `ebpflb doctor` about the canary, over the local socket; the loop executes them.
 #
-# /v1/canary/begin?client=&endpoint=&node=&port=&nodeport=   the first three once for each family
-# /v1/canary/renew?id=
-# /v1/canary/end?id=
+# /v1/canary/hold?nodeport=          writes the canary, or keeps it for some seconds more
+# /v1/canary/end
 # /v1/canary/uplinks                 probes each uplink now (agent/uplink_canary.py)
 
-_PORTS = range(1, 1 << 16)
 
-_Query = dict[str, list[str]]
-_Do = Callable[[CanarySync], CanaryLease]
+def local_pages(
+    put: Callable[[Any], None],
+    uplinks: Callable[[], UplinkReport],
+    audit: Callable[[], AuditAnswer],
+) -> Handler:
+    """Return the handler of the local socket; ``put`` belongs to the inbox."""
+    return CanaryRequests(put, uplinks, Inspection(put, audit).respond).respond
 
 
 class CanaryRequests:
@@ -230,16 +174,14 @@ class CanaryRequests:
         self._put, self._uplinks, self._others = put, uplinks, others
 
     def respond(self, request: Request) -> Response:
-        begins, _, what = request.path.rpartition("/")
-        if begins != "/v1/canary":
-            return self._others(request)
-        known = {"begin": _begin, "renew": _renew, "end": _end}
-        if what not in known and what != "uplinks":
-            return NOT_FOUND
         try:
-            if what == "uplinks":
-                return answer(self._uplinks())
-            return answer(self._carried_out(known[what](parse_qs(request.query))))
+            match request.path:
+                case "/v1/canary/hold":
+                    return answer(self._hold(_nodeport(request.query)))
+                case "/v1/canary/end":
+                    return answer(self._end())
+                case "/v1/canary/uplinks":
+                    return answer(self._uplinks())
         except TimeoutError:
             return error(503, "the agent is busy or starting")
         except ValueError as wrong:
@@ -248,53 +190,27 @@ class CanaryRequests:
             return error(409, str(refused))
         except EbpflbError as failed:
             return error(503, str(failed))
+        return self._others(request)
 
-    def _carried_out(self, do: _Do) -> CanaryLease:
+    def _hold(self, nodeport: int) -> CanaryLease:
+        return self._call(lambda canary: canary.hold(nodeport))
+
+    def _end(self) -> CanaryLease:
+        def end(canary: CanarySync) -> CanaryLease:
+            canary.withdraw()
+            return CanaryLease("")
+
+        return self._call(end)
+
+    def _call(self, do: Callable[[CanarySync], CanaryLease]) -> CanaryLease:
         call = Call(lambda cluster, planner, canary: do(canary))
         self._put(call)
         return call.result()
 
 
-def local_pages(
-    put: Callable[[Any], None],
-    uplinks: Callable[[], UplinkReport],
-    audit: Callable[[], AuditAnswer],
-) -> Handler:
-    """Return the handler of the local socket; ``put`` belongs to the inbox."""
-    return CanaryRequests(put, uplinks, Inspection(put, audit).respond).respond
-
-
-def _begin(query: _Query) -> _Do:
-    named = [list(map(ip_address, query.get(it, ()))) for it in ("client", "endpoint", "node")]
-    addresses = tuple(zip(*named, strict=True))
-    if any(len({it.version for it in each}) > 1 for each in addresses):
-        raise ValueError("client, endpoint and node are of different families")
-    port, nodeport = (int(query.get(it, ["0"])[0]) for it in ("port", "nodeport"))
-    if port not in _PORTS or nodeport not in _PORTS or not addresses:
-        raise ValueError("client, endpoint, node, port and nodeport are needed")
-    wish = CanaryWish(addresses, port, nodeport)
-    return lambda canary: canary.begin(wish)
-
-
-def _renew(query: _Query) -> _Do:
-    lease = _id(query)
-
-    def renew(canary: CanarySync) -> CanaryLease:
-        canary.renew(lease)
-        return CanaryLease(lease, [])
-
-    return renew
-
-
-def _end(query: _Query) -> _Do:
-    lease = _id(query)
-
-    def end(canary: CanarySync) -> CanaryLease:
-        canary.end(lease)
-        return CanaryLease(lease, [])
-
-    return end
-
-
-def _id(query: _Query) -> str:
-    return query.get("id", [""])[0]
+def _nodeport(query: str) -> int:
+    """Raises ValueError."""
+    nodeport = int(parse_qs(query).get("nodeport", ["0"])[0])
+    if not 0 < nodeport < 1 << 16:
+        raise ValueError("nodeport has to be a port")
+    return nodeport

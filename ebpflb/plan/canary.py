@@ -1,57 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The canary: service ports that `ebpflb doctor` adds, with an endpoint that doctor runs itself.
+"""The canary: service ports for checks by `ebpflb doctor` and by the agent itself.
 
 The canary is part of the desired state like any Service, under a namespace name that the API
-rejects. Its service ports count as the youngest, so a Service that claims the same address wins.
-Each frontend is restricted: only the node and the canary's client are served. Therefore sockets of
-the client, which runs in another network namespace, use the packet path (select_admission).
+rejects. Its service ports count as the youngest, so a Service that claims the same frontend wins.
+Its addresses are constants that no host has. Doctor gives the client's and the endpoint's to
+network namespaces of its own, and asks for a NodePort too; the frames that the agent sends
+(kernel/netfilter/arrivals.py) end before they would reach an endpoint.
 """
 
-from collections.abc import Callable, Collection, Iterable
 from ipaddress import ip_address, ip_network
-from typing import NamedTuple
 
 import msgspec
 
 from ebpflb.entries.services import BackendName, Frontend
-from ebpflb.model.addresses import Address, Family, Network, family
+from ebpflb.model.addresses import Address, Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.desired import ANY, DesiredBackend, DesiredService
 
 NAMESPACE, NAME = "ebpflb_doctor", "canary"  # the API allows no "_" in a name
 CANARY_PROTOCOLS = (Protocol.TCP, Protocol.UDP)
+CANARY_PORT, ENDPOINT_PORT = 9, 8080
+
+
+def _both(v4: str, v6: str) -> dict[Family, Address]:
+    return {Family.IPV4: ip_address(v4), Family.IPV6: ip_address(v6)}
+
+
+CANARY_IPS = _both("192.0.0.8", "100::eb")  # RFC 7600: the dummy address; RFC 6666: discard-only
+CLIENTS = _both("192.0.0.248", "100::eb:1")  # RFC 6890: reserved, unassigned
+ENDPOINTS = _both("192.0.0.249", "100::eb:2")
+_ANYWHERE = {Family.IPV4: ip_network("0.0.0.0/0"), Family.IPV6: ip_network("::/0")}
+
 _YOUNGEST = "~"  # sorts after every creationTimestamp
-_CLUSTER_IP = frozenset({"endpoints", "restricted"})
-_NODEPORT = frozenset({"endpoints", "restricted", "external", "nodeport"})
-_FRAMES = frozenset({"endpoints", "external"})
+_EXTERNAL = frozenset({"endpoints", "external", "restricted"})
+_NODEPORT = _EXTERNAL | {"nodeport"}
 _BACKEND = frozenset({"cluster", "here"})
-_NEAR = 8  # bits: how far a new address may be from an existing cluster IP
-_DRAWS = 200  # attempts to find an unused address
-
-
-class Canary(NamedTuple):
-    """The canary's addresses in one family.
-
-    ``node`` is the address that the node's own sockets have in source ranges (map settings).
-    """
-
-    cluster_ip: Address
-    client: Address
-    endpoint: Address
-    node: Address
-    port: int  # of the endpoint and the cluster IP
-    nodeport: int
 
 
 class CanaryLease(msgspec.Struct):
-    """The agent's answer.
+    """The agent's answer: the canary is in the maps for some seconds from now on.
 
-    The canary stays in the maps until the lease is ended or not renewed in time. ``cluster_ips``
-    has one address for each family in use. ``devices`` is --devices, "" for all.
+    ``id`` changes whenever the canary was withdrawn meanwhile. ``devices`` is --devices, "" for
+    all.
     """
 
     id: str
-    cluster_ips: list[str]
     devices: str = ""
 
 
@@ -69,79 +62,29 @@ def is_canary(name: PortName) -> bool:
     return name.namespace == NAMESPACE
 
 
-def service_ports(canary: Canary) -> dict[PortName, DesiredService]:
-    """Return the desired state of the canary's service ports."""
-    return {desired.name: desired for desired in (_port(canary, it) for it in CANARY_PROTOCOLS)}
+def service_ports(nodeport: int) -> dict[PortName, DesiredService]:
+    """Return the desired state of the canary's service ports; a ``nodeport`` of 0 means none."""
+    ports = (_port(of, protocol, nodeport) for of in CANARY_IPS for protocol in CANARY_PROTOCOLS)
+    return {desired.name: desired for desired in ports}
 
 
-def _port(canary: Canary, protocol: Protocol) -> DesiredService:
-    of = family(canary.cluster_ip)
+def _port(of: Family, protocol: Protocol, nodeport: int) -> DesiredService:
+    """Return a service port.
+
+    The cluster IP admits every client. It is restricted so that sockets in other network
+    namespaces, whose address is unknown, leave it to the packet path (select_admission). The
+    NodePort, which another program may use, admits doctor's client only.
+    """
+    frontends = {Frontend(CANARY_IPS[of], CANARY_PORT, protocol): _EXTERNAL}
+    if nodeport:
+        frontends[Frontend(ANY[of], nodeport, protocol)] = _NODEPORT
+    endpoint = BackendName("", NAMESPACE)
     return DesiredService(
         name=PortName(NAMESPACE, NAME, protocol.name.lower(), protocol, of),
         created=_YOUNGEST,
-        frontends={
-            Frontend(canary.cluster_ip, canary.port, protocol): _CLUSTER_IP,
-            Frontend(ANY[of], canary.nodeport, protocol): _NODEPORT,
-        },
+        frontends=frontends,
         affinity_seconds=0,
-        backends=(
-            DesiredBackend(canary.endpoint, canary.port, _BACKEND, BackendName("", NAMESPACE)),
-        ),
-        source_ranges=tuple(map(ip_network, (canary.client, canary.node))),
-        nodeport_source_ranges=(ip_network(canary.client),),
+        backends=(DesiredBackend(ENDPOINTS[of], ENDPOINT_PORT, _BACKEND, endpoint),),
+        source_ranges=(_ANYWHERE[of],),
+        nodeport_source_ranges=(ip_network(CLIENTS[of]),) if nodeport else (),
     )
-
-
-# The canary of the agent itself: frames to these addresses, which no host has (RFC 7600, RFC 6666),
-# are put into each uplink's ingress. The program there chooses a backend that does not exist, and
-# the frames end before they are translated (kernel/netfilter/arrivals.py).
-FRAMES_TO = {Family.IPV4: ip_address("192.0.0.8"), Family.IPV6: ip_address("100::eb")}
-FRAME_PORT = 9  # discard
-
-
-def frame_ports() -> dict[PortName, DesiredService]:
-    """Return the desired state of the service ports for frames."""
-    return {desired.name: desired for desired in map(_frame_port, FRAMES_TO)}
-
-
-def _frame_port(of: Family) -> DesiredService:
-    to = FRAMES_TO[of]
-    return DesiredService(
-        name=PortName(NAMESPACE, "uplinks", "", Protocol.UDP, of),
-        created=_YOUNGEST,
-        frontends={Frontend(to, FRAME_PORT, Protocol.UDP): _FRAMES},
-        affinity_seconds=0,
-        backends=(DesiredBackend(to, FRAME_PORT, _BACKEND, BackendName("", NAMESPACE)),),
-    )
-
-
-def unused_cluster_ip(
-    ranges: Iterable[Network],
-    covering: Network | None,
-    cluster_ips: Iterable[Address],
-    taken: Collection[Address],
-    draw: Callable[[int], int],
-) -> Address | None:
-    """Return a cluster IP that no Service has, of one family, or None if no safe address is known.
-
-    The address is inside ``covering``, which holds every known cluster IP and range, so
-    ``covering`` need not grow. If no range is known the address is near an existing cluster IP,
-    because the covering prefix of two distant cluster IPs also holds other addresses. ``draw``
-    returns a random number below its argument.
-    """
-    if covering is None:
-        return None
-    places = [each for each in ranges if each.version == covering.version]
-    places = places or [_near(each, covering) for each in cluster_ips if each in covering]
-    for _ in range(_DRAWS if places else 0):
-        place = places[draw(len(places))]
-        found = place[draw(place.num_addresses)]
-        ends = place.network_address, place.broadcast_address
-        if found in covering and found not in ends and found not in taken:
-            return found
-    return None
-
-
-def _near(address: Address, covering: Network) -> Network:
-    length = max(covering.prefixlen, covering.max_prefixlen - _NEAR)
-    return ip_network((address, length), strict=False)

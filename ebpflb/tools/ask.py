@@ -3,16 +3,14 @@
 
 import errno
 import time
-from collections.abc import Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 
 from ebpflb import http_get, unix_socket
-from ebpflb.errors import NodeError, NotFound, in_words
-from ebpflb.model.addresses import Address
+from ebpflb.errors import NotFound, in_words
 from ebpflb.model.events import AuditAnswer, AuditReport
 from ebpflb.model.nodes import Pulse
 from ebpflb.options import Paths
@@ -93,33 +91,21 @@ def services(paths: Paths, patterns: tuple[str, ...], selector: str, limit: int)
     return found
 
 
-def canary(
-    paths: Paths, addresses: Iterable[tuple[Address, Address, Address]], port: int, nodeport: int
-) -> CanaryLease:
-    """It is in the maps from now on. ``addresses``: client, endpoint and node, of each family.
+def hold_canary(paths: Paths, nodeport: int) -> CanaryLease:
+    """Have the canary in the maps for some seconds from now on, with this NodePort.
 
-    Raises NoAnswer with the reason where the agent will not have it.
+    Raises NoAnswer with the reason where the agent refuses.
     """
-    words = [
-        (name, str(address))
-        for each in addresses
-        for name, address in zip(("client", "endpoint", "node"), each, strict=True)
-    ]
-    query = urlencode([*words, ("port", port), ("nodeport", nodeport)])
     try:
-        return _get(paths, f"/v1/canary/begin?{query}", CanaryLease)
-    except NodeError:
+        return _get(paths, f"/v1/canary/hold?nodeport={nodeport}", CanaryLease)
+    except NotFound:
         raise NoAnswer(_OTHER_VERSION) from None
 
 
-def renew_canary(paths: Paths, lease: CanaryLease) -> None:
-    """For some seconds more. Raises NoAnswer where it has ended."""
-    _get(paths, f"/v1/canary/renew?id={lease.id}", CanaryLease)
-
-
-def end_canary(paths: Paths, lease: CanaryLease) -> None:
-    """Raises NoAnswer; it ends then when its time is over."""
-    _get(paths, f"/v1/canary/end?id={lease.id}", CanaryLease)
+def end_canary(paths: Paths) -> None:
+    """Withdraw the canary now, or leave it to the agent, which soon withdraws it by itself."""
+    with suppress(NoAnswer, NotFound):
+        _get(paths, "/v1/canary/end", CanaryLease)
 
 
 def uplinks(paths: Paths) -> UplinkReport:

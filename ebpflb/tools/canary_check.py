@@ -1,28 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections of doctor's own, through each path, to an endpoint of its own.
 
-sockets    from a socket of the node to a cluster IP: translated at the call
-packets    from another network namespace to the cluster IP: translated at its device
+sockets    from a socket of the node to a virtual address: translated at the call
+packets    from another network namespace to that address: translated at its device
 NodePorts  from there to a NodePort at an address of the node
 uplinks    frames that the agent puts into the ingress of the node's own devices
 
 The agent puts service ports that lead to the endpoint into the maps for some seconds
 (agent/canary_sync.py). From each place the endpoint itself is asked first, without a Service: if
-that has no answer, the node does not forward, and nothing is known of services.
+that has no answer, the node does not forward, and the Service's translation cannot be judged.
 """
 
-import errno
-import math
-import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from functools import partial
-from ipaddress import ip_address
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from ebpflb.errors import EbpflbError, NodeError, in_words
 from ebpflb.files import DOCS
@@ -32,113 +28,82 @@ from ebpflb.kernel.attach.device_programs import attacher
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node import namespaces
-from ebpflb.kernel.node.scratch_namespace import ScratchNamespace, unused_address
+from ebpflb.kernel.node.scratch_namespace import ScratchNamespace
 from ebpflb.kernel.node.sysctls import supported_families
 from ebpflb.model.addresses import Address, Family, family, host_port
 from ebpflb.model.devices import Device
 from ebpflb.model.services import Protocol
 from ebpflb.options import Paths
-from ebpflb.plan.canary import CANARY_PROTOCOLS, CanaryLease
+from ebpflb.plan.canary import (
+    CANARY_IPS,
+    CANARY_PORT,
+    CANARY_PROTOCOLS,
+    CLIENTS,
+    ENDPOINT_PORT,
+    ENDPOINTS,
+)
 from ebpflb.tools import ask
 from ebpflb.tools.ask import NoAnswer
 from ebpflb.tools.node_checks import CheckResult
-from ebpflb.workers import DescriptorWorker
 
-# One canary connection: a question to the endpoint, and whether its answer is that of doctor's.
-#
-# The endpoint answers with a word that was drawn for it, so nothing else can be taken for it. The
-# answer has to come from the address that was asked: else it was translated one way only.
+# One canary connection, both of whose ends are here: whether the endpoint gets it, and whether the
+# answer comes from the address that was asked. If not, only one direction was translated.
 
-ENDPOINT_PORT = 8080  # of the endpoint, in a namespace where nothing else listens
+_OWN = Path("/proc/self")
+_SocketAddress = tuple[str, int]
 _SECONDS = 3.0  # until a connection is given up
 _TIMES = 3  # that a datagram is sent in that time
-_OWN = Path("/proc/self")
-_LONGEST = 64  # bytes of question and answer
+_SOCKET_FAMILIES = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
+_TYPES = {Protocol.TCP: socket.SOCK_STREAM, Protocol.UDP: socket.SOCK_DGRAM}
 
 
-class CanaryEndpoint(DescriptorWorker):
-    """Answers on ENDPOINT_PORT with its word, in the namespace in which ``call`` calls."""
-
-    def __init__(self, call: Callable[[Callable[[], list[socket.socket]]], list[socket.socket]]):
-        super().__init__("canary")
-        self.word = os.urandom(8).hex().encode()
-        self._sockets = call(_listening)
-        self.start()
-
-    def close(self) -> None:
-        self.stop()
-        for each in self._sockets:
-            each.close()
-
-    def run(self) -> None:
-        while not self.stopped.is_set():
-            for asked in self.wait(self._sockets, math.inf):
-                with suppress(OSError):
-                    self._answer(asked)
-
-    def _answer(self, asked: socket.socket) -> None:
-        if asked.type is socket.SOCK_DGRAM:
-            _, client = asked.recvfrom(_LONGEST)
-            asked.sendto(self.word, client)
-            return
-        connection, _ = asked.accept()
-        with connection:
-            connection.settimeout(_SECONDS)
-            if connection.recv(_LONGEST):
-                connection.sendall(self.word)
+def listening(of: Family, protocol: Protocol) -> socket.socket:
+    """Return the endpoint's socket, in this thread's namespace."""
+    listener = socket.socket(_SOCKET_FAMILIES[of], _TYPES[protocol])
+    listener.settimeout(_SECONDS / _TIMES)
+    listener.bind((str(ENDPOINTS[of]), ENDPOINT_PORT))
+    if protocol is Protocol.TCP:
+        listener.listen()
+    return listener
 
 
-def _listening() -> list[socket.socket]:
-    found = []
-    for socket_family, anywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
-        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-            with suppress(OSError):  # a kernel without IPv6
-                made = socket.socket(socket_family, kind)
-                if socket_family == socket.AF_INET6:
-                    made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                made.bind((anywhere, ENDPOINT_PORT))
-                if kind == socket.SOCK_STREAM:
-                    made.listen()
-                made.setblocking(False)
-                found.append(made)
-    return found
-
-
-def fault(protocol: Protocol, address: Address, port: int, word: bytes) -> str:
-    """What is wrong with a connection of this thread's namespace; "" if nothing is."""
-    socket_family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    kind = socket.SOCK_STREAM if protocol is Protocol.TCP else socket.SOCK_DGRAM
+def fault(listener: socket.socket, address: Address, port: int) -> str:
+    """What is wrong with a connection from this thread's namespace; "" if nothing is."""
+    exchange = _stream if listener.type is socket.SOCK_STREAM else _datagram
     try:
-        with socket.socket(socket_family, kind) as client:
-            exchange = _stream if protocol is Protocol.TCP else _datagram
-            said, by = exchange(client, (str(address), port))
+        with socket.socket(listener.family, listener.type) as client:
+            answered = exchange(client, listener, (str(address), port))
     except TimeoutError:
         return "no answer"
     except OSError as error:
         return in_words(error).lower()
-    if said != word:
-        return "something else answers"
-    if by[:2] != (str(address), port):
-        return f"the answer comes from {by[0]}, port {by[1]}"
+    if answered[:2] != (str(address), port):
+        return f"the answer comes from {answered[0]}, port {answered[1]}"
     return ""
 
 
-def _stream(client: socket.socket, to: tuple[str, int]) -> tuple[bytes, tuple[str, int]]:
+def _stream(client: socket.socket, endpoint: socket.socket, to: _SocketAddress) -> _SocketAddress:
     client.settimeout(_SECONDS)
     client.connect(to)
-    client.sendall(b"?")
-    said = b""
-    while part := client.recv(_LONGEST):
-        said += part
-    return said, client.getpeername()
+    try:
+        accepted, _ = endpoint.accept()
+    except TimeoutError:
+        raise ConnectionError("something else answers") from None
+    with accepted:
+        accepted.sendall(b"!")
+    client.recv(1)
+    peer: _SocketAddress = client.getpeername()
+    return peer
 
 
-def _datagram(client: socket.socket, to: tuple[str, int]) -> tuple[bytes, tuple[str, int]]:
+def _datagram(client: socket.socket, endpoint: socket.socket, to: _SocketAddress) -> _SocketAddress:
     client.settimeout(_SECONDS / _TIMES)
-    for left in reversed(range(_TIMES)):
+    for _ in range(_TIMES):
         client.sendto(b"?", to)
-        with suppress(*([TimeoutError] if left else [])):
-            return client.recvfrom(_LONGEST)
+        with suppress(TimeoutError):
+            endpoint.sendto(b"!", endpoint.recvfrom(1)[1])
+            answer: tuple[bytes, _SocketAddress] = client.recvfrom(1)
+            return answer[1]
     raise TimeoutError
 
 
@@ -185,28 +150,18 @@ _LOST = f"look for tc filters, tc programs and rules behind ebpflb: {DOCS}/runbo
 Fault = Callable[[Protocol, Address, int], str]
 
 
-class Target(NamedTuple):
-    """A frontend to be asked for, and the endpoint that it leads to."""
-
-    address: Address
-    port: int
-    endpoint: Address
-
-    @property
-    def text(self) -> str:
-        return host_port(self.address, self.port)
-
-
 def canary_results(state: StateDir, paths: Paths, maps: Mapping[str, Map]) -> Iterator[CheckResult]:
     """In the network namespace of this thread, which has to be the agent's."""
     with ExitStack() as stack:
         try:
-            canary = _begun(state, paths, maps, stack)
-            yield from canary.results()
+            yield from _Canary(state, paths, maps, stack).results()
         except (NoAnswer, EbpflbError) as why:
-            remedy = "no connection was tried; --no-canary skips this check"
-            yield CheckResult("canary", False, False, f"not tried: {why}", remedy)
+            yield _not_tried("canary", why, "no connection was tried; --no-canary skips this check")
     yield from uplink_results(paths)
+
+
+def _not_tried(what: str, why: object, remedy: str = "") -> CheckResult:
+    return CheckResult(what, False, False, f"not tried: {why}", remedy)
 
 
 def uplink_results(paths: Paths) -> Iterator[CheckResult]:
@@ -215,7 +170,7 @@ def uplink_results(paths: Paths) -> Iterator[CheckResult]:
     try:
         report = ask.uplinks(paths)
     except NoAnswer as why:
-        yield CheckResult(what, False, False, f"not tried: {why}", "")
+        yield _not_tried(what, why)
         return
     bad = {name: text for name, text in report.uplinks.items() if text}
     for name, text in bad.items():
@@ -225,99 +180,71 @@ def uplink_results(paths: Paths) -> Iterator[CheckResult]:
         yield CheckResult(what, True, True, text, "")
 
 
-def _begun(state: StateDir, paths: Paths, maps: Mapping[str, Map], stack: ExitStack) -> "_Canary":
-    """Raises NoAnswer or NodeError; the stack removes what was made."""
-    settings = maps["settings"].get(0)
-    taken = {backend.address for _, backend in maps["slots"].items() if backend.service}
-    used = {frontend.port for frontend, _ in maps["services"].items()}
-    of = sorted(supported_families())
-    client, endpoint = (
-        stack.enter_context(closing(ScratchNamespace([unused_address(it, taken) for it in of])))
-        for _ in range(2)
-    )
-    server = CanaryEndpoint(endpoint.call)
-    stack.callback(server.close)
-    node = {Family.IPV4: settings.node_v4, Family.IPV6: settings.node_v6}
-    addresses = [(client.addresses[it], endpoint.addresses[it], node[it]) for it in of]
-    nodeport = _free_nodeport(used)
-    lease = ask.canary(paths, addresses, ENDPOINT_PORT, nodeport)
-    stack.callback(_end, paths, lease)
-    return _Canary(state, paths, maps, client, endpoint, server, lease, nodeport)
-
-
-def _end(paths: Paths, lease: CanaryLease) -> None:
-    with suppress(NoAnswer, NodeError):
-        ask.end_canary(paths, lease)
-
-
-def _free_nodeport(used: set[int]) -> int:
-    """One that no Service has, and that no socket of the node is bound to. Raises NodeError."""
+def _free_nodeport(used: Collection[int], families: Collection[Family]) -> int:
+    """Return a port that no Service has, and no socket of the node. Raises NodeError."""
     for port in random.sample(_NODEPORTS, _DRAWS):
-        if port not in used and _can_bind(port):
+        if port not in used and _can_bind(port, families):
             return port
     raise NodeError(f"no port of {_NODEPORTS[0]}-{_NODEPORTS[-1]} is free")
 
 
-def _can_bind(port: int) -> bool:
-    for socket_family, anywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
-        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+def _can_bind(port: int, families: Collection[Family]) -> bool:
+    for of, kind in product(families, _TYPES.values()):
+        with socket.socket(_SOCKET_FAMILIES[of], kind) as trying:
             try:
-                with socket.socket(socket_family, kind) as trying:
-                    trying.bind((anywhere, port))
-            except OSError as error:
-                if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):  # IPv6
-                    return False
+                trying.bind(("", port))
+            except OSError:
+                return False
     return True
 
 
 class _Canary:
-    """What is there while connections are tried."""
+    """Two network namespaces, and the canary in the agent's maps, while connections are tried."""
 
     def __init__(
-        self,
-        state: StateDir,
-        paths: Paths,
-        maps: Mapping[str, Map],
-        client: ScratchNamespace,
-        endpoint: ScratchNamespace,
-        server: CanaryEndpoint,
-        lease: CanaryLease,
-        nodeport: int,
+        self, state: StateDir, paths: Paths, maps: Mapping[str, Map], stack: ExitStack
     ) -> None:
+        """The stack removes what is created. Raises NoAnswer or NodeError."""
         self._state, self._paths, self._maps = state, paths, maps
-        self._client, self._endpoint, self._server = client, endpoint, server
-        self._lease, self._nodeport = lease, nodeport
-        self._direct: dict[tuple[Any, ...], str] = {}
+        used = {family(address) for address, _ in maps["cluster_ips"].items()}
+        self._families = sorted(used & supported_families())
+        if not self._families:
+            raise NodeError("there are no Services yet")
+        self._client, self._endpoint = (
+            stack.enter_context(closing(ScratchNamespace([each[of] for of in self._families])))
+            for each in (CLIENTS, ENDPOINTS)
+        )
+        self._listeners = {
+            key: stack.enter_context(self._endpoint.call(partial(listening, *key)))
+            for key in product(self._families, CANARY_PROTOCOLS)
+        }
+        used_ports = {frontend.port for frontend, _ in maps["services"].items()}
+        self._nodeport = _free_nodeport(used_ports, supported_families())
+        self._lease = ask.hold_canary(paths, self._nodeport)
+        stack.callback(ask.end_canary, paths)
+        self._direct = cache(self._ask_endpoint)
 
     def results(self) -> Iterator[CheckResult]:
         """Raises NoAnswer where the agent has withdrawn the canary."""
-        yield from self._missing_families()
-        cluster_ips = [
-            Target(it, ENDPOINT_PORT, self._endpoint.addresses[family(it)])
-            for it in map(ip_address, self._lease.cluster_ips)
-        ]
-        yield from self._from_node(cluster_ips)
-        not_served = self._not_served()
-        if not_served:
+        targets = [(CANARY_IPS[of], CANARY_PORT) for of in self._families]
+        yield from self._from_node(targets)
+        if not_served := self._not_served():
             yield not_served
             return
-        yield from self._tried("packets", self._from_client, cluster_ips)
-        yield from self._tried("NodePorts", self._from_client, list(self._nodeports(cluster_ips)))
+        yield from self._tried("packets", self._from_client, targets)
+        yield from self._tried("NodePorts", self._from_client, list(self._nodeports()))
 
-    def _missing_families(self) -> Iterator[CheckResult]:
-        """Of whose cluster IPs the maps have some."""
-        found = {family(ip_address(it)) for it in self._lease.cluster_ips}
-        used = {family(address) for address, _ in self._maps["cluster_ips"].items()}
-        for each in sorted(used - found):
-            text = "no unused one is known: there is neither a ServiceCIDR nor enough cluster IPs"
-            yield CheckResult(f"canary: {each}", False, False, f"not tried: {text}", "")
+    def _hold(self) -> None:
+        """Keep the canary for some seconds more. Raises NoAnswer."""
+        if ask.hold_canary(self._paths, self._nodeport) != self._lease:
+            raise NoAnswer("the agent has withdrawn the canary meanwhile: try again")
 
-    def _from_node(self, targets: list[Target]) -> Iterator[CheckResult]:
+    def _from_node(self, targets: list[tuple[Address, int]]) -> Iterator[CheckResult]:
         try:
             with inside(cgroup_links.cgroup_of(self._state)):
                 yield from self._tried("sockets", self._fault, targets)
         except NodeError as error:
-            yield CheckResult("canary: sockets", False, False, f"not tried: {error}", "")
+            yield _not_tried("canary: sockets", error)
 
     def _not_served(self) -> CheckResult | None:
         """A new device gets programs as soon as the agent sees it."""
@@ -325,14 +252,14 @@ class _Canary:
         while lacking := [it for it in (self._client, self._endpoint) if not self._is_served(it)]:
             if time.monotonic() > until or self._lease.devices:
                 break
-            ask.renew_canary(self._paths, self._lease)
+            self._hold()
             time.sleep(0.02)
         if not lacking:
             return None
         what = "canary: packets"
         if self._lease.devices:
-            text = f"not tried: --devices={self._lease.devices} leaves out doctor's own device"
-            return CheckResult(what, False, False, text, "")
+            text = f"--devices={self._lease.devices} leaves out doctor's own device"
+            return _not_tried(what, text)
         text = f"{lacking[0].name}, which doctor created, got no programs"
         return CheckResult(what, False, True, text, "see the agent's log, and `ebpflb status`")
 
@@ -340,44 +267,43 @@ class _Canary:
         device = Device(namespace.index, namespace.name, False, True, 0, (), ())
         return not any(attacher(self._state).faults(device, {}, HeldLinks(), {}))
 
-    def _nodeports(self, cluster_ips: list[Target]) -> Iterator[Target]:
+    def _nodeports(self) -> Iterator[tuple[Address, int]]:
         """At one address of each family at which NodePorts are served."""
         serving = [address for address, _ in self._maps["node_addresses"].items()]
         usable = [it for it in serving if not (it.is_loopback or it.is_link_local)]
-        for each in cluster_ips:
-            at = next((it for it in usable if it.version == each.address.version), None)
+        for of in self._families:
+            at = next((it for it in usable if family(it) is of), None)
             if at:
-                yield Target(at, self._nodeport, each.endpoint)
+                yield at, self._nodeport
 
     def _fault(self, protocol: Protocol, address: Address, port: int) -> str:
-        return fault(protocol, address, port, self._server.word)
+        return fault(self._listeners[family(address), protocol], address, port)
 
     def _from_client(self, protocol: Protocol, address: Address, port: int) -> str:
         return self._client.call(partial(self._fault, protocol, address, port))
 
-    def _tried(self, path: str, fault: Fault, targets: list[Target]) -> Iterator[CheckResult]:
-        """Of each target by each protocol, in as few lines as say it."""
+    def _tried(
+        self, path: str, fault: Fault, targets: list[tuple[Address, int]]
+    ) -> Iterator[CheckResult]:
+        """Try each target by each protocol; yield one result if all are alike."""
         what, bad, untried = f"canary: {path}", list[str](), list[str]()
-        for target in targets:
-            for protocol in CANARY_PROTOCOLS:
-                ask.renew_canary(self._paths, self._lease)
-                if why := self._without_service(fault, protocol, target):
-                    untried.append(f"{protocol.name} to {target.endpoint} ({why})")
-                elif why := fault(protocol, target.address, target.port):
-                    bad.append(f"{protocol.name} to {target.text}: {why}")
+        for (address, port), protocol in product(targets, CANARY_PROTOCOLS):
+            self._hold()
+            if why := self._direct(fault, protocol, family(address)):
+                untried.append(f"{protocol.name} to {ENDPOINTS[family(address)]} ({why})")
+            elif why := fault(protocol, address, port):
+                bad.append(f"{protocol.name} to {host_port(address, port)}: {why}")
         if bad:
             yield CheckResult(what, False, True, "; ".join(bad), _NOT_TRANSLATED)
         if untried:
-            text = f"not tried: {'; '.join(untried)}"
-            yield CheckResult(what, False, False, text, _NOT_FORWARDED)
+            yield _not_tried(what, "; ".join(untried), _NOT_FORWARDED)
         if targets and not bad and not untried:
-            yield CheckResult(what, True, True, ", ".join(it.text for it in targets), "")
+            text = ", ".join(host_port(*target) for target in targets)
+            yield CheckResult(what, True, True, text, "")
         if not targets:
-            text = "not tried: no address of this node serves them (--nodeport-addresses)"
-            yield CheckResult(what, False, False, text, "")
+            why = "no address of this node serves them (--nodeport-addresses)"
+            yield _not_tried(what, why)
 
-    def _without_service(self, fault: Fault, protocol: Protocol, target: Target) -> str:
-        key = fault, protocol, target.endpoint
-        if key not in self._direct:
-            self._direct[key] = fault(protocol, target.endpoint, ENDPOINT_PORT)
-        return self._direct[key]
+    def _ask_endpoint(self, fault: Fault, protocol: Protocol, of: Family) -> str:
+        """What is wrong with a connection to the endpoint itself, without a Service."""
+        return fault(protocol, ENDPOINTS[of], ENDPOINT_PORT)

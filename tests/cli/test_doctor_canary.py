@@ -94,7 +94,7 @@ def test_a_hook_is_detached(cluster: Cluster, hook: str) -> None:
         cluster.agent.start()
     assert ok(found) == ["packets", "NodePorts", "uplinks"], found
     wrong = found["canary: sockets"]
-    tried = {"connect4": "TCP to 10.96.", "sendmsg6": "UDP to [fd00:96::"}[hook]
+    tried = {"connect4": "TCP to 192.0.0.8:9", "sendmsg6": "UDP to [100::eb]:9"}[hook]
     assert wrong["required"] and wrong["detail"].startswith(tried), wrong
     assert "audit" in wrong["remedy"]
 
@@ -144,7 +144,7 @@ def test_nothing_is_forwarded(cluster: Cluster) -> None:
     for path in ("packets", "NodePorts"):
         warning = found[f"canary: {path}"]
         assert not warning["required"]
-        assert warning["detail"].startswith("not tried: TCP to 203.0.113.")
+        assert warning["detail"].startswith("not tried: TCP to 192.0.0.249")
         assert "FORWARD" in warning["remedy"]
 
 

@@ -46,7 +46,7 @@ from ebpflb.model.events import Drift, PartStatus
 from ebpflb.model.nodes import OFF
 from ebpflb.model.packet_path import Engine
 from ebpflb.options import Options, Paths
-from ebpflb.plan import tables
+from ebpflb.plan import canary, tables
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
 from ebpflb.stopping import parts
@@ -57,7 +57,7 @@ from tests.agent.fakes import (
     endpoint_health,
     node_local,
 )
-from tests.simulation.doctor import LEASE, Doctor
+from tests.simulation.doctor import CLIENT, ENDPOINT, LEASE, Doctor, in_families
 from tests.simulation.kernel import CALLS, SimKernel
 from tests.simulation.places import HOST_NETNS, NODE
 from tests.simulation.tracked import TrackedFlows
@@ -193,7 +193,9 @@ def simulated(
         (engine_choice, "SETTLE_SECONDS", 0.5),
         *table.patches(),
         (canary_sync, "LEASE_SECONDS", LEASE),
-        (canary_sync, "secrets", SimpleNamespace(randbelow=doctor.draw, token_hex=doctor.token)),
+        (canary_sync, "secrets", SimpleNamespace(token_hex=doctor.token)),
+        (canary, "CLIENTS", in_families(CLIENT.address)),
+        (canary, "ENDPOINTS", in_families(ENDPOINT)),
         (missed_ends, "_PAUSE", 0),
         (loop, "time", SimpleNamespace(sleep=lambda seconds: None)),
         (node_sync, "flow_timeouts", lambda chosen: TIMEOUTS),

@@ -10,20 +10,20 @@ from ebpflb.agent.canary_sync import CanarySync
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.model.services import PortName
 from ebpflb.plan import canary
-from ebpflb.plan.canary import Canary
+from ebpflb.plan.canary import CanaryLease
 from ebpflb.plan.desired import DesiredService
 from tests.simulation.write_mutations import Mutation
 
 
 def canaries_serve_everybody() -> Any:
-    """Not the node and doctor's client alone."""
+    """Not doctor's client alone."""
 
-    def service_ports(wanted: Canary) -> dict[PortName, DesiredService]:
+    def service_ports(nodeport: int) -> dict[PortName, DesiredService]:
         return {
             name: replace(
                 each, frontends={k: v - {"restricted"} for k, v in each.frontends.items()}
             )
-            for name, each in _service_ports(wanted).items()
+            for name, each in _service_ports(nodeport).items()
         }
 
     return patch.object(canary_sync, "service_ports", service_ports)
@@ -35,18 +35,19 @@ _service_ports = canary.service_ports
 def canaries_outlive_their_lease() -> Any:
     """Where doctor is killed they stay."""
 
-    def renew(self: CanarySync, lease: str) -> None:
-        _renew(self, lease)
+    def hold(self: CanarySync, nodeport: int) -> CanaryLease:
+        lease = _hold(self, nodeport)
         self.due += 3600
+        return lease
 
-    return patch.object(CanarySync, "renew", renew)
+    return patch.object(CanarySync, "hold", hold)
 
 
-_renew = CanarySync.renew
+_hold = CanarySync.hold
 
 
 def canaries_go_before_services() -> Any:
-    """A Service that comes to claim their address does not get it. (Those of the simulation have no
+    """A Service that claims their NodePort does not get it. (Services of the simulation have no
     age, so names decide.)
     """
     return patch.multiple(canary, _YOUNGEST="", NAMESPACE="_doctor")

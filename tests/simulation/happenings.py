@@ -232,11 +232,10 @@ class Happenings:
         if self.node.can_look():
             self.node.clients.packets.close(which)
 
-    def doctor(self, ip: int, port: int, nodeport: int) -> None:
+    def doctor(self, port: int, nodeport: int) -> None:
         """`ebpflb doctor` starts, and wants a canary."""
         if self.node.life:
-            name = EXTERNAL_PORTS[port]
-            self.node.doctor.begin(ip, PORTS[name][0], node_port(nodeport, name))
+            self.node.doctor.begin(node_port(nodeport, EXTERNAL_PORTS[port]))
 
     def renew(self) -> None:
         """It goes on."""

@@ -71,7 +71,7 @@ STEPS: dict[str, tuple[int, Draw]] = {
     "flow": (6, lambda r: (r.randrange(1000),)),
     "track": (5, lambda r: (r.randrange(1000),)),
     "fail_conntrack": (1, lambda r: (r.randint(1, 5),)),
-    "doctor": (5, lambda r: (r.randrange(IPS), r.randrange(2), r.randrange(IPS))),
+    "doctor": (5, lambda r: (r.randrange(2), r.randrange(IPS))),
     "renew": (2, lambda r: ()),
     "end_doctor": (1, lambda r: ()),
     "sweep": (2, lambda r: ()),
@@ -146,11 +146,11 @@ def losing_an_event() -> list[Step]:
 
 
 def claiming_a_canarys_frontends() -> list[Step]:
-    """Doctor has a canary; then a Service gets its cluster IP, another one its NodePort."""
+    """Doctor has a canary; then a Service gets its NodePort."""
     delivered = [Step("deliver", (kind, 9)) for kind in range(4)]
     begin = [Step("service", (0, 0, 3, 0)), *_slices(0), *delivered, Step("wait", (1100,))]
-    services = [Step("service", (1, 1, 1, 0)), Step("service", (2, 2, 1, NODEPORT)), *_slices(2)]
-    doctor = [Step("doctor", (1, 0, 2)), Step("wait", (400,)), *services, *delivered]
+    services = [Step("service", (2, 2, 1, NODEPORT)), *_slices(2)]
+    doctor = [Step("doctor", (0, 2)), Step("wait", (400,)), *services, *delivered]
     return [*begin, *doctor, Step("wait", (1100,)), Step("renew"), Step("wait", (1100,))]
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from ebpflb.options import Paths
-from ebpflb.plan.canary import CanaryLease
 from ebpflb.tools import ask
 from ebpflb.tools.ask import NoAnswer
 
@@ -26,7 +25,5 @@ def test_refused(
     paths = Paths(tmp_path)
     monkeypatch.setattr(ask, "exchange", lambda *_: (status, body))
     with pytest.raises(NoAnswer, match=said):
-        ask.canary(paths, [], 8080, 30999)
-    if status != 200:
-        with pytest.raises(NoAnswer, match=said):
-            ask.renew_canary(paths, CanaryLease("1", []))
+        ask.hold_canary(paths, 30999)
+    ask.end_canary(paths)

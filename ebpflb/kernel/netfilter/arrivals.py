@@ -48,7 +48,7 @@ from ebpflb.kernel.netlink import (
 from ebpflb.kernel.programs.loader import SCHED_CLS, run_program
 from ebpflb.model.addresses import Address, family
 from ebpflb.model.devices import Addresses, Device
-from ebpflb.plan.canary import FRAME_PORT, FRAMES_TO
+from ebpflb.plan.canary import CANARY_IPS, CANARY_PORT
 
 _FIRST, _LAST = -450, -101  # priorities: before everything; before the kernel's NAT (-100)
 _ATTEMPTS, _ATTEMPT_SECONDS, _POLL_SECONDS = 3, 0.5, 0.01
@@ -86,7 +86,7 @@ class _Frame(NamedTuple):
 
     @property
     def match(self) -> tuple[Tree, ...]:
-        return datagrams(FRAMES_TO[family(self.source)], self.source_port, FRAME_PORT)
+        return datagrams(CANARY_IPS[family(self.source)], self.source_port, CANARY_PORT)
 
 
 def arrivals(uplinks: Mapping[Device, Addresses]) -> dict[str, Arrival]:
@@ -194,8 +194,8 @@ def _counter(expressions: bytes) -> int:
 
 def _bytes(frame: _Frame) -> bytes:
     """Return the frame with its Ethernet header, which a device without one does not get."""
-    to = FRAMES_TO[family(frame.source)]
-    datagram = struct.pack(">HHHH", frame.source_port, FRAME_PORT, 9, 0) + b"?"
+    to = CANARY_IPS[family(frame.source)]
+    datagram = struct.pack(">HHHH", frame.source_port, CANARY_PORT, 9, 0) + b"?"
     ends = frame.source.packed + to.packed
     checksum = internet_checksum(ends + struct.pack(">HH", _UDP, len(datagram)) + datagram)
     datagram = datagram[:6] + struct.pack(">H", checksum or 0xFFFF) + datagram[8:]

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from ipaddress import IPv6Address, ip_address, ip_network
+from ipaddress import ip_address
 from typing import Any, TypeVar
 
 from ebpflb.errors import NodeError
@@ -24,41 +24,12 @@ from ebpflb.model.addresses import Address, Family
 
 VETH_PREFIX = "ebpflb-dr"  # of the devices' names here; the other end is eth0
 GATEWAYS = {Family.IPV4: "169.254.1.1", Family.IPV6: "fe80::1"}  # unused addresses
-# RFC 5737: for documentation, so unused; clouds use RFC 2544's
-V4_NETWORK = ip_network("203.0.113.0/24")
-_FIB_MATCH = 0x2000  # RTM_F_FIB_MATCH: the route itself, not a clone for the destination
 _NODAD = 0x02  # IFA_F_NODAD
 _PERMANENT = 0x80  # NUD_PERMANENT
 _SCOPE_LINK = 253
-_DRAWS = 100
 _UP_SECONDS = 5.0
 
 _T = TypeVar("_T")
-
-
-def unused_address(family: Family, taken: Collection[Address]) -> Address:
-    """Return an address that is not ``taken`` and has only a default route. Raises NodeError."""
-    with pyroute2_parts.IPRoute() as route:
-        for _ in range(_DRAWS):
-            found = _drawn(family)
-            if found not in taken and not _is_routed(route, found):
-                return found
-    raise NodeError(f"no unused {family} address is left for a scratch namespace")
-
-
-def _drawn(family: Family) -> Address:
-    """Return a random address; for IPv6 with a random global id (RFC 4193)."""
-    if family is Family.IPV4:
-        return V4_NETWORK[1 + secrets.randbelow(V4_NETWORK.num_addresses - 2)]
-    return IPv6Address(0xFD << 120 | secrets.randbits(40) << 80 | 1)
-
-
-def _is_routed(route: Any, address: Address) -> bool:
-    try:
-        found = next(iter(route.route("get", dst=str(address), flags=_FIB_MATCH)))
-    except pyroute2_parts.NetlinkError as error:
-        return bool(error.code != errno.ENETUNREACH)  # other errors are of routes that drop packets
-    return bool(found["dst_len"] > 1)  # or half of the default route
 
 
 class ScratchNamespace:
@@ -127,6 +98,8 @@ def _why(error: Exception) -> str:
     number = error.args[0] if error.args else 0
     if number in (errno.EPERM, errno.EACCES):
         return "run as root, or grant CAP_SYS_ADMIN and CAP_NET_ADMIN"
+    if number == errno.EEXIST:
+        return "its addresses are routed already: try again when no other `ebpflb doctor` runs"
     return pyroute2_parts.reason(error)
 
 

@@ -8,15 +8,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from ipaddress import ip_network
+from ipaddress import ip_address
 
 import pytest
 from pyroute2 import netns
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel import libc
-from ebpflb.kernel.node import scratch_namespace
-from ebpflb.kernel.node.scratch_namespace import VETH_PREFIX, ScratchNamespace, unused_address
+from ebpflb.kernel.node.scratch_namespace import VETH_PREFIX, ScratchNamespace
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.netns import Namespace
 from ebpflb.model.addresses import Family
@@ -29,6 +28,7 @@ made = ScratchNamespace([ip_address("198.18.0.7")])
 print(made.name, flush=True)
 sys.stdin.read()
 """
+ADDRESSES = {Family.IPV4: ip_address("198.18.0.7"), Family.IPV6: ip_address("2001:db8::7")}
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def devices() -> list[str]:
 @pytest.mark.parametrize("family", Family)
 def test_both_ways(node: Namespace, family: Family) -> None:
     """A socket of the node reaches it, and one of it the node's own address."""
-    address = unused_address(family, ())
+    address = ADDRESSES[family]
     own = {Family.IPV4: "192.0.2.1", Family.IPV6: "2001:db8::1"}[family]
     sort = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}[family]
     with closing(ScratchNamespace([address])) as made:
@@ -62,23 +62,13 @@ def test_both_ways(node: Namespace, family: Family) -> None:
     assert devices() == []
 
 
-def test_an_address_that_is_routed_is_not_taken(
-    node: Namespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever route leads to it but the default one; where none is left it is said."""
-    monkeypatch.setattr(scratch_namespace, "V4_NETWORK", ip_network("198.18.0.0/29"))
-    node.ip(
-        "link add d0 type veth peer name d1",
-        "link set d0 up",
-        "route add default dev d0",
-        "route add 198.18.0.0/30 dev d0",
-        "route add unreachable 198.18.0.4/32",
-        "address add 198.18.0.5/32 dev d0",
-    )
-    assert {str(unused_address(Family.IPV4, ())) for _ in range(20)} == {"198.18.0.6"}
-    node.ip("route add blackhole 198.18.0.0/16")
-    with pytest.raises(NodeError, match="no unused IPv4 address"):
-        unused_address(Family.IPV4, ())
+@pytest.mark.parametrize("family", Family)
+def test_an_address_in_use(node: Namespace, family: Family) -> None:
+    """Two namespaces would take each other's packets: a sentence, and nothing of the second."""
+    with closing(ScratchNamespace([ADDRESSES[family]])):
+        with pytest.raises(NodeError, match="no other `ebpflb doctor` runs"):
+            ScratchNamespace([ADDRESSES[family]])
+        assert len(devices()) == 1
 
 
 def test_killed(node: Namespace) -> None:
@@ -101,5 +91,5 @@ def test_not_allowed(node: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(libc, "unshare", refuse)
     with pytest.raises(NodeError, match=r"no scratch namespace can be made: .*CAP_SYS_ADMIN"):
-        ScratchNamespace([unused_address(Family.IPV4, ())])
+        ScratchNamespace([ADDRESSES[Family.IPV4]])
     assert devices() == []
