@@ -4,12 +4,12 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.applications import Starlette
@@ -22,16 +22,13 @@ from ebpflb.errors import EbpflbError
 from ebpflb.history import records
 from ebpflb.kernel import monitoring
 from ebpflb.serve.service_page import ServicePage
-from ebpflb.tools.events import EventFilter, Senders
+from ebpflb.tools.events import EventFilter
 from ebpflb.tools.explain.asking import parse_question
 from ebpflb.version import VERSION
-from ebpflb_page.answering import BadInput, as_error, as_json
-from ebpflb_page.live_events import EventsResponse, LiveEvents, WatchedEvents
-from ebpflb_page.paced import Paced
-from ebpflb_page.rate_meter import HOUR, STEP, Graph, Measured, NodeRates
-from ebpflb_page.readings import Asked
-from ebpflb_page.request_workers import Workers
-from ebpflb_page.service_list import PART, SORTS, Latest, ListQuery, Survey, choose
+from ebpflb_page.answering import BadInput, Workers, as_error, as_json
+from ebpflb_page.live_events import EventsResponse, LiveEvents
+from ebpflb_page.rate_meter import HOUR, STEP, Paced, RateMeter
+from ebpflb_page.readings import PART, SORTS, Asked, ListQuery, Readings, Survey, choose
 
 STATIC = Path(__file__).parent / "static"
 READERS, WAITING, WAITING_TO_EXPLAIN = 4, 32, 4
@@ -41,38 +38,6 @@ PAGE_ROWS = 100  # endpoints of a service port
 CHANGE_ROWS = 500  # service ports of all changes in one answer
 
 Respond = Callable[[Request], Awaitable[Response | EventsResponse]]
-
-
-class PageSource(Protocol):
-    """What is read; ``Readings`` is one."""
-
-    def status(self) -> dict[str, Any]: ...
-
-    def survey(self) -> Survey: ...
-
-    def senders(self) -> Senders: ...
-
-    def service(self, namespace: str, name: str) -> ServicePage: ...
-
-    def explain(self, asked: Asked) -> dict[str, Any]: ...
-
-    def history(
-        self, service: tuple[str, str] | None, since: float | None, limit: int
-    ) -> dict[str, Any]: ...
-
-    def events(self, wanted: EventFilter, verdicts: tuple[str, ...]) -> WatchedEvents: ...
-
-
-class Meter(Protocol):
-    """What measures rates; ``RateMeter`` is one."""
-
-    def node(self) -> NodeRates: ...
-
-    def of(self, services: Iterable[str]) -> Measured: ...
-
-    def latest(self) -> Latest: ...
-
-    def graph(self, service: str) -> Graph: ...
 
 
 class _Point(NamedTuple):
@@ -89,7 +54,7 @@ class _Point(NamedTuple):
 class Api:
     """Each method answers one path."""
 
-    def __init__(self, source: PageSource, meter: Meter) -> None:
+    def __init__(self, source: Readings, meter: RateMeter) -> None:
         self._source, self._meter = source, meter
         self._readers = Workers(READERS, WAITING, "too many requests at once: try again")
         self._status, self._survey = Paced(source.status, 10), Paced(source.survey, PART)

@@ -94,7 +94,7 @@ def row(name: str, used: int = 1, problem: str = "", **more: Any) -> ServiceRow:
 
 
 def survey_of(*rows: ServiceRow) -> Any:
-    from ebpflb_page.service_list import Survey
+    from ebpflb_page.readings import Survey
 
     return Survey([*rows], [MapFill("slots", 3, 4)], [])
 
@@ -103,12 +103,21 @@ def no_such_service() -> NotFound:
     return NotFound("no Service default/wob: did you mean default/web?")
 
 
+def api(node: Node) -> Any:
+    """The answers of this node, without rates."""
+    from ebpflb_page.application import Api
+
+    source: Any = node
+    meter: Any = NoRates()
+    return Api(source, meter)
+
+
 def guarded(node: Node, token: str = "", hosts: tuple[str, ...] = ()) -> Any:
     """The application behind its guard."""
-    from ebpflb_page.application import Api, application
-    from ebpflb_page.guard import Guard
+    from ebpflb_page.application import application
+    from ebpflb_page.web_server import Guard
 
-    return Guard(application(Api(node, NoRates())), hosts, token)
+    return Guard(application(api(node)), hosts, token)
 
 
 def get(

@@ -232,8 +232,7 @@ def test_too_many_readers_are_asked_to_come_again(node: Node) -> None:
     """At most so many requests wait; the others are answered at once."""
     import asyncio
 
-    from ebpflb_page.answering import BadInput
-    from ebpflb_page.request_workers import Workers
+    from ebpflb_page.answering import BadInput, Workers
 
     goes_on = Event()
 
@@ -256,9 +255,9 @@ def test_a_question_that_hangs_holds_up_no_other(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reading that does not end is given up, in words, and the next question is answered."""
-    from ebpflb_page import request_workers
+    from ebpflb_page import answering
 
-    monkeypatch.setattr(request_workers, "READ_SECONDS", 0.1)
+    monkeypatch.setattr(answering, "READ_SECONDS", 0.1)
     goes_on, app, answer = Event(), guarded(node), node.explain
     node.answers["explain"] = {"verdict": "translated", "endpoints": []}
     try:
@@ -267,7 +266,7 @@ def test_a_question_that_hangs_holds_up_no_other(
             hung = get(app, "/api/explain", to="10.96.0.10:80")
             assert (hung.status, hung.said) == (503, {"error": "no answer within 0.1 s: given up"})
         node.explain = answer  # type: ignore[method-assign]
-        monkeypatch.setattr(request_workers, "READ_SECONDS", 60.0)
+        monkeypatch.setattr(answering, "READ_SECONDS", 60.0)
         assert get(app, "/api/explain", to="10.96.0.10:80").said["verdict"] == "translated"
     finally:
         goes_on.set()
@@ -275,17 +274,17 @@ def test_a_question_that_hangs_holds_up_no_other(
 
 def test_many_hung_questions_are_an_error(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that never end are limited in number; they leave room again when they end."""
-    from ebpflb_page import request_workers
+    from ebpflb_page import answering
 
-    monkeypatch.setattr(request_workers, "READ_SECONDS", 0.01)
-    monkeypatch.setattr(request_workers, "MOST_HUNG", 2)
+    monkeypatch.setattr(answering, "READ_SECONDS", 0.01)
+    monkeypatch.setattr(answering, "MOST_HUNG", 2)
     goes_on, app = Event(), guarded(node)
     node.explain = lambda asked: goes_on.wait()  # type: ignore[method-assign]
     said = [get(app, "/api/explain", to="10.96.0.10:80").said["error"] for _ in range(3)]
     assert said[2] == "2 earlier requests hang: restart `ebpflb ui`"
     node.answers["explain"] = {"verdict": "translated", "endpoints": []}
     node.explain = lambda asked: node.answer("explain")  # type: ignore[method-assign]
-    monkeypatch.setattr(request_workers, "READ_SECONDS", 60.0)
+    monkeypatch.setattr(answering, "READ_SECONDS", 60.0)
     goes_on.set()
 
     def is_answered() -> bool:

@@ -145,15 +145,15 @@ def test_refusals_have_the_policy_too() -> None:
 
 def test_a_client_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds no request longer than SEND_SECONDS."""
-    from ebpflb_page import guard
+    from ebpflb_page import web_server
 
-    monkeypatch.setattr(guard, "SEND_SECONDS", 0.01)
+    monkeypatch.setattr(web_server, "SEND_SECONDS", 0.01)
 
     async def takes_nothing(message: Any) -> None:
         await asyncio.Event().wait()
 
     async def ask() -> None:
-        sending = guard.guarded(takes_nothing)
+        sending = web_server.guarded(takes_nothing)
         await sending({"type": "http.response.body", "body": b""})
 
     with pytest.raises(TimeoutError):

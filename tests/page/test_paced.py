@@ -33,7 +33,7 @@ def slow() -> Slow:
 @pytest.fixture
 def paced(slow: Slow) -> Any:
     """With a first value; a reading takes a tenth of the time, so the next is due in 45 s."""
-    from ebpflb_page.paced import Paced
+    from ebpflb_page.rate_meter import Paced
 
     made = Paced(slow.read, 10, lambda: slow.now)
     assert made.get() == 1

@@ -133,8 +133,7 @@ def test_the_node_has_all_that_is_new_refused_and_dropped(node: Counters) -> Non
 
 def test_the_lines_of_the_node_begin_an_hour_ago(node: Counters) -> None:
     """Of the last minutes each reading counts, before them one point each STEP."""
-    from ebpflb_page.paced import SECONDS
-    from ebpflb_page.rate_meter import HOUR, KEPT_SECONDS, STEP
+    from ebpflb_page.rate_meter import HOUR, KEPT_SECONDS, SECONDS, STEP
 
     made = meter(node)
     made.node()

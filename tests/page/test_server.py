@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ebpflb.lab.agents import wait_until
-from tests.page.asgi import Node, NoRates
+from tests.page.asgi import Node, api
 
 SECONDS = 60.0
 TOKEN = "0123456789abcdef0123"
@@ -27,13 +27,12 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     import asyncio
 
     from ebpflb_page import web_server
-    from ebpflb_page.application import Api
 
     monkeypatch.setattr(web_server, "IDLE_SECONDS", 0.5)
     monkeypatch.setattr(web_server.Reaper.__init__, "__defaults__", (0.5,))
     listen = web_server.Listen("127.0.0.1", 0)
     opened = web_server.listening(listen)
-    server = web_server.server(Api(Node(), NoRates()), listen)
+    server = web_server.server(api(Node()), listen)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([opened])))
     thread.start()
     try:

@@ -16,7 +16,7 @@ def chosen(**query: Any) -> list[str]:
 
 
 def found(**query: Any) -> Any:
-    from ebpflb_page.service_list import ListQuery, choose
+    from ebpflb_page.readings import ListQuery, choose
 
     rows = [
         row("a/refused", used=0, problem="no endpoint: refused"),
