@@ -3,16 +3,14 @@
 
 How the options of ``ebpflb run`` become the agent's ``Options``:
 
-run_options        kube-proxy's flags, and ebpflb's own options
-run_configuration  their values, or the file of --config -> a valid KubeProxyConfiguration
+run_options        kube-proxy's flags and ebpflb's own options; their values, or the file of
+                   --config -> a valid KubeProxyConfiguration
 run                that configuration and ebpflb's own options -> Options, for the agent
 
 Shared by the commands:
 
-common             options and helpers
+common             options and helpers; hints on wrong uses
 output             how everything is printed; -o and --watch
-results            the table of check and doctor
-hints              what was probably meant by a wrong use
 
 The other commands:
 
@@ -133,7 +131,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
-            from ebpflb.cli.hints import with_hint
+            from ebpflb.cli.common import with_hint
 
             raise with_hint(error) from None
 

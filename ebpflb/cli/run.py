@@ -15,7 +15,7 @@ import click
 
 from ebpflb import redaction
 from ebpflb.agent import Inbox, Stop, build_agent
-from ebpflb.cli import common, run_configuration, run_options
+from ebpflb.cli import common, run_options
 from ebpflb.config.config_file import ConfigWatch
 from ebpflb.config.fields import KubeProxyConfiguration
 from ebpflb.config.translation import translate
@@ -61,13 +61,13 @@ def run(**values: Any) -> None:
         return
     set_up_logging()
     watch = ConfigWatch(Path(values["config"])) if values["config"] else None
-    config = run_configuration.load(values)
+    config = run_options.load(values)
     if config.logging.verbosity >= run_options.DEBUG_VERBOSITY:
         logging.getLogger().setLevel(logging.DEBUG)
     if values["write_config_to"]:
-        run_configuration.write(config, Path(values["write_config_to"]))
+        run_options.write(config, Path(values["write_config_to"]))
         return
-    run_configuration.warn_about_ignored(config, values)
+    run_options.warn_about_ignored(config, values)
     options = _with_removed_settings(_options(config, values))
     common.require_capabilities()
     if values["init_only"]:
@@ -75,9 +75,7 @@ def run(**values: Any) -> None:
         return
     require_features(values["state_dir"], values["cgroup_root"])
     with agent_lock.held(options.paths) as lock:
-        serve_until_stopped(
-            options, watch, run_configuration.effective_flags(options, values), lock
-        )
+        serve_until_stopped(options, watch, run_options.effective_flags(options, values), lock)
 
 
 def _clean_up(values: dict[str, Any]) -> None:
@@ -110,7 +108,7 @@ def _options(config: KubeProxyConfiguration, values: dict[str, Any]) -> Options:
     }
     fixed = {
         "paths": pins.paths(values["state_dir"], values["run_dir"], values["cache_dir"]),
-        "node_name": run_configuration.node_name(config, socket.gethostname()),
+        "node_name": run_options.node_name(config, socket.gethostname()),
         "cgroup": cgroup_links.cgroup_root(values["cgroup_root"]),
         "master": redaction.without_user(values["master"] or ""),
     }

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from ebpflb import cli as cli_package
 from ebpflb.cli import COMMANDS, cli
-from ebpflb.cli.hints import REMOVING
+from ebpflb.cli.common import REMOVING
 from ebpflb.version import BUILD_DATE, COMMIT, VERSION
 from tests.cli.commands import every_command
 from tests.cli.conftest import NEVER
@@ -39,7 +39,7 @@ NAMES_OTHERS = (
 )
 OPTIONS_OF_OTHERS = {"--help", "--net", "--requirement"}
 OF_KUBE_PROXY = {"config", "write_config_to", "kubeconfig"}  # options with paths
-SHARED = {"common", "output", "results", "run_configuration", "run_options"}
+SHARED = {"common", "output", "run_options"}
 
 
 def test_version_names_commit_and_date() -> None:

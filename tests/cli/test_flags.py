@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ebpflb.cli import run_configuration, run_options
+from ebpflb.cli import run_options
 from ebpflb.config import fields, parameters
 from ebpflb.config.fields import KubeProxyConfiguration
 from ebpflb.config.parameters import PARAMETERS, Parameter
@@ -45,7 +45,7 @@ def call(*words: str) -> tuple[dict[str, Any], str]:
 def config_of(*words: str) -> KubeProxyConfiguration:
     values, output = call(*words)
     assert values, output
-    return run_configuration.from_flags(values)
+    return run_options.from_flags(values)
 
 
 def test_every_documented_flag() -> None:
@@ -148,7 +148,7 @@ def test_unknown_flag() -> None:
 def test_beside_file() -> None:
     """With --config only the node's name and logging count among the flags that have a field."""
     values, _ = call("--config=f", "--node-name=a", "-v=4", "--masquerade-all", "--proxy-mode=ipvs")
-    found = run_configuration.override(KubeProxyConfiguration(hostname_override="file"), values)
+    found = run_options.override(KubeProxyConfiguration(hostname_override="file"), values)
     assert (found.hostname_override, found.logging.verbosity) == ("a", 4)
     assert (found.masquerade_section.masquerade_all, found.mode) == (False, "")
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 import pytest
 
-from ebpflb.cli import run_configuration
+from ebpflb.cli import run_options
 from ebpflb.cli.run import run
 from ebpflb.config.translation import translate
 from ebpflb.errors import ConfigurationError
@@ -143,7 +143,7 @@ def decided(words: list[str]) -> dict[str, Any] | str:
     """The options; or the last line of the error."""
     try:
         values = run.make_context("run", words).params
-        return translate(run_configuration.load(values))
+        return translate(run_options.load(values))
     except click.UsageError as error:
         return error.format_message()
     except ConfigurationError as error:
