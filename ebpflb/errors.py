@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from itertools import islice
 
-# What libraries write around the reason: urllib3's objects, Python's errno, ssl's source line.
+# Parts of library messages beside the reason: urllib3's objects, Python's errno, ssl's source line.
 _PYTHON = [
     (re.compile(pattern), words)
     for pattern, words in (
@@ -27,20 +27,20 @@ _PYTHON = [
 _JSON_TYPES = {"int": "integer", "str": "string", "bool": "boolean", "float": "number"}
 
 LONGEST_VALUE = 64  # characters of a value, where a message quotes it
-LONGEST_LINE = 400  # characters of what others wrote, where a message quotes it
+LONGEST_LINE = 400  # characters of foreign text that a message quotes
 MOST_LINES = 20  # about one object
 
 
 def escaped(text: str, kept: str = "") -> str:
-    """Without control characters, on which a terminal would act, but those in ``kept``."""
+    """Escape control characters, on which a terminal would act, except those in ``kept``."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text)
 
 
 def one_line(text: str) -> str:
-    """Text of others as it may stand in a message: one line of bounded length, without control
-    characters, and that can be encoded. A file's name may hold anything.
+    """Make foreign text fit for a message: one line of bounded length, no control characters,
+    encodable.
     """
     words = " ".join(text[: 4 * LONGEST_LINE].split())
     shown = escaped(words)
@@ -48,8 +48,9 @@ def one_line(text: str) -> str:
 
 
 def some_lines(texts: Iterable[str]) -> tuple[str, ...]:
-    """Return the first of these texts, each as one line, and the number of the others: an object
-    may have an error in each of 100,000 entries.
+    """Return the first of these texts, each as one line, and the number of the others.
+
+    An object may have an error in each of 100,000 entries.
     """
     rest = iter(texts)
     first = tuple(map(one_line, islice(rest, MOST_LINES)))
@@ -58,19 +59,17 @@ def some_lines(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def quoted(value: str) -> str:
-    """A value that others wrote, in quotes, without its end if it is long: an annotation may have
-    256 KB.
-    """
+    """Return a foreign value in quotes, shortened if it is long: an annotation may have 256 KB."""
     end = "..." if len(value) > LONGEST_VALUE else ""
     return f'"{escaped(value[:LONGEST_VALUE])}{end}"'
 
 
 class EbpflbError(Exception):
-    """Something the operator can act on: shown as one line, without a traceback."""
+    """An error that the operator can act on: shown as one line, without a traceback."""
 
 
 class InvalidObject(EbpflbError):
-    """An invalid API object: which field, and what is wrong with it."""
+    """An invalid API object: the field, and what is wrong with it."""
 
     def __init__(self, field: str, reason: str) -> None:
         self.field = one_line(field)
@@ -79,7 +78,7 @@ class InvalidObject(EbpflbError):
 
 
 def unexpected(error: Exception) -> InvalidObject:
-    """Return what is said of an object whose reading raised an exception, by our mistake."""
+    """Return the text for an object whose reading raised an exception because of a bug."""
     return InvalidObject("object", f"unexpected {type(error).__name__}: {error}")
 
 
@@ -108,16 +107,17 @@ class KernelError(EbpflbError):
 
 
 class NodeError(EbpflbError):
-    """This machine lacks something that is needed; says what, and what to do about it."""
+    """This machine lacks something; the message says what, and what to do about it."""
 
 
 class NotFound(NodeError):
-    """Nothing has the name that was asked for; names that are like it are in the message."""
+    """No object has the wanted name; the message has similar names."""
 
 
 def in_words(error: BaseException) -> str:
-    """An error of Python or of a library in one line for the operator: file and reason, without
-    classes, errnos or lines of source.
+    """Return an error of Python or of a library as one line for the operator.
+
+    It names file and reason, without classes, errnos or lines of source.
     """
     if isinstance(error, EbpflbError):
         return str(error)
@@ -133,7 +133,7 @@ def in_words(error: BaseException) -> str:
 
 
 def plain(text: str) -> str:
-    """A library's message in one line, without what only Python has."""
+    """Return a library's message in one line, without Python's own words."""
     for pattern, words in _PYTHON:
         text = pattern.sub(words, text)
     return one_line(text)
@@ -147,7 +147,7 @@ def log_once(say: Callable[[str, str], None], line: str, reason: str, last: str 
 
 
 def in_json_words(reason: str) -> str:
-    """What msgspec says of a value, as the author of the file or object knows it."""
+    """Return msgspec's message about a value, in the terms of the file's or object's author."""
 
     def renamed(quoted: re.Match[str]) -> str:
         return re.sub(r"\w+", lambda word: _JSON_TYPES.get(word[0], word[0]), quoted[1])

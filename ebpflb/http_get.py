@@ -12,7 +12,7 @@ _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([0-9]{3})[ \r]")
 
 
 def get(connection: socket, path: str, most: int = -1) -> tuple[int, bytes]:
-    """Return the answer's status and body, of ``most`` bytes with the head if it is given.
+    """Return the status and body of the answer; ``most`` limits the bytes, with the head.
 
     Raises OSError, and ValueError for an answer that is not HTTP.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Secrets that are known are taken out of every log line, status and traceback.
+"""Known secrets are removed from every log line, status and traceback.
 
-What is built of a credential is checked before it is used, so that no library has to quote it; this
-is for what remains, such as a server that repeats a token in its answer.
+Credentials are validated before use, so that no library quotes them in an error. This module is for
+other cases, such as a server that repeats a token in its answer.
 """
 
 import json
@@ -24,7 +24,7 @@ _lock = threading.Lock()
 
 
 def remember(secret: object) -> None:
-    """From now on this text is never shown, nor are the ways in which others write it."""
+    """Hide this text, and its usual encodings, from now on."""
     if not isinstance(secret, str) or len(secret.strip()) < _SHORTEST:
         return
     plain = secret.strip()
@@ -38,7 +38,7 @@ def remember(secret: object) -> None:
 
 
 def without_user(url: str) -> str:
-    """A URL without "user:password@", which is remembered as a secret."""
+    """Return a URL without "user:password@", which is remembered as a secret."""
     for found in _USER_INFO.findall(url):
         user_info = found.removesuffix("@")
         remember(user_info)
@@ -47,7 +47,7 @@ def without_user(url: str) -> str:
 
 
 def redact(text: str) -> str:
-    """The text with SHOWN in the place of every secret."""
+    """Return the text with SHOWN instead of every secret."""
     with _lock:
         known = sorted(known_secrets, key=len, reverse=True)
     for secret in known:
@@ -56,14 +56,14 @@ def redact(text: str) -> str:
 
 
 class Formatter(logging.Formatter):
-    """Of log lines with their tracebacks."""
+    """Formats log lines and their tracebacks without secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
         return redact(super().format(record))
 
 
 def guard_tracebacks() -> None:
-    """Those of errors that nobody catches, in any thread."""
+    """Hide secrets in the tracebacks of uncaught errors, in any thread."""
     sys.excepthook = _print
     threading.excepthook = _print_of_thread
 

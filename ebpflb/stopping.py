@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def run_all(*steps: Callable[[], object], failed: str = "stopping") -> None:
-    """In this order. What one of them raises is logged, as ``failed`` and the reason."""
+    """Run all steps in this order; log the exception of a step as ``failed`` with the reason."""
     for step in steps:
         try:
             step()
@@ -90,7 +90,7 @@ class Parts:
             self._emit(PartStatus(part, None))
 
     def thread_ended(self, failure: threading.ExceptHookArgs) -> None:
-        """As threading.excepthook: such a thread is not tried again, except by a new agent."""
+        """Handle a failed thread, as threading.excepthook: only a new agent starts it again."""
         part = failure.thread.name if failure.thread else "unknown"
         self.failed(part, failure.exc_value or failure.exc_type())
         self._end(part)
@@ -106,7 +106,7 @@ class Parts:
 
 
 def _may_end(record: Path) -> bool:
-    """Whether the last end is long enough ago; if so, record this one."""
+    """Return whether the last such end is long enough ago; if so, record this one."""
     try:
         if record.exists() and 0 <= time.time() - record.stat().st_mtime < END_EVERY:
             return False

@@ -16,7 +16,7 @@ _BACKLOG = 128
 
 
 def listen(path: Path) -> socket.socket:
-    """A listening socket for this user alone, in place of whatever an earlier process has left.
+    """Return a listening socket for this user alone, in place of one that an earlier process left.
 
     Raises OSError.
     """
@@ -34,7 +34,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def connect(path: Path, seconds: float) -> socket.socket:
-    """A connection whose calls last that long at most. Raises OSError."""
+    """Return a connection whose calls last at most ``seconds``. Raises OSError."""
     opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # While the backlog is full connect(2) waits, and only if the socket is a blocking one.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values as JSON, in which control characters are as_shown, and errors as one sentence."""
+"""Values as JSON with control characters escaped, and errors as one sentence."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class BadInput(Exception):
-    """What is wrong with a request, for the one who made it; ``status`` is HTTP's."""
+    """An invalid request; the text is for the client, ``status`` is a status of HTTP."""
 
     def __init__(self, text: str, status: int = 400) -> None:
         super().__init__(text)
@@ -26,7 +26,9 @@ class BadInput(Exception):
 
 
 def as_shown(value: Any) -> Any:
-    """The same with every text, also names of fields, as a table of the commands shows it."""
+    """Return the value with every text, also names of fields, escaped as in the tables of
+    commands.
+    """
     if isinstance(value, str):
         return escaped(value)
     if isinstance(value, dict):
@@ -37,14 +39,16 @@ def as_shown(value: Any) -> Any:
 
 
 def as_json(value: Any, status: int = 200) -> Response:
-    """A response with a value of the commands."""
+    """Return a response with a value of the commands."""
     body = msgspec.json.encode(as_shown(msgspec.to_builtins(value)))
     return Response(body, status, media_type="application/json")
 
 
 def as_error(error: BaseException) -> Response:
-    """400 for bad input, 404 for an unknown name, 503 for what cannot be read now, 500 for an error
-    of ebpflb itself.
+    """Return a response for an error.
+
+    400 for bad input, 404 for an unknown name, 503 for values that cannot be read now, 500 for a
+    bug.
     """
     return as_json({"error": sentence(error)}, status_of(error))
 
@@ -58,28 +62,28 @@ def status_of(error: BaseException) -> int:
 
 
 def sentence(error: BaseException) -> str:
-    """For the operator; what is no error of ebpflb's is logged with its traceback."""
+    """Return an error as a sentence for the operator; a bug is logged with its traceback."""
     if isinstance(error, BadInput | EbpflbError | OSError):
         return redact(one_line(in_words(error)))
     log.error("an error of ebpflb ui itself", exc_info=error)
     return "internal error, described in ebpflb's log: please report it"
 
 
-# Threads in which requests read, so that no reading holds up another client.
+# Threads in which requests read, so that a slow reading does not delay other clients.
 #
-# A limited number reads at a time; a request that has waited for WAIT_SECONDS is told to come
-# again. A reading that takes longer than READ_SECONDS is given up: its thread cannot be ended, so
-# another one takes its place.
+# A limited number reads at a time; a request that has waited for WAIT_SECONDS is refused. A reading
+# that takes longer than READ_SECONDS is given up: its thread cannot be ended, so another one takes
+# its place.
 
 
 WAIT_SECONDS = READ_SECONDS = 30.0
-MOST_HUNG = 16  # threads given up that have not ended
+MOST_HUNG = 16  # threads that were given up and have not ended
 
 _Value = TypeVar("_Value")
 
 
 class Workers:
-    """At most ``threads`` readings at a time, and ``waiting`` requests that wait for one."""
+    """Runs at most ``threads`` readings at a time, while ``waiting`` requests may wait."""
 
     def __init__(self, threads: int, waiting: int, busy: str) -> None:
         self._free = asyncio.Semaphore(threads)
@@ -87,8 +91,10 @@ class Workers:
         self._hung: set[threading.Thread] = set()
 
     async def run(self, function: Callable[[], _Value]) -> _Value:
-        """What it returns or raises. Raises BadInput with status 503 if it takes too long, or too
-        many wait.
+        """Run the function and return its result.
+
+        Raises its exception, or BadInput with status 503 if it takes too long, or too many requests
+        wait.
         """
         if self._now >= self._most:
             raise BadInput(self._busy, 503)
@@ -110,7 +116,7 @@ class Workers:
             raise BadInput(self._busy, 503) from None
 
     async def _read(self, function: Callable[[], _Value]) -> _Value:
-        """Raises BadInput with status 503 after READ_SECONDS."""
+        """Return the result. Raises BadInput with status 503 after READ_SECONDS."""
         self._hung = {thread for thread in self._hung if thread.is_alive()}
         if len(self._hung) >= MOST_HUNG:
             raise BadInput(f"{MOST_HUNG} earlier requests hang: restart `ebpflb ui`", 503)
@@ -125,7 +131,7 @@ class Workers:
 
 
 def _started(function: Callable[[], _Value]) -> tuple[threading.Thread, "Future[_Value]"]:
-    """A thread for which nothing waits at the end, and what the function returns or raises."""
+    """Start a thread that no one has to join; return it, and the future result of the function."""
     answer: Future[_Value] = Future()
     answer.set_running_or_notify_cancel()
 

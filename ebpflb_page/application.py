@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which path gives which value. Several read at a time; one explains, as that loads programs."""
+"""The paths and their values. Several requests read at a time; one explains, as that loads
+programs.
+"""
 
 import asyncio
 import time
@@ -32,7 +34,7 @@ from ebpflb_page.readings import PART, SORTS, Asked, ListQuery, Readings, Survey
 
 STATIC = Path(__file__).parent / "static"
 READERS, WAITING, WAITING_TO_EXPLAIN = 4, 32, 4
-SHOWN_ROWS = 200  # of what is no page
+SHOWN_ROWS = 200  # of lists without pages
 MOST_SERVICES = 1000  # in one answer
 PAGE_ROWS = 100  # endpoints of a service port
 CHANGE_ROWS = 500  # service ports of all changes in one answer
@@ -41,8 +43,9 @@ Respond = Callable[[Request], Awaitable[Response | EventsResponse]]
 
 
 class _Point(NamedTuple):
-    """Of the overview, at a time: endpoints not used, how full the fullest map is, and the seconds
-    since the API sent anything of a kind, of all kinds the most.
+    """A moment of the overview: unused endpoints, and the part of the fullest map that is in use.
+
+    ``received``: the seconds since the API sent anything, of the kind that was silent for longest.
     """
 
     at: float
@@ -52,7 +55,7 @@ class _Point(NamedTuple):
 
 
 class Api:
-    """Each method answers one path."""
+    """Answers requests; each method answers one path."""
 
     def __init__(self, source: Readings, meter: RateMeter) -> None:
         self._source, self._meter = source, meter
@@ -78,12 +81,12 @@ class Api:
         return [Route(f"/{name}", _answered(each)) for name, each in found.items()]
 
     async def _node_status(self, request: Request) -> Any:
-        """As the command has it; the version of this page, and the time by the node's clock."""
+        """Answer with the status of the command, the version of this page, and the node's time."""
         status = await self._readers.run(self._status.get)
         return {"version": VERSION, "now": datetime.now(UTC).isoformat(), **status}
 
     async def _overview(self, request: Request) -> Any:
-        """Rates, how full the maps are, and the Services that have a problem."""
+        """Answer with rates, the fill of the maps, and the Services that have a problem."""
 
         def read() -> dict[str, Any]:
             survey, rates = self._survey.get(), self._meter.node()
@@ -102,7 +105,7 @@ class Api:
         return await self._readers.run(read)
 
     def _keep(self, unused: int, survey: Survey) -> dict[str, list[float]]:
-        """Return what the overview has shown in the last hour, a point each STEP."""
+        """Return what the overview has shown in the last hour, with a point every STEP."""
         now = time.monotonic()
         if not self._kept or now - self._kept[-1].at >= STEP:
             share = max((it.entries / it.limit for it in survey.maps if it.limit), default=0.0)
@@ -112,14 +115,14 @@ class Api:
         return {"ages": [now - at for at in found.pop("at")], **found}
 
     async def measure(self) -> None:
-        """Measure the node's rates also while nobody asks, until this is cancelled."""
+        """Measure the node's rates, also while no client asks, until this task is cancelled."""
         while True:
             with suppress(EbpflbError, OSError):
                 await asyncio.to_thread(self._meter.node)
             await asyncio.sleep(STEP)
 
     async def _services(self, request: Request) -> Any:
-        """The rows of the command that fit the question, and their rates."""
+        """Answer with the rows of the command that fit the question, and their rates."""
         query = list_query(request)
 
         def read() -> dict[str, Any]:
@@ -130,13 +133,17 @@ class Api:
         return await self._readers.run(read)
 
     async def _choices(self, request: Request) -> Any:
-        """What fields of the page offer: pods, verdicts; and the node's own addresses."""
+        """Answer with the choices of the page's fields (pods, verdicts) and the node's own
+        addresses.
+        """
         found = await self._readers.run(self._source.senders)
         verdicts = sorted(monitoring.DECISIONS)
         return {"pods": found.pods, "node": found.node, "verdicts": verdicts}
 
     async def _service(self, request: Request) -> Any:
-        """The Service as the command has it, but of its endpoints one page; rates, and a graph."""
+        """Answer with the command's page of the Service, one page of its endpoints, rates and a
+        graph.
+        """
         name, row = service_name(text(request, "name")), number(request, "page", 1)
 
         def read() -> dict[str, Any]:
@@ -150,7 +157,7 @@ class Api:
         return await self._readers.run(read)
 
     async def _explain(self, request: Request) -> Any:
-        """The answer as the command has it, but of its endpoints the first SHOWN_ROWS."""
+        """Answer with the command's explanation, and at most SHOWN_ROWS of its endpoints."""
         asked = question(request)
         found = await self._explains.run(lambda: self._source.explain(asked))
         endpoints = found["endpoints"]
@@ -158,8 +165,10 @@ class Api:
         return {**found, "endpoints": endpoints[:SHOWN_ROWS], "more_endpoints": more}
 
     async def _history(self, request: Request) -> Any:
-        """The latest changes as the command has them; unless ``whole`` is asked for, with at most
-        CHANGE_ROWS service ports in all, and the number of the others.
+        """Answer with the latest changes as the command prints them.
+
+        Unless ``whole`` is asked for, they have at most CHANGE_ROWS service ports in all, and the
+        number of the others.
         """
         name, since = text(request, "service", ""), text(request, "since", "")
         service, begin = service_name(name) if name else None, moment(since) if since else None
@@ -181,7 +190,7 @@ def oldest(status: Mapping[str, Any]) -> float:
 
 
 def _answered(method: Callable[[Request], Awaitable[Any]]) -> Respond:
-    """What it returns as JSON, and what it raises as a sentence."""
+    """Return a handler that answers with the value as JSON, or with the error as a sentence."""
 
     async def respond(request: Request) -> Response | EventsResponse:
         try:
@@ -194,7 +203,7 @@ def _answered(method: Callable[[Request], Awaitable[Any]]) -> Respond:
 
 
 def application(api: Api) -> Starlette:
-    """Without the guard."""
+    """Return the application without its guard."""
     nothing = Route("/{path:path}", _answered(_no_such_path))
     return Starlette(
         routes=[
@@ -211,7 +220,7 @@ async def _no_such_path(request: Request) -> Response:
 
 
 def cut(found: ServicePage, page: int) -> int:
-    """Leaves PAGE_ROWS endpoints of each service port; returns how many pages there are."""
+    """Keep one page of PAGE_ROWS endpoints of each service port; return the number of pages."""
     lists: list[list[Any]] = [*(port.endpoints for port in found.ports), found.left_out]
     pages = max(1, *(-(-len(rows) // PAGE_ROWS) for rows in lists))
     first = PAGE_ROWS * (page - 1)
@@ -221,9 +230,10 @@ def cut(found: ServicePage, page: int) -> int:
 
 
 def latest_rows(found: dict[str, Any]) -> dict[str, Any]:
-    """The newest changes with CHANGE_ROWS service ports in all; a change without one counts as one.
+    """Return the newest changes, with CHANGE_ROWS service ports in all; one without any counts as
+    one.
 
-    ``more_services`` is how many of a change are left out, ``earlier`` counts whole changes.
+    ``more_services`` is the number that a change leaves out; ``earlier`` counts whole changes.
     """
     kept: list[dict[str, Any]] = []
     left, changes = CHANGE_ROWS, found["changes"]
@@ -237,13 +247,13 @@ def latest_rows(found: dict[str, Any]) -> dict[str, Any]:
     return {**found, "changes": kept, "earlier": found["earlier"] + len(changes) - len(kept)}
 
 
-# What a request asks for, by its parameters; all raise BadInput that says what is wrong.
+# The parameters of requests; all functions raise BadInput with the reason.
 
 _LONGEST = 300  # characters of a parameter
 
 
 def text(request: Request, name: str, default: str | None = None) -> str:
-    """Raises BadInput if it is missing or too long."""
+    """Return a parameter. Raises BadInput if it is missing or too long."""
     found = request.query_params.get(name) or default
     if found is None:
         raise BadInput(f"{name} is missing")
@@ -253,7 +263,7 @@ def text(request: Request, name: str, default: str | None = None) -> str:
 
 
 def number(request: Request, name: str, default: int, most: int = 1_000_000) -> int:
-    """Raises BadInput if it is no number from 1 to ``most``."""
+    """Return a numeric parameter. Raises BadInput if it is not a number from 1 to ``most``."""
     found = text(request, name, str(default))
     if not (found.isascii() and found.isdecimal() and 0 < int(found) <= most):
         raise BadInput(f"{name} is not a number from 1 to {most}")
@@ -261,7 +271,7 @@ def number(request: Request, name: str, default: int, most: int = 1_000_000) -> 
 
 
 def list_query(request: Request) -> ListQuery:
-    """Which Services are wanted, and in which order. Raises BadInput."""
+    """Return which Services are wanted, and in which order. Raises BadInput."""
     sort = text(request, "sort", "problems")
     if sort not in SORTS:
         raise BadInput(f'"{sort}" is not one of {", ".join(SORTS)}')
@@ -277,7 +287,7 @@ def list_query(request: Request) -> ListQuery:
 
 
 def service_name(name: str) -> tuple[str, str]:
-    """Raises BadInput if it is not NAMESPACE/NAME."""
+    """Split a NAMESPACE/NAME. Raises BadInput if it is none."""
     namespace, _, service = name.partition("/")
     if not (namespace and service) or "/" in service:
         raise BadInput(f'"{name}" is not NAMESPACE/NAME such as default/web')
@@ -285,7 +295,7 @@ def service_name(name: str) -> tuple[str, str]:
 
 
 def question(request: Request) -> Asked:
-    """What to explain. Raises BadInput."""
+    """Return what is to be explained. Raises BadInput."""
     try:
         to = parse_question(text(request, "to"))
     except ValueError as error:
@@ -298,7 +308,7 @@ def question(request: Request) -> Asked:
 
 
 def moment(words: str) -> float:
-    """Seconds since the epoch. Raises BadInput."""
+    """Return seconds since the epoch. Raises BadInput."""
     try:
         return records.parse_time(words, time.time())
     except ValueError as error:
@@ -306,7 +316,7 @@ def moment(words: str) -> float:
 
 
 def event_filter(request: Request) -> EventFilter:
-    """Which events are wanted. Raises BadInput."""
+    """Return which events are wanted. Raises BadInput."""
     service, client = text(request, "service", ""), text(request, "client", "")
     if service:
         service_name(service)
@@ -318,7 +328,7 @@ def event_filter(request: Request) -> EventFilter:
 
 
 def verdicts(request: Request) -> tuple[str, ...]:
-    """Which are wanted; none: the usual ones. Raises BadInput."""
+    """Return the wanted verdicts; none means the usual ones. Raises BadInput."""
     words = tuple(request.query_params.getlist("verdict"))
     for word in words:
         if word not in monitoring.DECISIONS:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live events, as `ebpflb monitor` has them, for one client each: as server-sent events.
+"""Live events as `ebpflb monitor` shows them: server-sent events, for each client its own.
 
-A thread reads from the agent. What a client does not take in time, and what is more than
-MOST_A_SECOND, is counted and left out: neither memory nor time grows with the traffic.
+A thread reads from the agent. Events that a client does not take in time, and more than
+MOST_A_SECOND, are counted and left out: neither memory nor time grows with the traffic.
 """
 
 import asyncio
@@ -26,21 +26,21 @@ ENDED = "the agent has stopped or reloaded its programs: choose Watch again"
 
 
 class ToldBatch(NamedTuple):
-    """Events, or None for one that no filter let through, and how many the agent has lost."""
+    """Events (None for one that no filter passed), and how many the agent has lost."""
 
     events: Iterator[Told | None]
     lost: int
 
 
 class WatchedEvents(NamedTuple):
-    """``parts`` raises what `ebpflb monitor` raises; ``end``, of any thread, ends it."""
+    """The events: ``parts`` raises what `ebpflb monitor` raises; any thread may call ``end``."""
 
     parts: Iterator[ToldBatch]
     end: Callable[[], None]
 
 
 class EventFeed:
-    """Of one client. ``opened`` returns when the programs are in force."""
+    """One client's events. ``opened`` returns when the programs are loaded."""
 
     def __init__(self, opened: Callable[[], WatchedEvents]) -> None:
         self._opened, self._lock = opened, threading.Lock()
@@ -55,14 +55,14 @@ class EventFeed:
         threading.Thread(target=self._run, name="events", daemon=True).start()
 
     def end(self) -> None:
-        """The thread ends; harmless if it has."""
+        """End the thread, if it has not ended."""
         with self._lock:
             self._is_over = True
             if self._watched:
                 self._watched.end()
 
     def take(self) -> dict[str, Any]:
-        """What has happened since the last call; numbers are since the beginning."""
+        """Return what has happened since the last call; the numbers count from the beginning."""
         with self._lock:
             events = [*self._kept]
             self._kept.clear()
@@ -102,20 +102,20 @@ class EventFeed:
 
 
 class LiveEvents:
-    """The feeds of all clients."""
+    """All clients' feeds."""
 
     def __init__(self) -> None:
         self.feeds: set[EventFeed] = set()
 
     def response(self, opened: Callable[[], WatchedEvents]) -> "EventsResponse":
-        """Raises BadInput where too many watch."""
+        """Return the response with a new feed. Raises BadInput if too many clients watch."""
         if len(self.feeds) >= MOST_FEEDS:
             raise BadInput(f"{MOST_FEEDS} pages are already watching events: close one", 503)
         return EventsResponse(EventFeed(opened), self.feeds)
 
 
 class EventsResponse:
-    """An ASGI response; whatever ends it, its feed ends too."""
+    """An ASGI response that ends its feed, however the response ends."""
 
     def __init__(self, feed: EventFeed, feeds: set[EventFeed]) -> None:
         self._feed, self.feeds = feed, feeds

@@ -21,21 +21,21 @@ from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.tools import rates
 from ebpflb.tools.rates import DROPPED, Rate, Sample
 
-# A value that is read now and then, and that all clients share meanwhile.
+# A value that is read at intervals and shared by all clients.
 
 
 SECONDS = 2.0  # at least, from one reading to the next
 QUICK_SECONDS = 0.2  # clients wait for a reading that takes no longer
-STALE_SECONDS = 30.0  # clients wait where the next reading has been due for longer
+STALE_SECONDS = 30.0  # clients wait for a reading if the last one is older
 
 _Value = TypeVar("_Value")
 
 
 class Paced(Generic[_Value]):
-    """Read when a client asks, at most once in SECONDS, and for one ``part``-th of the time.
+    """A value that is read when a client asks, at most every SECONDS.
 
-    Safe in several threads: one reads. A value that takes long to read is read in a thread of its
-    own, and clients get the last one meanwhile.
+    Reading takes at most one ``part``-th of the time. Any thread may call it; one at a time reads.
+    If reading takes long, a thread of its own does it, and clients get the last value meanwhile.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Paced(Generic[_Value]):
         self._is_reading = False
 
     def get(self) -> _Value:
-        """Raises what the reading raises; the next call then reads again."""
+        """Return the value. Raises the exception of a reading; the next call then reads again."""
         with self._lock:
             late = self._clock() - self._next
             if self._value is not None and (late < 0 or self._is_reading):
@@ -72,7 +72,9 @@ class Paced(Generic[_Value]):
         return value
 
     def _read_alone(self) -> None:
-        """After an error the next client reads, and gets the error if there still is one."""
+        """Read in a thread of its own. After an error the next client reads, and may get
+        the error.
+        """
         at = self._clock()
         try:
             value = self._read()
@@ -90,14 +92,14 @@ KEPT_SECONDS, MINUTE = 300.0, 60.0
 HOUR, STEP = 3600.0, 10.0  # seconds for which a point of the whole node is kept, and between two
 MOST_LINES = 11  # endpoints in a graph; the slower ones are one line together, the twelfth colour
 OTHERS, REFUSED = "all others", "refused"
-_IDLE = 20.0  # seconds without a reading: a new beginning, unless one takes that long
+_IDLE = 20.0  # seconds without a reading after which the lines begin again
 _PART = 10
 
 Opened = Callable[[], AbstractContextManager[Mapping[str, Map]]]
 
 
 class NodeRates(msgspec.Struct):
-    """Each second, of the whole node; the oldest first. ``ages`` are seconds."""
+    """Rates a second of the whole node, the oldest first. ``ages`` are seconds."""
 
     ages: list[float] = []
     new: list[float] = []
@@ -106,8 +108,9 @@ class NodeRates(msgspec.Struct):
 
 
 class EndpointRate(msgspec.Struct):
-    """``new``: connections a second, on average in the last minute; ``share``: the chance that a
-    new connection is this endpoint's, or None if it gets none.
+    """``new``: connections a second, on average in the last minute.
+
+    ``share``: the chance that the endpoint gets a new connection, or None if it gets none.
     """
 
     port: str
@@ -127,7 +130,7 @@ class ServiceRates(msgspec.Struct):
 
 
 class Measured(msgspec.Struct):
-    """By NAMESPACE/NAME; ``ages`` is empty until two readings were made."""
+    """The rates of Services by NAMESPACE/NAME; ``ages`` is empty until there are two readings."""
 
     ages: list[float]
     services: dict[str, ServiceRates]
@@ -139,7 +142,8 @@ class Line(msgspec.Struct):
 
 
 class Graph(msgspec.Struct):
-    """New connections a second of a Service's endpoints, and how many were refused if any were;
+    """New connections a second of a Service's endpoints, and refused ones if there were any.
+
     ``ages`` are seconds, the oldest first.
     """
 
@@ -155,7 +159,9 @@ class _Point(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """At a time: what is not zero. Endpoints are ADDRESS:PORT with their service port."""
+    """All rates that are not zero, at a time. An endpoint is its service port and its
+    ADDRESS:PORT.
+    """
 
     at: float
     node: tuple[float, float, float]
@@ -165,7 +171,7 @@ class _Reading(NamedTuple):
 
 
 class RateMeter:
-    """Safe in several threads. Measures nothing where there are no maps."""
+    """Measures rates; without maps, none. Any thread may call it."""
 
     def __init__(self, opened: Opened, clock: Callable[[], float] = time.monotonic) -> None:
         self._opened, self._clock = opened, clock
@@ -177,7 +183,9 @@ class RateMeter:
         self._paced = Paced(self._read, _PART, clock)
 
     def node(self) -> NodeRates:
-        """Of the last hour, and each reading of the last minutes. All methods raise KernelError."""
+        """Return the last hour, and each reading of the last minutes. All methods raise
+        KernelError.
+        """
         readings = self._paced.get()
         if not readings:
             return NodeRates()
@@ -188,12 +196,12 @@ class RateMeter:
         return NodeRates(self._ages(points), *map(list, columns))
 
     def of(self, services: Iterable[str]) -> Measured:
-        """The last minute of these, as NAMESPACE/NAME."""
+        """Return the last minute of these Services (NAMESPACE/NAME)."""
         minute = self._minute()
         return Measured(self._ages(minute), {name: self._one(name, minute) for name in services})
 
     def latest(self) -> Mapping[str, tuple[float, float]]:
-        """New and refused connections a second, of the Services that have any."""
+        """Return new and refused connections a second, of the Services that have any."""
         readings = self._paced.get()
         if not readings:
             return {}
@@ -201,7 +209,7 @@ class RateMeter:
         return {name: (new.get(name, 0), refused.get(name, 0)) for name in {*new, *refused}}
 
     def graph(self, service: str) -> Graph:
-        """Of the fastest MOST_LINES endpoints, in the order of their addresses."""
+        """Return the lines of the fastest MOST_LINES endpoints, sorted by address."""
         readings = self._paced.get()
         points = [it.endpoints.get(service, {}) for it in readings]
         total: Counter[tuple[str, str]] = Counter()
@@ -289,7 +297,7 @@ class RateMeter:
 
 
 def _of_node(before: Sample, after: Sample) -> tuple[float, float]:
-    """What was refused and what was dropped, a second."""
+    """Return refused and dropped requests a second."""
     seconds = max(after.at - before.at, 1e-3)
     grown = {
         name: max(0, count - before.verdicts.get(name, 0)) for name, count in after.verdicts.items()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the page shows: the values that the commands print with `-o json`, of the same tools."""
+"""The values that the page shows: those that commands print with `-o json`, by the same tools."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -24,18 +24,18 @@ from ebpflb.tools.service_pages import Wanted
 from ebpflb.tools.snapshot import require_service
 from ebpflb_page.live_events import ToldBatch, WatchedEvents
 
-# All Services of the node, read now and then: sorted and filtered for each client.
+# All Services of the node, read at intervals; sorted and filtered for each client.
 #
-# A sorted list of the first hundred would be no list by that column, so the list is read whole.
+# The whole list is read, because the first hundred by another order would be wrong.
 
 
-PART = 30  # the agent makes the list: that costs it a thirtieth of one processor at most
+PART = 30  # making the list costs the agent at most a thirtieth of one processor
 
 Latest = Mapping[str, tuple[float, float]]  # new and refused a second, by NAMESPACE/NAME
 
 
 class Survey(NamedTuple):
-    """All Services, sorted by name; and how full the maps are, the fullest first."""
+    """All Services, sorted by name, and the fill of the maps, the fullest first."""
 
     services: list[ServiceRow]
     maps: list[MapFill]
@@ -43,8 +43,8 @@ class Survey(NamedTuple):
 
 
 class ListQuery(NamedTuple):
-    """``text`` is a part of NAMESPACE/NAME, or of an address or port; ``sort`` is one of SORTS,
-    and ``is_reverse`` the other way round.
+    """The wanted Services. ``text`` is part of a NAMESPACE/NAME, address or port; ``sort`` is one
+    of SORTS.
     """
 
     text: str = ""
@@ -56,7 +56,9 @@ class ListQuery(NamedTuple):
 
 
 class ServiceRows(msgspec.Struct):
-    """``more`` fit too and are not in ``services``; ``namespaces`` are those of all Services."""
+    """A part of the matching Services; ``more`` counts the others, ``namespaces`` are those
+    of all.
+    """
 
     services: list[ServiceRow]
     more: int
@@ -78,11 +80,11 @@ SORTS: dict[str, Callable[[ServiceRow, Latest], object]] = {
     "opened": lambda row, latest: -(row.opened or 0),
     "new": lambda row, latest: -latest.get(row.service, (0, 0))[0],
     "refused": lambda row, latest: -latest.get(row.service, (0, 0))[1],
-}  # what an operator looks for is first: much traffic, few endpoints
+}  # likely problems first: much traffic, few endpoints
 
 
 def choose(survey: Survey, query: ListQuery, latest: Latest) -> ServiceRows:
-    """The Services that fit, in their order; equal ones by name."""
+    """Return the Services that match, sorted; equal ones by name."""
     words = query.text.lower().split()
     fit = [row for row in survey.services if _fits(row, query) and _has(row, words)]
     order = SORTS[query.sort]
@@ -102,7 +104,7 @@ def _fits(row: ServiceRow, query: ListQuery) -> bool:
 
 
 def _has(row: ServiceRow, words: list[str]) -> bool:
-    """Each word stands in the row's name, an address or a port."""
+    """Return whether each word stands in the row's name, an address or a port."""
     text = " ".join([row.service, *row.addresses, *row.ports]).lower()
     return all(word in text for word in words)
 
@@ -123,35 +125,36 @@ class Asked(NamedTuple):
 
 
 class Readings:
-    """Of one node. Each call opens what it reads, and closes it: an agent may start meanwhile.
+    """The readings of one node.
 
-    All raise EbpflbError or OSError.
+    Each call opens what it reads, and closes it, because an agent may start meanwhile. All raise
+    EbpflbError or OSError.
     """
 
     def __init__(self, state_dir: Path, run_dir: Path | None) -> None:
         self._state, self._run = state_dir.absolute(), run_dir
 
     def status(self) -> dict[str, Any]:
-        """As `ebpflb status`."""
+        """Return the data of `ebpflb status`."""
         return node_status.read_status(self._paths()).as_data()
 
     def survey(self) -> Survey:
-        """As `ebpflb services list`, all of them; and how full the maps are."""
+        """Return the data of `ebpflb services list`, and the fill of the maps."""
         with pins.maps_if_any(self._state) as found:
             listed = service_pages.listed(self._paths(), found, Wanted(("*",), sys.maxsize))
             return Survey(listed.services, map_fill(found) if found else [], listed.notes)
 
     def senders(self) -> Senders:
-        """Whom `ebpflb explain --from` knows by name."""
+        """Return the clients that `ebpflb explain --from` knows by name."""
         return find_senders(StateDir(self._state))
 
     def service(self, namespace: str, name: str) -> ServicePage:
-        """As `ebpflb services get`."""
+        """Return the data of `ebpflb services get`."""
         with pins.maps_if_any(self._state) as found:
             return service_pages.page(self._paths(), found, namespace, name)
 
     def explain(self, asked: Asked) -> dict[str, Any]:
-        """As `ebpflb explain`."""
+        """Return the data of `ebpflb explain`."""
         paths = self._paths()
         state = StateDir(paths.state)
         found = answer.explain(state, paths.cache, asked.to, asked.sender, asked.port)
@@ -160,12 +163,12 @@ class Readings:
     def history(
         self, service: tuple[str, str] | None, since: float | None, limit: int
     ) -> dict[str, Any]:
-        """As `ebpflb history`."""
+        """Return the data of `ebpflb history`."""
         wanted = min(limit, LISTED_CHANGES)
         return records.latest_changes(self._paths(), service, since, wanted)._asdict()
 
     def events(self, wanted: EventFilter, verdicts: tuple[str, ...]) -> WatchedEvents:
-        """As `ebpflb monitor`; returns when the agent has its programs in force."""
+        """Return the events of `ebpflb monitor`, when the agent has loaded its programs."""
         paths = self._paths()
         chosen = verdicts or tuple(USUAL)
         with ExitStack() as stack:
@@ -179,14 +182,14 @@ class Readings:
         return WatchedEvents(_parts(opened, stream, teller, numbers), stream.end)
 
     def _paths(self) -> Paths:
-        """The directories of the agent that runs now, or ran last."""
+        """Return the directories of the agent that runs now, or ran last."""
         return pins.paths(self._state, self._run)
 
 
 def _parts(
     opened: ExitStack, stream: EventStream, teller: Teller, verdicts: set[int]
 ) -> Iterator[ToldBatch]:
-    """Closes all at the end."""
+    """Yield the batches of events; close everything at the end."""
     with opened:
         for part in stream.parts():
             told = (teller.tell(it) if it.verdict in verdicts else None for it in part.events)

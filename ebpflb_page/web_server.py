@@ -28,11 +28,11 @@ from ebpflb_page.application import Api, application
 from ebpflb_page.rate_meter import RateMeter
 from ebpflb_page.readings import Readings
 
-# Which requests are answered at all, and what every response has.
+# The guard: which requests are refused, and the headers of every response.
 #
-# A name that somebody else's DNS gives this address (DNS rebinding) is no name of ours, so the
-# header Host tells such a request. A request that another site's page makes says so in Origin or
-# Sec-Fetch-Site. A client that takes no data holds a connection for SEND_SECONDS.
+# Requests whose header Host is not one of our names are refused, against DNS rebinding. Requests
+# from another site's page are recognized by Origin or Sec-Fetch-Site. A client that takes no data
+# holds a connection for SEND_SECONDS at most.
 
 
 API = "/api/"
@@ -58,7 +58,7 @@ _ENCODED = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
 
 class Guard:
-    """Around an application. ``token`` is empty where none is asked for."""
+    """Refuses requests before an application gets them. An empty ``token`` means none is needed."""
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str] = (), token: str = "") -> None:
         self._app, self._token = app, token.encode()
@@ -92,7 +92,9 @@ class Guard:
         return None
 
     def _is_ours(self, host: str, scope: Scope) -> bool:
-        """A name of this machine, or the address that the client has connected to."""
+        """Whether this is a name of this machine, or the address that the client has
+        connected to.
+        """
         name = host_name(host)
         if name in self._hosts:
             return True
@@ -108,7 +110,9 @@ class Guard:
 
 
 def host_name(host: str) -> str:
-    """Of the header Host: a name or an address, without port and brackets; "" if it is neither."""
+    """Return the name or address in the header Host, without port and brackets; "" if it is
+    invalid.
+    """
     if host.startswith("["):
         name, closed, port = host[1:].partition("]")
         return name.lower() if closed and (not port or port[1:].isdecimal()) else ""
@@ -124,7 +128,9 @@ def _no(status: int, text: str) -> Response:
 
 
 def guarded(send: Send) -> Send:
-    """Adds the headers; raises TimeoutError where the client takes no data."""
+    """Return a ``send`` that adds the headers, and raises TimeoutError if the client takes
+    no data.
+    """
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -136,14 +142,16 @@ def guarded(send: Send) -> Send:
 
 
 MOST_CONNECTIONS = 64
-IDLE_SECONDS = 15.0  # without a whole request, or with an end that does not come
+IDLE_SECONDS = 15.0  # without a whole request, or while closing
 _HEAD_BYTES = 16_384
 _STOP_SECONDS = 2
 
 
 @dataclass(frozen=True)
 class Listen:
-    """Where; ``hosts`` are names besides those of this machine, ``token`` is empty or asked for."""
+    """Where to listen. ``hosts`` are accepted names besides this machine's; ``token`` may
+    be empty.
+    """
 
     address: str
     port: int
@@ -152,7 +160,7 @@ class Listen:
 
 
 class Reaper:
-    """Ends connections that wait for nothing of ours for longer than ``seconds``."""
+    """Aborts connections that were idle for longer than ``seconds``."""
 
     def __init__(self, connections: Callable[[], set[Any]], seconds: float = IDLE_SECONDS) -> None:
         self._connections, self._seconds = connections, seconds
@@ -172,13 +180,15 @@ class Reaper:
 
 
 def _is_idle(connection: Any) -> bool:
-    """No request of it is being answered; or it is closing, and its client takes nothing."""
+    """Whether no request of the connection is being answered, or it closes and its client takes no
+    data.
+    """
     cycle = connection.cycle
     return cycle is None or cycle.response_complete or connection.transport.is_closing()
 
 
 def serve(readings: Readings, state_dir: Path, listen: Listen, say: Callable[[str], None]) -> None:
-    """Until SIGINT or SIGTERM. Raises NodeError where it cannot listen."""
+    """Serve until SIGINT or SIGTERM. Raises NodeError if the address cannot be listened on."""
     redaction.remember(listen.token)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     for handler in logging.getLogger().handlers:
@@ -196,7 +206,7 @@ def serve(readings: Readings, state_dir: Path, listen: Listen, say: Callable[[st
 
 
 def server(api: Api, listen: Listen) -> uvicorn.Server:
-    """Not started yet."""
+    """Return a server that is not started yet."""
     inner = application(api)
     made: list[uvicorn.Server] = []
 
@@ -231,7 +241,7 @@ def server(api: Api, listen: Listen) -> uvicorn.Server:
 
 
 def listening(listen: Listen) -> socket.socket:
-    """Raises NodeError."""
+    """Return a listening socket. Raises NodeError."""
     family = socket.AF_INET6 if ":" in listen.address else socket.AF_INET
     opened = socket.socket(family)
     try:

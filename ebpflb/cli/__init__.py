@@ -46,7 +46,7 @@ from ebpflb.version import VERSION
 def _complete_help(
     context: click.Context, _argument: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The commands of the command that the words so far name."""
+    """Return the subcommands of the command that the typed words name."""
     command: click.Command | None = context.find_root().command
     for word in context.params.get("words") or ():
         command = command.get_command(context, word) if isinstance(command, click.Group) else None
@@ -97,7 +97,7 @@ def _summary(group: click.Group, context: click.Context, name: str) -> str:
 
 
 class Commands(click.Group):
-    """Import the module of the command that is used, and no other: an agent starts sooner."""
+    """The commands. Only the module of the used command is imported, so an agent starts sooner."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -107,7 +107,7 @@ class Commands(click.Group):
             formatter.write_dl([(name, _summary(self, ctx, name)) for name in COMMANDS])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The names of commands, and options."""
+        """Return the names of commands, and the options."""
         return [
             *(
                 CompletionItem(name, help=_summary(self, ctx, name))
@@ -127,7 +127,7 @@ class Commands(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Adds to a wrong use what was probably meant."""
+        """Run the command; add a hint to the error of a wrong use."""
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
@@ -138,7 +138,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Suggests commands for a mistyped name, as click does for the commands that it knows."""
+        """Find the command; suggest commands for a mistyped name, as click does for known ones."""
         name = args[0]
         is_known = name in COMMANDS or name in ALIASES or name.startswith("-")
         if not is_known and not ctx.resilient_parsing:
@@ -163,8 +163,9 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Prints expected errors, and those of a file, as one line, and exits with status 1. Any other
-    exception is a bug, and its traceback is printed.
+    """Run a command; print expected errors and errors of files as one line, and exit with status 1.
+
+    Any other exception is a bug, and its traceback is printed.
     """
     redaction.guard_tracebacks()
     try:

@@ -87,7 +87,7 @@ def _lacking(results: list[CheckResult]) -> list[str]:
 
 
 def _of_agent(state_dir: Path, run_dir: Path) -> Iterator[CheckResult]:
-    """Yield what only a running agent knows: whether a Node has this node's name, and settings."""
+    """Yield results that only a running agent knows: settings, and whether its Node exists."""
     paths = pins.paths(state_dir, run_dir)
     published = status.read(paths)
     if not published or not published.lists_complete or not status.is_running(paths):

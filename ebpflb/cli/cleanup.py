@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb cleanup``: removes everything that ebpflb, or a stopped kube-proxy, has set up."""
+"""``ebpflb cleanup``: remove everything that ebpflb, or a stopped kube-proxy, has set up."""
 
 from pathlib import Path
 
@@ -70,14 +70,17 @@ def cleanup(state_dir: Path, run_dir: Path, kube_proxy: bool, dry_run: bool, for
 
 
 def remove_all(paths: Paths) -> None:
-    """What kube-proxy's flag --cleanup does, and what ebpflb has set up. Raises NodeError."""
+    """Remove what kube-proxy's flag --cleanup removes, and what ebpflb has set up. Raises
+    NodeError.
+    """
     remove_ebpflb(paths)
     remove_kube_proxy(paths)
 
 
 def remove_ebpflb(paths: Paths, *, dry_run: bool = False) -> None:
-    """Everything that ebpflb has set up. Raises NodeError while an agent runs, and where the state
-    directory is hidden; KernelError. ``dry_run``: only prints what would be removed.
+    """Remove everything that ebpflb has set up; with ``dry_run`` only print it.
+
+    Raises NodeError if an agent runs, or if the state directory is hidden; KernelError.
     """
     if hidden := why_hidden(paths.state):
         raise NodeError(hidden)
@@ -107,7 +110,7 @@ def remove_ebpflb(paths: Paths, *, dry_run: bool = False) -> None:
 
 
 def _print_ebpflb(paths: Paths) -> None:
-    """What ``remove_ebpflb`` would remove now."""
+    """Print what ``remove_ebpflb`` would remove now."""
     state = StateDir(paths.state)
     hooks, devices = len(cgroup_links.attached(state)), sum(attached_devices(state).values())
     tables = (flowtable.TABLE, TABLE, watch.HOLD, watch.FORMER)
@@ -126,9 +129,10 @@ def _print_ebpflb(paths: Paths) -> None:
 
 
 def _require_namespace(state: Path) -> None:
-    """Raises NodeError in another network namespace: its filters and tables would be left.
+    """Raise NodeError in another network namespace, because filters and tables of the agent's would
+    stay.
 
-    A namespace that is gone has taken them with it.
+    If that namespace is gone, they are gone too.
     """
     with pins.maps_if_any(state) as maps:
         if maps and namespaces.by_cookie(maps["settings"].get(0).host_netns):
@@ -136,7 +140,10 @@ def _require_namespace(state: Path) -> None:
 
 
 def remove_kube_proxy(paths: Paths, *, dry_run: bool = False, force: bool = False) -> None:
-    """What kube-proxy left behind; prints a line for each. Raises NodeError if some of it stays."""
+    """Remove what kube-proxy left behind, and print a line for each part.
+
+    Raises NodeError if some of it stays.
+    """
     found = kube_proxy_watch.detect()
     if found.running and not (force or dry_run):
         raise NodeError(f"kube-proxy is running ({found.evidence}): stop it first, or use --force")
@@ -161,13 +168,13 @@ def remove_kube_proxy(paths: Paths, *, dry_run: bool = False, force: bool = Fals
 
 
 def _print_dropping(paths: Paths) -> None:
-    """What kube-proxy's rules accept, and no other rule does."""
+    """Print the traffic that only kube-proxy's rules accept."""
     for each in dropping(paths.state):
         click.echo(f"warning: {each}")
 
 
 def _serves(paths: Paths) -> bool:
-    """Whether programs of ebpflb serve this network namespace, from whatever state directory."""
+    """Return whether programs of ebpflb, from any state directory, serve this network namespace."""
     if cgroup_links.attached(StateDir(paths.state)):
         return True
     mount, _ = mount_of(paths.state)
@@ -175,8 +182,10 @@ def _serves(paths: Paths) -> bool:
 
 
 def _serves_here(state: Path) -> bool:
-    """False also where that is not known: the maps are of another version, or the kernel tells no
-    cookies (before 5.14).
+    """Return whether these maps belong to this network namespace.
+
+    False also if that is unknown: maps of another version, or a kernel without cookies (before
+    5.14).
     """
     try:
         with pins.pinned_maps(state) as maps:
@@ -190,7 +199,7 @@ def _serves_here(state: Path) -> bool:
 
 
 def _require_all_served(paths: Paths) -> None:
-    """Raises NodeError if the running agent leaves Services or devices to kube-proxy's rules."""
+    """Raise NodeError if the running agent leaves Services or devices to kube-proxy's rules."""
     last = status.read(paths) if status.is_running(paths) else None
     if last and last.devices_to_come:
         raise NodeError(
@@ -218,7 +227,7 @@ def _print_not_removed(survey: LeftoverSurvey) -> None:
 
 
 def _remove(leftover: Leftover) -> list[str]:
-    """Returns the error if it cannot be removed."""
+    """Remove one part; return the error if that fails."""
     try:
         leftover.remove()
     except NodeError as error:
@@ -229,8 +238,9 @@ def _remove(leftover: Leftover) -> list[str]:
 
 
 def _keep_nat(survey: LeftoverSurvey, *, force: bool) -> None:
-    """Keeps NAT by conntrack alive for open connections when the last NAT rules are removed. Raises
-    NodeError.
+    """Keep NAT working for open connections when the last NAT rules are removed.
+
+    Raises NodeError.
     """
     if not survey.removable or not watch.has_dnat_connections():
         return
@@ -243,16 +253,16 @@ def _keep_nat(survey: LeftoverSurvey, *, force: bool) -> None:
 
 
 def _release_nat(survey: LeftoverSurvey) -> None:
-    """Ends what ``_keep_nat`` has set up, unless a connection still needs it."""
+    """Remove what ``_keep_nat`` has set up, unless a connection still needs it."""
     if nft.exists(watch.HOLD):
         gone = watch.release_when_unused(watch.HOLD)
         click.echo(f"removed: {watch.HOLD}" if gone else f"{watch.HOLD} {STAYS}")
 
 
 def _release_tables() -> None:
-    """Removes what keeps NAT alive, unless open connections would end with it.
+    """Remove the tables that keep NAT working, unless open connections would end.
 
-    Where kube-proxy has rules they keep NAT alive, and always some connections are translated.
+    If kube-proxy has rules, these keep NAT working, and there is always a translated connection.
     Raises NodeError.
     """
     flowtable.remove(flowtable.TABLE)
@@ -266,7 +276,9 @@ def _release_tables() -> None:
 
 
 def _release_ports(paths: Paths) -> None:
-    """Raises NodeError if the kernel's list cannot be written."""
+    """Remove our ports from the kernel's reserved ones. Raises NodeError if the list cannot be
+    written.
+    """
     try:
         sysctls.release_ports(paths.ports_file)
     except OSError as error:

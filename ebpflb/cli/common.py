@@ -22,7 +22,7 @@ FLAGS = {name: flag for kind in (Paths, Options) for name, flag, _ in flags_of(k
 def directory(
     flag: Flag, default: Path | None = None, help: str = ""
 ) -> Callable[[Command], Command]:
-    """An option that names a directory, on the command line or by the environment."""
+    """Return an option that names a directory, on the command line or by the environment."""
     shown = f"  [default: {flag.default_text}]" if flag.default_text else ""
     return click.option(
         flag.name,
@@ -36,7 +36,7 @@ def directory(
 
 
 _STATE = FLAGS["state"].variable
-_MOST_NAMES = 1000  # that complete a word
+_MOST_NAMES = 1000  # that complete a typed word
 
 state_dir = directory(FLAGS["state"], Paths.state)
 run_dir = directory(
@@ -47,7 +47,9 @@ cgroup_root = directory(FLAGS["cgroup"])
 
 
 def namespace(command: Command) -> Command:
-    """``-n``, which is "" for all namespaces; these are a node's tools, so all is the default."""
+    """Add ``-n``; "" means all namespaces, which is the default because these tools are about a
+    node.
+    """
     every = click.option(
         "-A",
         "--all-namespaces",
@@ -66,12 +68,12 @@ def namespace(command: Command) -> Command:
 
 
 def is_in(namespace: str, service: str) -> bool:
-    """Whether a Service is in this namespace, "" being all; ``service``: NAMESPACE/NAME..."""
+    """Whether a Service (NAMESPACE/NAME...) is in this namespace; "" means all."""
     return not namespace or service.startswith(f"{namespace}/")
 
 
 def _state(context: click.Context) -> Path:
-    """The state directory that is named by the words so far, or by the environment."""
+    """Return the state directory from the typed words or the environment."""
     named: Path | None = context.params.get("state_dir")
     return named or Path(os.environ.get(_STATE or "", Paths.state))
 
@@ -100,7 +102,7 @@ def pod_names(context: click.Context, _option: object, incomplete: str) -> list[
 def _names_in(
     context: click.Context, begin: str, read: Callable[[dict[str, Any]], Iterable[str]]
 ) -> list[str]:
-    """The names that are read of the maps and begin so; none without maps."""
+    """Return the names in the maps that begin with the typed text; none without maps."""
     from ebpflb.tools import pins
 
     with suppress(EbpflbError, OSError), pins.pinned_maps(_state(context)) as maps:
@@ -137,7 +139,7 @@ def moment(_context: object, _option: object, text: str | None) -> float | None:
 
 
 def require_capabilities() -> None:
-    """Raises NodeError that names the missing capabilities; the user need not be root."""
+    """Raise NodeError that names the missing capabilities. The user need not be root."""
     missing = namespaces.missing_capabilities()
     if missing:
         raise NodeError(f"missing capabilities: {', '.join(missing)}: run as root, or grant them")
@@ -158,7 +160,7 @@ _ALIKE = 0.8  # from 0 to 1
 
 
 def with_hint(error: click.UsageError) -> click.UsageError:
-    """Return the error with what was probably meant; as it is if that is unknown."""
+    """Return the error with a hint; the error itself if there is none."""
     possible: list[str] = getattr(error, "possibilities", None) or []
     possible[:] = [name for name in possible if name not in REMOVING]
     hint = _hint(error)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb demo``: runs the steps of ``ebpflb.lab.demo`` with headings; a shell on its node."""
+"""``ebpflb demo``: run the steps of ``ebpflb.lab.demo`` with headings; a shell on its node."""
 
 import fcntl
 import os
@@ -23,7 +23,7 @@ from ebpflb.lab.hosts import Lab
 from ebpflb.lab.netns import NETNS
 from ebpflb.tools.pins import paths
 
-# Everything of a demo is called so; the user who has started it, and its pid, follow.
+# The names of everything in a demo begin so; the id of its user, and its pid, follow.
 DEMO_PREFIX = "ebpflb-demo"
 RUN = Path("/run")
 HOSTS = {"node": "node", "client": "node", "outside": "."}  # -> the cgroup of its processes
@@ -43,8 +43,8 @@ def demo(context: click.Context, keep: bool, remove: bool) -> None:
     """Demonstrate ebpflb with real traffic.
 
     Sets up a small cluster of network namespaces on this machine. Needs no Kubernetes and changes
-    nothing else. Removes everything at the end, also if it is interrupted; and first what an
-    earlier demo of the same user has left, with --keep or when it was killed.
+    nothing else. Removes everything at the end, also after an interruption. At the start it removes
+    what earlier demos of the same user left behind, with --keep or because they were killed.
 
     \b
     $ ebpflb demo
@@ -83,8 +83,8 @@ def demo(context: click.Context, keep: bool, remove: bool) -> None:
 def shell(host: str) -> None:
     """Open a shell on a host of the demo that `ebpflb demo --keep` left.
 
-    Every command works there. It begins in the folder of the node's manifests. HOST is the node, if
-    none is named; a pod on it, client; or the client outside of the cluster, outside.
+    Every command works there. The shell begins in the folder of the node's manifests. HOST is
+    node (the default), client (a pod on the node), or outside (a client outside of the cluster).
 
     \b
     $ ebpflb demo shell
@@ -107,15 +107,15 @@ def shell(host: str) -> None:
 
 
 def _user() -> int:
-    """The user who has called sudo, or this process's own."""
+    """Return the user who called sudo, or this process's own."""
     return int(os.environ.get("SUDO_UID") or os.geteuid())
 
 
 def _remove_ended(say: Callable[[str], None]) -> bool:
-    """Removes this user's demos that were kept or killed: those whose process has ended, and prints
-    which. ``say`` is told why others stay. Returns whether there was any demo.
+    """Remove this user's demos whose process has ended, kept or killed, and print which.
 
-    One at a time does: what another one is removing would be gone in the middle.
+    ``say`` gets the reason why others stay. Return whether there was any demo. A lock keeps another
+    process from removing the same demos at the same time.
     """
     lock = os.open(RUN, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -137,7 +137,9 @@ def _remove_ended(say: Callable[[str], None]) -> bool:
 
 
 def _is_demo(pid: str) -> bool:
-    """Whether this process runs a demo: of one that has ended another may have the number."""
+    """Whether this process runs a demo. The number of an ended one may belong to another
+    process.
+    """
     try:
         words = Path("/proc", pid, "cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -146,7 +148,7 @@ def _is_demo(pid: str) -> bool:
 
 
 def _remove(name: str) -> None:
-    """Stops and removes everything of one demo."""
+    """Stop and remove everything of one demo."""
     Lab(name).sweep()
     for state in BPFFS.glob(f"{name}-*") if BPFFS.is_dir() else ():
         unpin_all(StateDir(state))
@@ -180,7 +182,7 @@ def _heading(text: str) -> None:
 
 
 def _say(line: str) -> None:
-    """A command is coloured on a terminal."""
+    """Print a line; a command is coloured on a terminal."""
     is_command = line.lstrip().startswith("$ ")
     click.secho(line, fg="cyan" if is_command else None)
     sys.stdout.flush()

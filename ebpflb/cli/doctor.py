@@ -89,7 +89,7 @@ def _count_wrong(results: list[CheckResult]) -> int:
 
 
 def _results(paths: Paths, cgroup: Path | None, *, canary: bool) -> Iterator[CheckResult]:
-    """Raises NodeError in another network namespace than the agent's."""
+    """Yield all results. Raises NodeError in another network namespace than the agent's."""
     with ExitStack() as opened:
         maps, lacking = None, ""
         try:
@@ -107,7 +107,7 @@ def _results(paths: Paths, cgroup: Path | None, *, canary: bool) -> Iterator[Che
 
 
 def _of_maps(paths: Paths, maps: Mapping[str, Map], *, canary: bool) -> Iterator[CheckResult]:
-    """Of what the pinned maps say."""
+    """Yield the results that need the pinned maps."""
     state = StateDir(paths.state)
     steps: dict[str, Callable[[], Iterable[CheckResult]]] = {
         "settings": lambda: settings_results(maps),
@@ -137,7 +137,9 @@ def _verdict(paths: Paths) -> Iterator[CheckResult]:
 
 
 def _audit(paths: Paths) -> Iterator[CheckResult]:
-    """What the agent finds: the cluster's objects against its copies, then its plan."""
+    """Yield what the agent finds: the cluster's objects against its copies, then the kernel against
+    its plan.
+    """
     try:
         report = ask.audit(paths)
     except ask.NoAnswer as reason:

@@ -128,7 +128,7 @@ def _print(explained: Explained, page: int, output: Output) -> None:
 
 
 def _data(explained: Explained) -> dict[str, Any]:
-    """All of the answer, with the words of the tables."""
+    """Return the whole answer, with the words of the tables."""
     return {
         **explained.as_data(),
         "protocol": explained.protocol.upper(),
@@ -138,7 +138,7 @@ def _data(explained: Explained) -> dict[str, Any]:
 
 
 def _print_tables(explained: Explained, page: int, output: Output) -> None:
-    """Prints two tables: the steps, of which the last is the verdict, and the endpoints."""
+    """Print two tables: the steps, the last of which is the verdict, and the endpoints."""
     print_table([*_steps(explained, wide=output.is_wide)], output)
     if not explained.shares:
         return
@@ -151,7 +151,7 @@ def _print_tables(explained: Explained, page: int, output: Output) -> None:
 
 
 def _steps(explained: Explained, *, wide: bool) -> Iterator[Row]:
-    """-o wide also names the row of the map that a step has read."""
+    """Return the rows of steps; -o wide also names the row of the map that a step has read."""
     asked = f"{explained.asked}/{explained.protocol} from {explained.client}"
     steps = [
         ("connection", asked, ""),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb flows``: lists and deletes the flows of the packet path."""
+"""``ebpflb flows``: list and delete the flows of the packet path."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -102,7 +102,7 @@ def list_(
 
 @contextmanager
 def _maps(state_dir: Path, only: FlowFilter) -> Iterator[dict[str, Map]]:
-    """Raises NodeError, also where the Service that was chosen is unknown."""
+    """Open the maps. Raises NodeError, also if the chosen Service is unknown."""
     with pins.pinned_maps(state_dir) as maps:
         if only.service:
             require_service(maps, "/".join(only.service))

@@ -82,7 +82,7 @@ def _show(found: LatestChanges, output: Output, most: int, namespace: str) -> No
 
 
 def _items(change: Change) -> Iterator[dict[str, Any]]:
-    """The rows as data: what has changed, and all causes."""
+    """Return the rows as data: the changes, and all causes."""
     causes = [_cause_item(each) for each in change.causes]
     rows = _rows(change, wide=True)
     for number, row in enumerate(rows):
@@ -97,7 +97,7 @@ def _cause_item(cause: WriteCause) -> dict[str, str]:
 
 
 def _rows(change: Change, *, wide: bool) -> list[dict[str, str]]:
-    """A row for each service, or one for a record without any."""
+    """Return a row for each service, or one for a record without services."""
     age = span(datetime.now().astimezone() - datetime.fromisoformat(change.time))
     words = [(it.service, _service(it, wide=wide)) for it in change.services]
     return [
@@ -113,7 +113,7 @@ def _rows(change: Change, *, wide: bool) -> list[dict[str, str]]:
 
 
 def _causes(change: Change, service: str, *, wide: bool) -> str:
-    """Those of the service come first: slices have names that begin with its name."""
+    """Return the causes, those of the service first: names of its slices begin with its name."""
     name = service_of(service)
     ordered = sorted(change.causes, key=lambda it: not it.name.startswith(name))
     named = ordered if wide else ordered[:1]

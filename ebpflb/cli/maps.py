@@ -90,7 +90,7 @@ def _of_service(dumped: Dump, service: str) -> Dump:
 
 
 def _print_counts(dumped: Dump, output: Output) -> None:
-    """How many entries each map has."""
+    """Print how many entries each map has."""
     rows = [{"map": name, "entries": len(rows)} for name, rows in dumped.maps.items() if rows]
     notes = [CHANGED] if dumped.changed_while_reading else []
     print_list(rows, output, names=(row["map"] for row in rows), notes=notes, what="entries")
@@ -99,7 +99,7 @@ def _print_counts(dumped: Dump, output: Output) -> None:
 
 
 def _print(dumped: Dump, output: Output) -> None:
-    """A table for each map that has entries; of several maps, each row names its own."""
+    """Print a table for each map that has entries; of several maps, each row names its map."""
     if output.is_data:
         items = [{"map": name} | row for name, rows in dumped.maps.items() for row in rows]
         notes = [CHANGED] if dumped.changed_while_reading else []
@@ -124,6 +124,6 @@ _COUNTERS = {*ServiceCounters._fields, *BackendCounters._fields, "open"}
 
 
 def _columns(row: Row, name: str, output: Output) -> dict[str, object]:
-    """Without counters, unless all is asked for or the map consists of them."""
+    """Return the columns; without counters, unless all are wanted or the map has only counters."""
     shows_all = output.is_wide or name.endswith("_stats")
     return {key: value for key, value in row.items() if shows_all or key not in _COUNTERS}

@@ -39,9 +39,7 @@ _WIDTHS = {
 
 
 class EventLines:
-    """Prints an event as ``output`` says, each as soon as it is there; before the first one the
-    heads.
-    """
+    """Prints each event at once, in the chosen format; a table begins with its heads."""
 
     def __init__(self, output: Output) -> None:
         self._output, self._headers, self._widths = output, output.headers, {**_WIDTHS}
@@ -112,7 +110,7 @@ class _Clients(click.ParamType):  # type: ignore[type-arg]
     help="Only events of this Service.",
 )
 @common.namespace
-@click.option("--client", type=_Clients(), help="Only those of clients with these addresses.")
+@click.option("--client", type=_Clients(), help="Only events of clients with these addresses.")
 @click.option(
     "--verdict",
     "verdicts",
@@ -135,11 +133,10 @@ def monitor(
     run_dir: Path | None,
     output: Output,
 ) -> None:
-    """Show what the datapath decides, as it does: until Ctrl-C.
+    """Show the decisions of the datapath, live, until Ctrl-C.
 
-    The running agent puts programs in force that tell their decisions, and the usual ones again
-    when the last monitor ends, in whatever way. How many events were lost is said at the end, and
-    when it happens.
+    The running agent attaches programs that emit events, and the usual ones again when the last
+    monitor has ended. The number of lost events is printed when it grows, and at the end.
 
     \b
     $ ebpflb monitor --service shop/cart
@@ -167,7 +164,7 @@ class _Watch:
         self._shown = self._lost = 0
 
     def run(self, verdicts: tuple[str, ...], count: int | None) -> bool:
-        """Whether its user has ended it, and not the agent."""
+        """Show events; return whether the user has ended it, not the agent."""
         wanted = {DECISIONS[word] for word in verdicts or USUAL}
         try:
             for part in self._stream.parts():

@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"(\d+(\.\d+)?( ?(%|[nµm]?s|min|h|d))?|[-?])?")
 
 
 class Output(NamedTuple):
-    """What ``-o`` and ``--no-headers`` ask for."""
+    """The chosen output: ``-o`` and ``--no-headers``."""
 
     form: str = "table"  # or wide, json, yaml, name
     headers: bool = True
@@ -59,7 +59,7 @@ class Output(NamedTuple):
 
     @property
     def has_sentences(self) -> bool:
-        """Whether sentences stand below the table: with -o wide and --no-headers rows alone."""
+        """Whether sentences stand below the table; -o wide and --no-headers print rows only."""
         return self.form == "table" and self.headers
 
 
@@ -68,8 +68,10 @@ NO_COLOURS: Mapping[str, str] = {}
 
 
 def output_option(*forms: str, more: str = "") -> Decorator:
-    """``-o`` with these forms beside "table"; ``more``: the end of its help. A command that has the
-    form "wide" prints tables, so it also has ``--no-headers``. Both become one ``output``.
+    """Return ``-o`` with these forms and "table"; ``more`` is the end of its help.
+
+    A command with the form "wide" prints tables, so it gets ``--no-headers`` too. The command's
+    argument ``output`` has both.
     """
     choice = click.option(
         "-o",
@@ -104,17 +106,17 @@ limit_option = click.option(
 
 
 def stream_option(line: str) -> Decorator:
-    """For rows that come one after the other; ``line`` says what each line of JSON is."""
+    """Return ``-o`` for rows that come one by one; ``line`` says what each line of JSON is."""
     more = f"; JSON is {line}, YAML a document for it"
     return output_option("wide", "json", "yaml", more=more)
 
 
-# What is one text in a table, and in JSON its parts: docs/output.md describes them.
+# Texts of tables that JSON splits into parts: docs/output.md describes them.
 
 _SERVICE = re.compile(r"(?:([^/:]*)/)?([^/:]*)(?::([^/]*))?(?:/(\w*))?")
 _PORTS = re.compile(r"(\d*)(?::(\d+))?/(\w+)")
 _ADDRESS = re.compile(r"[0-9A-Fa-f.:]+")
-# In status: names with what is said of each.
+# In status: the words for the keys and values of mappings.
 _KEYED = {
     "claimed_twice": ("frontend", "reason"),
     "invalid_objects": ("object", "reason"),
@@ -125,14 +127,14 @@ _KEYED = {
 
 
 def _service(text: str) -> dict[str, str | None] | None:
-    """NAMESPACE/NAME, or a port of it: NAMESPACE/NAME[:PORT]/PROTOCOL."""
+    """Split NAMESPACE/NAME, or a port of it: NAMESPACE/NAME[:PORT]/PROTOCOL."""
     found = _SERVICE.fullmatch(text)
     names = ("namespace", "name", "port_name", "protocol")
     return dict(zip(names, found.groups(), strict=True)) if text and found else None
 
 
 def _place(text: str) -> dict[str, str | int | None] | None:
-    """ADDRESS:PORT[/PROTOCOL], or an address without a port; None if it is not known."""
+    """Split ADDRESS:PORT[/PROTOCOL], or an address without a port; None if it is unknown."""
     place, _, protocol = text.partition("/")
     host, _, port = place.rpartition(":")
     has_port = port.isdigit() and (host.endswith("]") or ":" not in host)
@@ -143,7 +145,7 @@ def _place(text: str) -> dict[str, str | int | None] | None:
 
 
 def _numbers(text: str) -> dict[str, str | int | None]:
-    """[PORT][:NODEPORT]/PROTOCOL."""
+    """Split [PORT][:NODEPORT]/PROTOCOL."""
     found = _PORTS.fullmatch(text)
     assert found, text
     port, node_port = (int(it) if it else None for it in found.groups()[:2])
@@ -151,26 +153,26 @@ def _numbers(text: str) -> dict[str, str | int | None]:
 
 
 def _frontend(text: str) -> dict[str, Any]:
-    """KIND ADDRESS:PORT."""
+    """Split KIND ADDRESS:PORT."""
     kind, _, place = text.partition(" ")
     return {"kind": kind, **(_place(place) or {})}
 
 
 def _selected(text: str) -> dict[str, Any]:
-    """ADDRESS:PORT (LIST ...)."""
+    """Split ADDRESS:PORT (LIST ...)."""
     place, _, lists = text.partition(" (")
     return {**(_place(place) or {}), "lists": lists.rstrip(")").split()}
 
 
 def _object(text: str) -> dict[str, str | None]:
-    """KIND NAMESPACE/NAME."""
+    """Split KIND NAMESPACE/NAME."""
     kind, _, name = text.rpartition(" ")
     namespace, _, name = name.rpartition("/")
     return {"kind": kind, "namespace": namespace or None, "name": name}
 
 
 def _ends(text: str) -> dict[str, Any] | None:
-    """SOURCE > DESTINATION."""
+    """Split SOURCE > DESTINATION."""
     source, _, destination = text.partition(" > ")
     return {"source": _place(source), "destination": _place(destination)} if text else None
 
@@ -202,7 +204,7 @@ def as_data(value: Any, word: str = "") -> Any:
 
 
 def print_row_as(output: Output, row: Any) -> None:
-    """Prints one of many as a line of JSON, or a document of YAML."""
+    """Print one of many rows as a line of JSON, or a document of YAML."""
     if output.form == "yaml":
         click.echo("---")
         print_as(output, row)
@@ -211,7 +213,7 @@ def print_row_as(output: Output, row: Any) -> None:
 
 
 def print_as(output: Output, value: Any) -> None:
-    """Prints a value as JSON or YAML."""
+    """Print a value as JSON or YAML."""
     data = as_data(msgspec.to_builtins(value))
     if output.form == "yaml":
         import yaml  # takes as long to import as click
@@ -222,13 +224,13 @@ def print_as(output: Output, value: Any) -> None:
 
 
 def print_names(names: Iterable[object]) -> None:
-    """Prints ``-o name``: a name on each line, once."""
+    """Print ``-o name``: a name on each line, once."""
     for name in dict.fromkeys(names):
         click.echo(escaped(str(name)))
 
 
 def print_none_found(what: str = "resources", namespace: str = "") -> None:
-    """Says on stderr, in kubectl's words, that a list is empty."""
+    """Say on stderr that a list is empty, in kubectl's words."""
     found = f"No resources found in {namespace} namespace." if namespace else f"No {what} found"
     click.echo(found, err=True)
 
@@ -247,8 +249,8 @@ def print_list(
 ) -> None:
     """Print a list as ``output`` asks: JSON or YAML, the names, or a table of the rows.
 
-    JSON has ``data``, which has the same words as the rows; without it the rows. Notes go to stderr
-    otherwise, where without rows stands that no such things were found, as with kubectl.
+    JSON has ``data``, which uses the same words as the rows, or the rows themselves. Tables and
+    names have the notes on stderr, and a sentence there if there is no row, as with kubectl.
     """
     if output.is_data:
         print_as(output, {"items": [*(rows if data is None else data)], "notes": [*notes]})
@@ -270,12 +272,11 @@ def print_table(
     text_last: bool = False,
     colours: Mapping[str, str] = NO_COLOURS,
 ) -> None:
-    """Prints rows, which have the same keys; each key is a column.
+    """Print rows, which have the same keys; each key is a column.
 
     ``colours``: word of the first column -> its colour on a terminal, unless NO_COLOR is set.
-
-    ``text_last``: the last column is free text. Of that a terminal shows what fits into the line,
-    unless ``-o wide`` asks for all.
+    ``text_last``: the last column is free text, which a terminal shortens to the line, except with
+    ``-o wide``.
     """
     width = 0
     if text_last and not output.is_wide and sys.stdout.isatty():
@@ -297,9 +298,11 @@ def table_lines(
     width: int = 0,
     least: Mapping[str, int] | None = None,
 ) -> Iterator[str]:
-    """The lines of a table; none without rows. If a line would be longer than ``width``, the last
-    cell ends in an ellipsis, after a whole word; 0: no bound. ``least``: how wide columns are at
-    least, for rows that come one by one.
+    """Yield the lines of a table; none without rows.
+
+    If a line would be longer than ``width`` (0: no limit), the last cell is cut after a whole word
+    and ends in an ellipsis. ``least`` has the least widths of columns, for rows that come one by
+    one.
     """
     if not rows:
         return
@@ -324,7 +327,9 @@ def _is_of_numbers(column: Sequence[str]) -> bool:
 
 
 def _shortened(text: str, width: int) -> str:
-    """The words of the text that fit, one at least: a part of an address would be another one."""
+    """Return the words of the text that fit, at least one: half an address would be another
+    address.
+    """
     if len(text) <= width:
         return text
     words = text[:width].rpartition(" ")[0] or text.partition(" ")[0]
@@ -336,7 +341,7 @@ def _aligned(text: str, width: int, to_right: bool) -> str:
 
 
 def cell(value: Any) -> str:
-    """A value as the text of a cell."""
+    """Return a value as the text of a cell."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
@@ -349,11 +354,13 @@ def microseconds(nanoseconds: int) -> str:
 
 
 def percent(share: float, digits: int) -> str:
-    """With so many decimals; of a share below one percent with two digits, as 0.010%."""
+    """Return a percentage with ``digits`` decimals; below one percent with two digits, as
+    0.010%.
+    """
     return f"{share:.{digits}%}" if share >= 0.01 or not share else f"{100 * share:#.2g}%"
 
 
-# ``--watch``: shows a value again and again, until Ctrl-C.
+# ``--watch``: show a value repeatedly, until Ctrl-C.
 
 _Value = TypeVar("_Value")
 
@@ -374,7 +381,7 @@ watch_option = click.option(
 def show(
     read: Callable[[], _Value], print_: Callable[[_Value], None], seconds: float | None
 ) -> _Value:
-    """Prints the value, which it returns; with ``seconds`` it watches, and ends the command."""
+    """Print the value and return it; with ``seconds`` repeat that until Ctrl-C, and exit."""
     if seconds:
         watch(read, print_, seconds)
         sys.exit(0)
@@ -384,7 +391,7 @@ def show(
 
 
 def watch(read: Callable[[], _Value], print_: Callable[[_Value], None], seconds: float) -> None:
-    """On a terminal in place; elsewhere one output after the other, where they differ."""
+    """Print the value repeatedly: in place on a terminal; else each time that it differs."""
     last = None
     try:
         while True:

@@ -80,7 +80,7 @@ def run(**values: Any) -> None:
 
 def _clean_up(values: dict[str, Any]) -> None:
     common.require_capabilities()
-    from ebpflb.cli.cleanup import remove_all  # no start needs what it imports
+    from ebpflb.cli.cleanup import remove_all  # its imports are not needed at a start
 
     run_dir = None if values["run_dir"] == Paths.run else values["run_dir"]
     remove_all(pins.paths(values["state_dir"], run_dir))
@@ -97,7 +97,7 @@ def _with_removed_settings(options: Options) -> Options:
 
 
 def _options(config: KubeProxyConfiguration, values: dict[str, Any]) -> Options:
-    """The configuration and ebpflb's own options, which are not part of it."""
+    """Return the options: those of the configuration, and ebpflb's own."""
     by_configuration = translate(config)
     if values["manifests"]:
         by_configuration["kubeconfig"] = None
@@ -146,10 +146,10 @@ def serve_until_stopped(
 
 
 def _stop_on_signals_and_changes(stop: Callable[[], None], watch: ConfigWatch | None) -> None:
-    """Stops the agent on SIGTERM and SIGINT, and when the configuration file has changed.
+    """Stop the agent on SIGTERM and SIGINT, and when the configuration file has changed.
 
-    Before anything of the host is changed: what an agent that is being built has changed by then is
-    undone too, and the first process of a container would not see SIGTERM at all.
+    This comes before any change of the host. Then what a half-built agent has changed is undone
+    too. Without it, the first process of a container would ignore SIGTERM.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop())
@@ -158,7 +158,7 @@ def _stop_on_signals_and_changes(stop: Callable[[], None], watch: ConfigWatch | 
 
 
 def require_features(state_dir: Path, cgroup_root: Path | None) -> None:
-    """Raises NodeError with a line for each required feature that this node does not have."""
+    """Raise NodeError with a line for each required feature that this node does not have."""
     lines = missing_requirements(required_results(state_dir, cgroup_root))
     if lines:
         raise NodeError("this node cannot run ebpflb:\n" + "\n".join(f"  {line}" for line in lines))
@@ -183,8 +183,9 @@ def set_up_logging() -> None:
 
 
 def name_api_credentials(record: logging.LogRecord) -> bool:
-    """Of the loggers only the root one has this filter: the Kubernetes client writes there why a
-    credential plugin failed, as Python formats it.
+    """Mark messages about API credentials; a filter of the root logger alone.
+
+    The Kubernetes client logs there why a credential plugin failed, in Python's words.
     """
     record.msg, record.args = f"API credentials: {plain(record.getMessage())}", None
     return True

@@ -54,7 +54,7 @@ def kube_proxy_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def argument_name(parameter: Parameter) -> str:
-    """The name of the function argument in which click passes the flag's value."""
+    """Return the name of the function argument in which click passes the flag's value."""
     return parameter.flag.replace("-", "_")
 
 
@@ -88,7 +88,9 @@ def _metavar(parameter: Parameter, kind: Any) -> str:
 
 
 def _default_text(parameter: Parameter) -> str:
-    """The default as kube-proxy's help shows it; nothing for "", booleans and collections."""
+    """Return the default as kube-proxy's help shows it; "" for booleans, collections and no
+    value.
+    """
     if not parameter.fields:
         return ""
     value = value_at(_DEFAULT, parameter.fields.split()[0])
@@ -101,7 +103,7 @@ def _is_collection(kind: Any) -> bool:
 
 
 def _converted_to(kind: Any) -> _Callback:
-    """A callback for click that converts the text to the type of the field."""
+    """Return a callback for click that converts the text to the type of the field."""
 
     def callback(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
         if value is None or value == ():
@@ -119,7 +121,7 @@ def _converted_to(kind: Any) -> _Callback:
 
 
 def _split(kind: Any, value: Any) -> Any:
-    """The texts of a collection -> its elements, as plain values."""
+    """Split the texts of a collection into its elements, as plain values."""
     if not _is_collection(kind):
         return value.removeprefix("=")  # click passes "=2" for -v=2
     parts = [part.strip() for text in value for part in text.split(",") if part.strip()]
@@ -173,7 +175,7 @@ def _own_option(flag: Flag, default: Any) -> Callable[[Any], Any]:
 
 
 class _Choice(click.Choice[str]):
-    """Takes the former name of a choice too, with a warning; and one that was removed."""
+    """Accepts the former names of choices with a warning, and removed ones with an explanation."""
 
     def __init__(self, flag: Flag) -> None:
         super().__init__(flag.choices)
@@ -191,7 +193,7 @@ class _Choice(click.Choice[str]):
 
 
 def _parsed_by(flag: Flag) -> _Callback:
-    """A callback for click that parses what is given; a ValueError becomes a usage error."""
+    """Return a callback for click that parses the value; a ValueError becomes a usage error."""
 
     def callback(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
         if value is None or value == ():
@@ -205,7 +207,7 @@ def _parsed_by(flag: Flag) -> _Callback:
 
 
 def format_value(value: Any) -> str:
-    """As Go's pflag and component-base do: true, [a,b], A=true,B=false."""
+    """Format a value as pflag and component-base of Go do: true, [a,b], A=true,B=false."""
     match value:
         case None:
             return ""
@@ -240,7 +242,7 @@ _DEFAULTS = {
 
 
 def load(values: Mapping[str, Any]) -> KubeProxyConfiguration:
-    """From the file of --config, or else from the flags.
+    """Return the configuration from the file of --config, or else from the flags.
 
     Raises ConfigurationError with a line for each error.
     """
@@ -255,7 +257,7 @@ def load(values: Mapping[str, Any]) -> KubeProxyConfiguration:
 
 
 def from_flags(values: Mapping[str, Any]) -> KubeProxyConfiguration:
-    """The defaults and, in their place, the values of the flags on the command line."""
+    """Return the defaults with the values of the flags on the command line."""
     flags = explicit_flags(values)
     config = _with_flags(KubeProxyConfiguration(), values, flags)
     paths = {path for each in PARAMETERS if each.flag in flags for path in each.fields.split()}
@@ -267,18 +269,18 @@ def from_flags(values: Mapping[str, Any]) -> KubeProxyConfiguration:
 
 
 def override(config: KubeProxyConfiguration, values: Mapping[str, Any]) -> KubeProxyConfiguration:
-    """The file's configuration with the flags that override it (kube-proxy.md 15)."""
+    """Return the file's configuration with the flags that override it (kube-proxy.md 15)."""
     return _with_flags(config, values, explicit_flags(values) & EFFECTIVE_WITH_CONFIG)
 
 
 def explicit_flags(values: Mapping[str, Any]) -> set[str]:
-    """The flags of kube-proxy that are on the command line."""
+    """Return kube-proxy's flags that are on the command line."""
     flags = (each for each in PARAMETERS if each.flags)
     return {each.flag for each in flags if values.get(argument_name(each)) not in (None, ())}
 
 
 def describe(error: FieldError) -> str:
-    """The error with the name of the flag that sets the field."""
+    """Describe an error with the name of the flag that sets the field."""
     path = error.path.partition("[")[0]
     flags = [each.flag for each in PARAMETERS if each.flag and path in each.fields.split()]
     return f"--{flags[0]}: {error.reason}" if flags else str(error)
@@ -300,7 +302,7 @@ def _raise_if_any(errors: Iterable[str]) -> None:
 
 
 def write(config: KubeProxyConfiguration, path: Path) -> None:
-    """Writes a file for --config. Raises ConfigurationError if that fails."""
+    """Write a file for --config. Raises ConfigurationError if that fails."""
     try:
         path.write_text(fields.as_yaml(config))
     except OSError as error:
@@ -309,7 +311,7 @@ def write(config: KubeProxyConfiguration, path: Path) -> None:
 
 
 def warn_about_ignored(config: KubeProxyConfiguration, values: Mapping[str, Any]) -> None:
-    """Logs the flags, fields and feature gates that are set but have no effect."""
+    """Log the flags, fields and feature gates that are set but have no effect."""
     flags = explicit_flags(values)
     if values["config"] is None:
         ignored = parameters.ignored_flags(flags)
@@ -331,15 +333,15 @@ def _warn(what: str, names: list[str]) -> None:
 
 
 def node_name(config: KubeProxyConfiguration, host_name: str) -> str:
-    """Trimmed and in lower case, as kube-proxy does (kube-proxy.md 17)."""
+    """Return the node's name, trimmed and in lower case as kube-proxy does (kube-proxy.md 17)."""
     return (config.hostname_override or host_name).strip().lower()
 
 
 def effective_flags(options: Options, values: Mapping[str, Any]) -> dict[str, str]:
-    """All options of ``run`` with the value in effect, formatted as by Go, for /flagz.
+    """Return all options of ``run`` with the effective value, formatted as in Go, for /flagz.
 
-    A flag that has a field shows the field's value, whether the file or a flag has set it; of
-    several fields, that of the mode's section.
+    A flag that has a field shows the field's value, whether the file or a flag has set it. If it
+    has several fields, that of the mode's section counts.
     """
     effective: dict[str, Any] = {}
     for group in (options.paths, options):

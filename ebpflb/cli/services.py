@@ -41,7 +41,7 @@ from ebpflb.tools.service_pages import Wanted
 
 
 def show_list(found: ServiceList, output: Output, namespace: str) -> None:
-    """Prints a row for each Service; on stderr what is not known."""
+    """Print a row for each Service, and on stderr what is unknown."""
     rows = [_list_row(row, output.is_wide) for row in found.services]
     names = (row.service for row in found.services)
     notes = _more(found.more) + found.notes
@@ -74,7 +74,7 @@ def _list_row(row: ServiceRow, wide: bool) -> Row:
 
 
 def _problems(problems: list[str]) -> str:
-    """Each reason once, before the frontends that have it: a terminal shows the beginning."""
+    """Return each reason once, followed by its frontends: a terminal shows the beginning."""
     places: dict[str, list[str]] = {}
     for problem in problems:
         place, _, reason = problem.partition(": ")
@@ -83,8 +83,8 @@ def _problems(problems: list[str]) -> str:
 
 
 def show_page(page: ServicePage, output: Output, limit: int) -> None:
-    """Prints two tables, the frontends and the endpoints: of those used, and of the others, at most
-    ``limit`` rows each.
+    """Print the frontends and the endpoints; at most ``limit`` rows of used and of other
+    endpoints.
     """
     if output.is_data:
         print_as(output, page)
@@ -141,7 +141,7 @@ def _unused(row: LeftOutRow) -> EndpointRow:
 
 
 def _endpoint(port: str, row: EndpointRow, *, local: bool, wide: bool) -> Row:
-    """``local``: with the shares under policy Local."""
+    """Return the row of an endpoint; ``local``: with the shares under policy Local."""
     reason = row.reason
     if row.state != USED:
         reason = reason or "no new connections; the reason is unknown"
@@ -162,7 +162,7 @@ def _endpoint(port: str, row: EndpointRow, *, local: bool, wide: bool) -> Row:
 
 
 def _short(port: str) -> str:
-    """The port's name and protocol, without those of the Service."""
+    """Return the port's name and protocol, without the Service's names."""
     name, _, protocol = port.rpartition("/")
     return f"{name.partition(':')[2]}/{protocol}".lstrip("/")
 

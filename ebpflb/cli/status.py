@@ -18,7 +18,7 @@ from ebpflb.tools import pins
 from ebpflb.tools.node_status import NodeStatus, read_status
 from ebpflb.version import VERSION
 
-# What the text has, by group; in a group's order. Other fields of the data are in other lines.
+# The fields in the text, by group and in order. Other fields of the data are in other lines.
 GROUPS = {
     "agent": "agent node node_unknown source standalone last_received source_errors "
     "lists_complete programs monitor failing_parts ports_not_open removed_settings",
@@ -37,8 +37,9 @@ SERVED = "this node is served"
 
 
 def headline(verdict: Verdict, reasons: list[VerdictReason], left: str = "") -> Iterator[str]:
-    """The verdict in words: a line for each reason, the gravest first, with its heading in
-    docs/runbook.md; what is ``left`` to kube-proxy.
+    """Return the verdict in words: a line for each reason, the gravest first.
+
+    Each names its heading in docs/runbook.md. A last line says what is ``left`` to kube-proxy.
     """
     if not reasons:
         besides = f", except what is left to kube-proxy: {left}" if left else ""
@@ -48,14 +49,14 @@ def headline(verdict: Verdict, reasons: list[VerdictReason], left: str = "") -> 
 
 
 def versions(published: AgentStatus | None) -> str:
-    """The command's version, and the agent's where that is another one."""
+    """Return the command's version, and the agent's if it is another one."""
     if not published or published.version in ("", VERSION):
         return f"ebpflb {VERSION}"
     return f"ebpflb {VERSION}, the agent {published.version}"
 
 
 def agent_text(facts: Facts) -> str:
-    """Whether an agent runs, which one, and since when."""
+    """Return whether an agent runs, which one, and since when."""
     published = facts.published
     if not published:
         return "runs" if facts.runs else "does not run"
@@ -65,7 +66,7 @@ def agent_text(facts: Facts) -> str:
 
 
 def served_by(facts: Facts) -> str:
-    """Whose programs serve, and with which services."""
+    """Return whose programs serve, and with which services."""
     if not facts.socket_hooks:
         return "no program is attached to sockets"
     if not facts.runs:
@@ -75,25 +76,27 @@ def served_by(facts: Facts) -> str:
 
 
 def resets_text(facts: Facts) -> dict[str, str]:
-    """Service port -> after how long its connections are reset, alike in both families."""
+    """Return service port -> the delay after which its connections are reset, same in both
+    families.
+    """
     watched = facts.published.reset_on_removal if facts.published else ()
     return {str(each.name): f"after {each.grace:g} s" for each in watched}
 
 
 def to_come_text(facts: Facts) -> str:
-    """The devices that have no programs yet, in words; "" if all have them."""
+    """Return the devices that have no programs yet, in words; "" if all have them."""
     count = facts.published.devices_to_come if facts.published else 0
     return f"{count}, to which programs are being attached" if count else ""
 
 
 def _flows_text(numbers: Mapping[str, int]) -> str:
-    """What became of the entries of a flow table."""
+    """Return what became of the entries of a flow table."""
     gone = f"removed {numbers['swept']}, evicted {numbers['evicted']}"
     return f"present {numbers['entries']}, {gone}"
 
 
 def groups(facts: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of each group that has a value, under its name."""
+    """Yield the lines of each group that has a value, under its name."""
     for title, names in GROUPS.items():
         given = [name for name in names.split() if name in facts]
         lines = [line for name in given for line in fact_lines(name, facts[name])]
@@ -102,7 +105,7 @@ def groups(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def fact_lines(name: str, value: Any) -> Iterator[str]:
-    """A line for each item of a mapping, or one for another value; none for what is empty."""
+    """Yield a line for each item of a mapping, or one for another value; none for an empty one."""
     label = f"  {name.replace('_', ' '):{_LABEL}} "
     if isinstance(value, Mapping):
         for item, text in islice(value.items(), MAX_NAMED_IN_TEXT):
@@ -156,7 +159,7 @@ def _resets(facts: Facts) -> list[dict[str, Any]]:
 
 
 def _text(facts: Facts, node: dict[str, Any], published: dict[str, Any]) -> list[str]:
-    """What the last agent has published is apart from what is true now if it has ended."""
+    """Return the status as text. If the agent has ended, its last status is printed separately."""
     left = facts.published.left_to_kube_proxy if facts.published and facts.runs else ""
     received = published.get("last_received", {})
     published = {

@@ -83,7 +83,7 @@ class _Meter:
         self._last = rates.sample(maps)
 
     def read(self) -> list[Rate]:
-        """The rates since the last one, or since the beginning."""
+        """Return the rates since the last call, or since the beginning."""
         time.sleep(self._seconds)
         before, self._last = self._last, rates.sample(self._maps)
         return rates.rates(self._maps, before, self._last)

@@ -97,7 +97,7 @@ def ui(
 
 
 def _token(path: Path) -> str:
-    """Raises NodeError; its text never has the token."""
+    """Return the token. Raises NodeError, whose text never contains the token."""
     try:
         token = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -18,9 +18,9 @@ from ebpflb.serve import status
 
 
 def wait_until(what: str, true: Callable[[], bool], seconds: float = 240.0) -> float:
-    """Polls until it is true; returns the seconds. Raises NodeError if it never comes true.
+    """Poll until ``true`` returns true; return the seconds. Raises NodeError if it never does.
 
-    The intervals grow, so that polling does not take the CPU from what is waited for.
+    The intervals grow, so that polling leaves the CPU to the program that is waited for.
     """
     begun = time.monotonic()
     while not true():
@@ -51,7 +51,7 @@ class LabAgent:
         self.process: Process | None = None
 
     def start(self) -> None:
-        """Returns when the agent has programmed everything, and all devices have programs."""
+        """Start the agent; return when everything is programmed, and all devices have programs."""
         self.begin()
         try:
             wait_until(f"{self.node.name}'s agent is ready", self._ready)
@@ -59,7 +59,7 @@ class LabAgent:
             raise NodeError(f"{error}; its log:\n{self.log()}") from error
 
     def begin(self) -> None:
-        """Starts the agent, and does not wait."""
+        """Start the agent without waiting."""
         self.paths.status_file.unlink(missing_ok=True)
         arguments = ["--node-name", self.node.name, "--cgroup-root", str(self.node.cgroup)]
         if not {"--kubeconfig", "--master"} & {*self.options}:
@@ -69,23 +69,23 @@ class LabAgent:
             self.process = self.lab.keep(self.spawn(words, log))
 
     def spawn(self, words: Sequence[str], log: IO[str]) -> Process:
-        """A process that runs ``ebpflb`` with these words on the node."""
+        """Start a process that runs ``ebpflb`` with these words on the node."""
         command = [*self.under, sys.executable, "-P", "-m", "ebpflb", *words]
         return start(self.node.netns, self.lab.cgroup, command, stdout=log, stderr=log)
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """By SIGTERM or SIGKILL; programs and maps stay."""
+        """Stop the agent with SIGTERM or SIGKILL; programs and maps stay."""
         if self.process:
             self.process.send_signal(how)
             self.process.wait()
 
     def log(self) -> str:
-        """What the agent has logged so far."""
+        """Return the log of the agent so far."""
         return self.log_file.read_text() if self.log_file.exists() else ""
 
     @property
     def where(self) -> list[str]:
-        """The options by which other commands find this agent's directories."""
+        """Return the options by which other commands find this agent's directories."""
         return ["--state-dir", str(self.paths.state), "--run-dir", str(self.paths.run)]
 
     def close(self) -> None:

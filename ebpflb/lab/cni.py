@@ -15,7 +15,7 @@ NETWORKS = ("10.244.0.0/16", "fd00:244::/32")  # of all pods
 
 
 def network(node: int) -> tuple[str, str]:
-    """A node's pod network, of both families."""
+    """Return a node's pod network, in both families."""
     return f"10.244.{node}.0/24", f"fd00:244:{node}::/64"
 
 
@@ -24,20 +24,20 @@ def addresses(node: int, pod: int) -> tuple[str, str]:
 
 
 class Cni(Protocol):
-    """How one node's pods are connected."""
+    """The way in which a node's pods are connected."""
 
     def prepare(self, host: Namespace, node: int) -> None:
-        """Sets up the node, before its first pod."""
+        """Set up the node, before its first pod."""
 
     def plug(self, host: Namespace, node: int, pod: Namespace, number: int) -> None:
-        """Creates a pod's eth0 with its addresses and routes."""
+        """Create a pod's eth0 with its addresses and routes."""
 
     def reach(self, host: Namespace, node: int, other: int) -> None:
-        """Adds the routes to another node's pods."""
+        """Add the routes to another node's pods."""
 
 
 class Bridge:
-    """``hairpin``: the ports' hairpin mode, as the bridge plugin has it (hairpinMode)."""
+    """A bridge. ``hairpin``: the ports' hairpin mode, the bridge plugin's hairpinMode."""
 
     mtu = 1500
 
@@ -75,8 +75,8 @@ class Bridge:
 class Overlay(Bridge):
     """VXLAN as in Flannel: a node's VXLAN address is the first one of its pod network.
 
-    Before Linux 5.14 that is a broadcast address, which nobody answers for: so the nodes know each
-    other's link address.
+    Before Linux 5.14 that is a broadcast address, for which no host answers. So the nodes have
+    entries for each other's link address.
     """
 
     mtu = 1450
@@ -97,12 +97,14 @@ def _vxlan_link(node: int) -> str:
 
 
 class Routed:
-    """As in Calico: a pod has a gateway address, for which the node answers on every veth."""
+    """Routes as in Calico: a pod has a gateway address, for which the node answers on every
+    veth.
+    """
 
     gateways = ("169.254.1.1", "fe80::1")
 
     def prepare(self, host: Namespace, node: int) -> None:
-        """Nothing to be done."""
+        """Do nothing."""
 
     def plug(self, host: Namespace, node: int, pod: Namespace, number: int) -> None:
         veth = f"veth{number}"
@@ -112,7 +114,7 @@ class Routed:
     def connect(
         self, host: Namespace, device: str, pod: Namespace, addresses: tuple[str, str]
     ) -> None:
-        """Gives the pod's eth0 addresses and routes; ``device`` is the other end."""
+        """Give the pod's eth0 addresses and routes; ``device`` is the other end."""
         host.sysctl(f"net.ipv4.conf.{device}.proxy_arp", 1)
         host.ip(f"link set {device} up", f"address add {self.gateways[1]}/64 dev {device}")
         pod.ip("link set eth0 up")

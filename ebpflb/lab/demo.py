@@ -62,7 +62,7 @@ class Demo:
         self.agent = LabAgent(lab, self.node, folder, *_PODS)
 
     def build(self) -> None:
-        """Starts servers in the pods, of which three are in the service, and then the agent."""
+        """Start servers in the pods, three of which are in the service, and then the agent."""
         self.say("  web servers in five pods")
         for pod in (*self.pods, self.far):
             self._start_program(pod, "serve", pod.name, str(TARGET))
@@ -76,7 +76,7 @@ class Demo:
             self.say(_shortened(f"    {message}"))
 
     def scale(self, count: int) -> None:
-        """Writes the manifest with the first ``count`` pods as endpoints."""
+        """Write the manifest with the first ``count`` pods as endpoints."""
         self._write(_slices("web", self.pods[:count]))
 
     def _write(self, slices: list[manifests.Manifest]) -> None:
@@ -87,7 +87,7 @@ class Demo:
         manifests.write(self.agent.manifests / "web.yaml", [node, ranges, service, *slices])
 
     def try_out(self) -> None:
-        """Gives the fourth pod a tenth of the connections, by slices of its own with a weight."""
+        """Give the fourth pod a tenth of the connections, by slices of its own with a weight."""
         annotations = {WEIGHT_ANNOTATION: str(CANARY_WEIGHT)}
         canary = _slices("web-canary", self.pods[3:], annotations=annotations)
         self._write([*_slices("web", self.pods[:3]), *canary])
@@ -99,14 +99,14 @@ class Demo:
         wait_until("the canary has gone", lambda: not self._weighted())
 
     def connect(self) -> None:
-        """Connects with every protocol and family from a pod, and to a NodePort from the node."""
+        """Connect with every protocol and family from a pod, and to a NodePort from the node."""
         for protocol in ("tcp", "udp"):
             for address in (V4, V6):
                 self._request(self.client, protocol, address)
         self._request(self.node, "tcp", self.node.v4, NODEPORT)
 
     def grow(self) -> None:
-        """Adds the fourth endpoint while a client connects until it gets there."""
+        """Add the fourth endpoint while a client connects until the endpoint answers."""
         waiting = self._start_program(self.client, "await", self.pods[3].name, V4, str(PORT))
         began = time.monotonic()
         self.scale(4)
@@ -117,7 +117,7 @@ class Demo:
         self._request(self.client, "udp", V6)
 
     def publish(self, policy: str) -> None:
-        """Writes a NodePort service with an endpoint on this node and one on the other node."""
+        """Write a NodePort service with an endpoint on this node and one on the other node."""
         ports = [{"port": PORT, "nodePort": SHOP_NODEPORT}]
         here = _endpoint(self.pods[0], self.pods[0].v4)
         there = manifests.endpoint(self.far.v4, node=self.other.name, target=self.far.name)
@@ -129,7 +129,7 @@ class Demo:
         wait_until(f"policy {policy} is in force", lambda: self._in_force(policy))
 
     def enter(self) -> None:
-        """Connects from outside with both policies: prints who replies, and the client it sees."""
+        """Connect from outside with both policies; print who replies, and which client it sees."""
         for policy in ("Local", "Cluster"):
             self.publish(policy)
             self.say(f"  externalTrafficPolicy: {policy}")
@@ -138,13 +138,13 @@ class Demo:
                 self.say(f"    {name} saw {' '.join(sources)}")
 
     def look_at_a_flow(self) -> None:
-        """Connects once from outside; prints what conntrack and `ebpflb flows list` say of it."""
+        """Connect once from outside; print the entries of conntrack and of `ebpflb flows list`."""
         self._request(self.outside, "tcp", self.node.v4, NODEPORT, 1)
         self._conntrack()
         self.ebpflb("flows", "list", "--service", f"default/{WEB}")
 
     def change_engine(self) -> None:
-        """Forgets the flow of before, and starts the agent again with the flow tables."""
+        """Forget the earlier flow, and start the agent again with the flow tables."""
         self.ebpflb("flows", "flush", "--service", f"default/{WEB}")
         self.agent.stop()
         self.agent.options = (*_PODS, "--packet-path=flows")
@@ -152,7 +152,7 @@ class Demo:
         self.agent.options = _PODS
 
     def ebpflb(self, *words: str) -> None:
-        """Prints a command, and what it prints on the node."""
+        """Print a command, and its output on the node."""
         self.say(f"  $ ebpflb {' '.join(words)}")
         command = [sys.executable, "-P", "-m", "ebpflb", *words]
         process = self.node.start(command, env={**os.environ, **environment(self.agent.paths)})
@@ -160,7 +160,7 @@ class Demo:
             raise NodeError(f"`ebpflb {' '.join(words)}` failed")
 
     def _conntrack(self) -> None:
-        """Prints the entries of connections to the NodePort, each in two lines."""
+        """Print the entries of connections to the NodePort, each in two lines."""
         words = ("conntrack", "-L", "-p", "tcp", "--dport", str(NODEPORT))
         self.say(f"  $ {' '.join(words)}")
         if not shutil.which(words[0]):
@@ -180,7 +180,7 @@ class Demo:
         return found is not None and ("local" in found.flags) == (policy == "Local")
 
     def _weighted(self) -> int:
-        """How many of the two frontends for TCP go by weight."""
+        """Return how many of the two frontends for TCP use weights."""
         found = [self._service(Frontend(ip_address(ip), PORT, 6)) for ip in (V4, V6)]
         return sum(each is not None and each.table.size > 0 for each in found)
 
@@ -192,7 +192,7 @@ class Demo:
         return found
 
     def kill(self) -> None:
-        """Connects after the agent was killed."""
+        """Kill the agent, and connect."""
         self.agent.stop(signal.SIGKILL)
         self._request(self.client, "tcp", V4)
         self._request(self.client, "udp", V4)
@@ -201,7 +201,7 @@ class Demo:
         self.agent.close()
 
     def _start_program(self, host: Host, *words: str) -> "subprocess.Popen[str]":
-        """Starts traffic.py on a host; returns when it is ready."""
+        """Start traffic.py on a host; return when it is ready."""
         return self.lab.keep_ready(host.python(TRAFFIC, *words, stdout=subprocess.PIPE))
 
     def _request(
@@ -212,7 +212,9 @@ class Demo:
         port: int = PORT,
         count: int = CONNECTIONS_A_LINE,
     ) -> Any:
-        """Connects ``count`` times and prints each pod's share. Raises NodeError if one fails."""
+        """Connect ``count`` times and print each pod's share. Raises NodeError if one connection
+        fails.
+        """
         words = ("request", protocol, address, str(port), str(count))
         output, _ = host.python(TRAFFIC, *words, stdout=subprocess.PIPE).communicate()
         answer = json.loads(output)
@@ -225,17 +227,17 @@ class Demo:
 
 
 def environment(paths: Paths) -> dict[str, str]:
-    """By which any command of ebpflb finds the demo's node."""
+    """Return the variables by which any command of ebpflb finds the demo's node."""
     return {"EBPFLB_STATE_DIR": str(paths.state), "EBPFLB_RUN_DIR": str(paths.run)}
 
 
 def _shortened(line: str) -> str:
-    """The line in WIDTH columns."""
+    """Return the line, cut to WIDTH columns."""
     return line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…"
 
 
 def _slices(name: str, pods: list[Host], **how: Any) -> list[manifests.Manifest]:
-    """Of the Service web, for both families."""
+    """Return the EndpointSlices of the Service web, for both families."""
     return [
         manifests.endpoint_slice(
             "web",

@@ -29,7 +29,7 @@ from ebpflb.lab.router import NODES, OUTSIDE, Router
 
 
 class Process(Protocol):
-    """Those members of ``subprocess.Popen`` that a lab uses of every process."""
+    """The members of ``subprocess.Popen`` that a lab needs of every process."""
 
     pid: int
     returncode: int | Any
@@ -49,7 +49,7 @@ Kept = TypeVar("Kept", bound=Process)
 def start(
     netns: str, cgroup: Path, command: Sequence[str], **options: object
 ) -> "subprocess.Popen[str]":
-    """A process in a namespace and a cgroup.
+    """Start a process in a namespace and a cgroup.
 
     A shell enters the cgroup: a signal during a ``preexec_fn`` would be lost.
     """
@@ -69,11 +69,11 @@ class Host(Namespace):
     v6: str
 
     def start(self, command: Sequence[str], **options: object) -> "subprocess.Popen[str]":
-        """Starts a process on this host; the caller ends it, or the Lab does at the end."""
+        """Start a process on this host; the caller ends it, or else the Lab does."""
         return start(self.netns, self.cgroup, command, **options)
 
     def python(self, program: Path, *words: str, **options: object) -> "subprocess.Popen[str]":
-        """Starts a Python program without site-packages, which is faster."""
+        """Start a Python program without site-packages, which is faster."""
         return self.start([sys.executable, "-IS", str(program), *words], **options)
 
 
@@ -104,13 +104,15 @@ class Lab:
 
     @cached_property
     def router(self) -> Router:
-        """The router that all nodes and outside hosts are connected to."""
+        """The router that connects all nodes and outside hosts."""
         router = Router(f"{self.prefix}-router")
         router.build()
         return router
 
     def node(self, name: str, number: int, network: cni.Cni | None = None) -> Host:
-        """A node with the address 192.0.2.<number> and a pod network; a bridge by default."""
+        """Create a node with the address 192.0.2.<number> and a pod network, by default with a
+        bridge.
+        """
         cgroup = self.cgroup / name
         cgroup.mkdir()
         host = self._host(name, cgroup, NODES.addresses(number))
@@ -122,15 +124,15 @@ class Lab:
         return host
 
     def join(self, one: Host, other: Host) -> None:
-        """Adds routes between the pods of two nodes."""
+        """Add routes between the pods of two nodes."""
         for here, there in ((one, other), (other, one)):
             node = self._nodes[here]
             node.cni.reach(here, node.number, self._nodes[there].number)
 
     def pod(self, node: Host, name: str, number: int, *, hooked: bool = True) -> Host:
-        """A pod with the address .<number> of its node's pod network.
+        """Create a pod with the address .<number> of its node's pod network.
 
-        If it is not ``hooked``, the node's socket hooks do not see its sockets, as with a pod in a
+        Unless it is ``hooked``, the node's socket hooks do not see its sockets, as with a pod in a
         virtual machine.
         """
         place = self._nodes[node]
@@ -140,32 +142,32 @@ class Lab:
         return host
 
     def outside(self, name: str, number: int) -> Host:
-        """A host beyond the router, with the address 198.51.100.<number>."""
+        """Create a host beyond the router, with the address 198.51.100.<number>."""
         host = self._host(name, self.cgroup, OUTSIDE.addresses(number))
         self.router.plug(host, OUTSIDE, number)
         return host
 
     def keep(self, process: Kept) -> Kept:
-        """Registers a process that the lab ends in ``close``."""
+        """Register a process, which ``close`` will end."""
         self.processes.append(process)
         return process
 
     def keep_ready(self, process: "subprocess.Popen[str]") -> "subprocess.Popen[str]":
-        """As ``keep``; returns when the process has printed a line to its stdout, a pipe."""
+        """Register a process; return when it has printed a line to its stdout, a pipe."""
         assert process.stdout is not None
         self.keep(process)
         process.stdout.readline()
         return process
 
     def close(self) -> None:
-        """Ends all processes of the lab, then removes their namespaces and cgroups."""
+        """End all processes of the lab, then remove their namespaces and cgroups."""
         for process in self.processes:
             process.kill()
             process.wait()
         self.sweep()
 
     def sweep(self) -> None:
-        """Removes everything of a lab with this prefix: of this one, or of one that was killed."""
+        """Remove everything of a lab with this prefix, also of a lab that was killed."""
         for procs in self.cgroup.rglob("cgroup.procs"):
             for pid in procs.read_text().split():
                 with suppress(ProcessLookupError):
@@ -183,7 +185,7 @@ class Lab:
 
 
 def _remove(cgroup: Path) -> None:
-    """A cgroup stays busy for a moment after its last process was killed."""
+    """Remove a cgroup, which stays busy for a moment after its last process was killed."""
     for _ in range(200):
         with suppress(FileNotFoundError):
             try:

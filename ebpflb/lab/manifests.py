@@ -21,7 +21,7 @@ def service(
     ingress: Iterable[str | Manifest] | None = (),
     **spec: Any,
 ) -> Manifest:
-    """A Service; of both families where ``ips`` has two.
+    """Return a Service; of both families if ``ips`` has two addresses.
 
     ``ingress`` has the addresses of its load balancer, or whole entries of the status.
     """
@@ -48,7 +48,9 @@ def endpoint_slice(
     labels: Mapping[str, str] | None = None,
     annotations: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """One EndpointSlice of a Service, with the label that names it unless ``labels`` are given."""
+    """Return an EndpointSlice of a Service, with the label that names it unless ``labels`` are
+    given.
+    """
     usual = {"kubernetes.io/service-name": service}
     name = f"{service}-{family.lower()}" if name is None else name
     return {
@@ -62,7 +64,7 @@ def endpoint_slice(
 
 
 def endpoint(address: str, *, node: str, target: str, **conditions: bool) -> Manifest:
-    """A Pod behind a Service: ready and serving, unless ``conditions`` say otherwise."""
+    """Return an endpoint that is a Pod: ready and serving, unless ``conditions`` say otherwise."""
     return {
         "addresses": [address],
         "nodeName": node,
@@ -78,7 +80,9 @@ def node(
     pod_cidrs: Iterable[str] = (),
     **spec: Any,
 ) -> Manifest:
-    """A Node with these internal addresses; a pair is of another type: ("Hostname", "node-1")."""
+    """Return a Node with these internal addresses; a pair gives another type: ("Hostname",
+    "node-1").
+    """
     pairs = [("InternalIP", each) if isinstance(each, str) else each for each in addresses]
     return {
         "apiVersion": "v1",
@@ -90,7 +94,7 @@ def node(
 
 
 def service_cidr(*networks: str, name: str = "kubernetes") -> Manifest:
-    """A ServiceCIDR: the range of cluster IPs."""
+    """Return a ServiceCIDR: the range of cluster IPs."""
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "ServiceCIDR",
@@ -116,17 +120,17 @@ def _metadata(
 
 
 def text(objects: Iterable[Manifest]) -> str:
-    """The objects as one manifest."""
+    """Return the objects as one manifest."""
     return yaml.safe_dump_all(objects, sort_keys=False)
 
 
 def write(path: Path, objects: Iterable[Manifest]) -> None:
-    """Replaces the file in one step: a reader never sees a part of it."""
+    """Replace the file by these objects in one step: no reader sees a part of it."""
     replace(path, text(objects))
 
 
 def replace(path: Path, text: str) -> None:
-    """As ``write``, with the text of a manifest."""
+    """Replace the file by this text in one step."""
     half = path.with_name(f".{path.name}")
     half.write_text(text)
     half.replace(path)

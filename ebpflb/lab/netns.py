@@ -11,7 +11,7 @@ NETNS = Path("/run/netns")
 
 
 def ip(*words: str) -> None:
-    """Runs ip(8). Raises NodeError with its message."""
+    """Run ip(8). Raises NodeError with its message."""
     _run(["ip", *words])
 
 
@@ -22,31 +22,31 @@ class Namespace:
     netns: str
 
     def create(self) -> None:
-        """Creates it with loopback up, and without duplicate address detection."""
+        """Create it with loopback up, and without duplicate address detection."""
         ip("netns", "add", self.netns)
         self.sysctl("net.ipv6.conf.default.accept_dad", 0)
         self.ip("link set lo up")
 
     def ip(self, *lines: str, v6: bool = False) -> None:
-        """Commands of ip(8), all in one process. Raises NodeError with its message.
+        """Run commands of ip(8) in one process. Raises NodeError with its message.
 
-        Without ``v6`` those that name no address are about IPv4.
+        Unless ``v6`` is set, commands without an address are about IPv4.
         """
         family = ["-6"] if v6 else []
         _run(["ip", *family, "-n", self.netns, "-batch", "-"], "\n".join(lines) + "\n")
 
     def nft(self, rules: str) -> None:
-        """Loads rules. Raises NodeError with the message of nft(8)."""
+        """Load rules. Raises NodeError with the message of nft(8)."""
         _run([*self.enter, "nft", "-f", "-"], rules)
 
     def sysctl(self, name: str, value: object) -> None:
-        """Sets a sysctl by its dotted name; a dot in a device's name is written as a slash."""
+        """Set a sysctl by its dotted name; a dot in a device's name is written as a slash."""
         path = name.translate(str.maketrans("./", "/."))
         _run([*self.enter, "tee", f"/proc/sys/{path}"], str(value))
 
     @property
     def enter(self) -> list[str]:
-        """What to put before a command so that it runs in the namespace."""
+        """Return the words that make a command run in the namespace."""
         return ["nsenter", f"--net={NETNS / self.netns}", "--"]
 
 

@@ -62,7 +62,7 @@ class Router(Namespace):
         self.sysctl("net.ipv6.conf.all.forwarding", 1)
 
     def plug(self, host: Namespace, segment: NetworkSegment, number: int) -> None:
-        """Connects the host's eth0 to the segment, with addresses and default routes."""
+        """Connect the host's eth0 to the segment, with addresses and default routes."""
         cable = f"{segment.name}{number}"
         self.ip(
             f"link add {cable} type veth peer name eth0 netns {host.netns}",
@@ -77,21 +77,21 @@ class Router(Namespace):
             )
 
     def lead(self, network: str, gateway: str) -> None:
-        """Routes packets from outside to this network by way of the node with this address."""
+        """Route packets from outside to this network by way of the node with this address."""
         self.ip(f"route replace {network} via {gateway} table {LED}")
 
     def narrow(self, mtu: int = FULL) -> None:
-        """Limits packets to both segments to ``mtu`` bytes, except to networks of ``lead``."""
+        """Limit packets to both segments to ``mtu`` bytes, except to networks of ``lead``."""
         for segment in (NODES, OUTSIDE):
             for network in segment.networks:
                 self.ip(f"route replace {_table(network)} dev {segment.name} mtu lock {mtu}")
 
 
 def lasting_mac(number: int) -> str:
-    """Sets a bridge's MAC address; the kernel's would change with the ports of the bridge."""
+    """Return a MAC address for a bridge; the kernel's would change with the bridge's ports."""
     return f"02:00:00:00:00:{number:02x}"
 
 
 def _table(network: str) -> str:
-    """The words that replace the kernel's own route: IPv6 ones differ by metric."""
+    """Return words for a route that precedes the kernel's own: IPv6 ones differ by metric."""
     return network if ip_network(network).version == 4 else f"{network} metric 256"

@@ -40,13 +40,13 @@ class Reply(NamedTuple):
 
 
 def read(answer: bytes) -> tuple[str, str]:
-    """The name and the client's address, from a server's first line."""
+    """Return the name and the client's address from a server's first line."""
     name, _, source = answer.partition(b"\n")[0].decode().rpartition(" ")
     return name, source
 
 
 def serve(name: str, port: str, address: str = "::") -> None:
-    """Never returns; prints "ready" when it listens."""
+    """Serve forever; print "ready" when it listens."""
     stream = socket.create_server(
         (address, int(port)), family=socket.AF_INET6, dualstack_ipv6=True, backlog=512
     )
@@ -69,7 +69,7 @@ def _line(name: str, peer: Any) -> bytes:
 
 
 def _converse(connection: socket.socket, line: bytes) -> None:
-    """Sends the line, then an echo, until the client closes the connection."""
+    """Send the line, then an echo, until the client closes the connection."""
     with suppress(OSError), connection:
         connection.sendall(line)
         while data := connection.recv(LONGEST):
@@ -92,7 +92,7 @@ def request_by_tcp(family: int, where: tuple[str, int]) -> Reply:
 
 
 def request_by_udp(family: int, where: tuple[str, int]) -> Reply:
-    """With an unconnected socket: a resolver checks that the reply comes from its server."""
+    """Ask with an unconnected socket, as a resolver does: it checks the address of the reply."""
     with socket.socket(family, socket.SOCK_DGRAM) as client:
         client.settimeout(_TIMEOUT)
         client.sendto(b"?", where)
@@ -116,7 +116,7 @@ REQUESTS = {
 
 
 def send_requests(protocol: str, host: str, port: str, times: Iterable[object]) -> dict[str, Any]:
-    """The counts of one connection or datagram for each of ``times``."""
+    """Connect or send a datagram for each of ``times``; return the counts of the results."""
     names, peers, errors = (Counter[str]() for _ in range(3))
     sources: dict[str, list[str]] = {}
     for _ in times:
@@ -134,7 +134,7 @@ def send_requests(protocol: str, host: str, port: str, times: Iterable[object]) 
 
 
 def echo(host: str, port: str, size: str) -> str:
-    """The server's name. Raises OSError, or ValueError if the echo is not what was sent."""
+    """Return the server's name. Raises OSError, or ValueError if the echo differs."""
     sent = os.urandom(int(size))
     with socket.create_connection((host, int(port)), _TIMEOUT) as client:
         stream = client.makefile("rb")
@@ -155,7 +155,7 @@ def until_input_ends(pause: float) -> Iterator[None]:
 
 
 def await_name(name: str, host: str, port: str) -> None:
-    """Prints "ready" after the first reply; returns after one of the server with this name."""
+    """Print "ready" after the first reply; return after a reply of the server with this name."""
     answer = request_by_tcp(family_of(host), (host, int(port)))
     print("ready", flush=True)
     while answer.name != name:

@@ -29,7 +29,7 @@ _Asked = TypeVar("_Asked", bound=msgspec.Struct)
 
 
 class NoAnswer(Exception):
-    """Why there is none, in words: the caller asks the maps instead."""
+    """The reason why the agent does not answer."""
 
 
 class Hangs(NoAnswer):
@@ -41,7 +41,7 @@ class _Error(msgspec.Struct):
 
 
 def pulse(paths: Paths) -> Pulse | None:
-    """Whether the loop runs; None where that cannot be asked (no socket, another version).
+    """Return whether the loop runs, or None if that cannot be asked (no socket, another version).
 
     Raises Hangs.
     """
@@ -67,15 +67,17 @@ def audit(paths: Paths) -> AuditReport:
 
 
 def service(paths: Paths, namespace: str, name: str) -> ServicePage:
-    """Raises NotFound if the agent knows no such Service, and NoAnswer."""
+    """Return the page of a Service. Raises NotFound if the agent knows no such Service, and
+    NoAnswer.
+    """
     query = urlencode({"namespace": namespace, "name": name}, errors="replace")
     return _get(paths, f"/v1/service?{query}", ServicePage)
 
 
 def services(paths: Paths, patterns: tuple[str, ...], selector: str, limit: int) -> ServiceList:
-    """Those whose NAMESPACE/NAME fits a pattern, and whose labels meet the selector.
+    """Return the Services whose NAMESPACE/NAME fits a pattern and whose labels meet the selector.
 
-    Asked for in parts. Raises NoAnswer.
+    The agent answers in parts. Raises NoAnswer.
     """
     found = ServiceList([], more=1)
     while found.more and len(found.services) < limit:
@@ -94,7 +96,7 @@ def services(paths: Paths, patterns: tuple[str, ...], selector: str, limit: int)
 def hold_canary(paths: Paths, nodeport: int) -> CanaryLease:
     """Have the canary in the maps for some seconds from now on, with this NodePort.
 
-    Raises NoAnswer with the reason where the agent refuses.
+    Raises NoAnswer with the reason if the agent refuses.
     """
     try:
         return _get(paths, f"/v1/canary/hold?nodeport={nodeport}", CanaryLease)
@@ -109,7 +111,9 @@ def end_canary(paths: Paths) -> None:
 
 
 def uplinks(paths: Paths) -> UplinkReport:
-    """What becomes of requests that come in at each uplink. Raises NoAnswer with the reason."""
+    """Return what becomes of requests that come in at each uplink. Raises NoAnswer with the
+    reason.
+    """
     try:
         return _get(paths, "/v1/canary/uplinks", UplinkReport, UPLINK_SECONDS)
     except NotFound:

@@ -46,8 +46,8 @@ from ebpflb.tools import ask
 from ebpflb.tools.ask import NoAnswer
 from ebpflb.tools.node_checks import CheckResult
 
-# One canary connection, both of whose ends are here: whether the endpoint gets it, and whether the
-# answer comes from the address that was asked. If not, only one direction was translated.
+# One canary connection; both ends are in this process. The endpoint must get the request, and the
+# answer must come from the address that was asked: else only one direction was translated.
 
 _OWN = Path("/proc/self")
 _SocketAddress = tuple[str, int]
@@ -109,7 +109,7 @@ def _datagram(client: socket.socket, endpoint: socket.socket, to: _SocketAddress
 
 @contextmanager
 def inside(cgroup: Path) -> Iterator[None]:
-    """This process is in that cgroup, as /proc/PID/cgroup has it, or below it. Raises NodeError."""
+    """Run in that cgroup (a path as in /proc/PID/cgroup), or below it. Raises NodeError."""
     if namespaces.in_cgroup(_OWN, cgroup):
         yield
         return
@@ -151,7 +151,7 @@ Fault = Callable[[Protocol, Address, int], str]
 
 
 def canary_results(state: StateDir, paths: Paths, maps: Mapping[str, Map]) -> Iterator[CheckResult]:
-    """In the network namespace of this thread, which has to be the agent's."""
+    """Yield the result of each path. This thread must be in the agent's network namespace."""
     with ExitStack() as stack:
         try:
             yield from _Canary(state, paths, maps, stack).results()
@@ -165,7 +165,9 @@ def _not_tried(what: str, why: object, remedy: str = "") -> CheckResult:
 
 
 def uplink_results(paths: Paths) -> Iterator[CheckResult]:
-    """What becomes of frames that the agent puts into the ingress of each of the node's devices."""
+    """Yield what becomes of frames that the agent puts into the ingress of the node's own
+    devices.
+    """
     what = "canary: uplinks"
     try:
         report = ask.uplinks(paths)
@@ -225,7 +227,7 @@ class _Canary:
         self._direct = cache(self._ask_endpoint)
 
     def results(self) -> Iterator[CheckResult]:
-        """Raises NoAnswer where the agent has withdrawn the canary."""
+        """Yield the result of each path. Raises NoAnswer if the agent has withdrawn the canary."""
         targets = [(CANARY_IPS[of], CANARY_PORT) for of in self._families]
         yield from self._from_node(targets)
         if not_served := self._not_served():
@@ -247,7 +249,7 @@ class _Canary:
             yield _not_tried("canary: sockets", error)
 
     def _not_served(self) -> CheckResult | None:
-        """A new device gets programs as soon as the agent sees it."""
+        """Wait until both devices have programs; return an error if the agent attaches none."""
         until = time.monotonic() + SERVED_SECONDS
         while lacking := [it for it in (self._client, self._endpoint) if not self._is_served(it)]:
             if time.monotonic() > until or self._lease.devices:
@@ -268,7 +270,7 @@ class _Canary:
         return not any(attacher(self._state).faults(device, {}, HeldLinks(), {}))
 
     def _nodeports(self) -> Iterator[tuple[Address, int]]:
-        """At one address of each family at which NodePorts are served."""
+        """Yield an address at which NodePorts are served, and the NodePort, for each family."""
         serving = [address for address, _ in self._maps["node_addresses"].items()]
         usable = [it for it in serving if not (it.is_loopback or it.is_link_local)]
         for of in self._families:

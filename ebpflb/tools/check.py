@@ -25,7 +25,9 @@ _NETFILTER, _BRIDGES = "NAT by nftables", "bridges of pods"
 
 
 def check_node(state_directory: Path, cgroup: Path | None) -> list[CheckResult]:
-    """Of all features; without the capabilities, only of those that can be checked without them."""
+    """Return the results of all checks; without the capabilities, only of the checks that need
+    none.
+    """
     results = required_results(state_directory, cgroup)
     if missing_requirements(results[:1]):
         return results
@@ -33,7 +35,7 @@ def check_node(state_directory: Path, cgroup: Path | None) -> list[CheckResult]:
 
 
 def _batches() -> Iterator[CheckResult]:
-    """Batch operations, by map type."""
+    """Yield whether batch operations work, for each map type."""
     since = {"LPM_TRIE": "5.13", "PERCPU_ARRAY": "5.13"}
     for kind, works in probe.batches().items():
         lost = "entries are written one by one, so large updates take longer"
@@ -41,7 +43,7 @@ def _batches() -> Iterator[CheckResult]:
 
 
 def _optional() -> Iterator[CheckResult]:
-    """Features that ebpflb can do without."""
+    """Yield results about features that ebpflb can do without."""
     lost = "connections are refused over loopback; bind() to a NodePort succeeds"
     yield feature("errno from hooks", probe.set_retval(), "5.18", lost)
     lost = "each packet reads the exact clock, which is slower"
@@ -62,11 +64,11 @@ _BH_LOCK = "CONFIG_PREEMPT_RT_NEEDS_BH_LOCK"
 
 
 def _one_packet_a_cpu() -> CheckResult:
-    """Whether the kernel handles one packet at a time on a CPU: a program keeps what it knows of a
-    packet in map `scratch`, which has one element for each CPU.
+    """Return whether the kernel handles one packet at a time on a CPU.
 
-    The kernel runs these programs with softirqs disabled, so that none starts before another one of
-    the CPU has ended. With PREEMPT_RT that takes a lock, which such kernels can leave out since
+    A program keeps its data about a packet in map `scratch`, which has one element for each CPU.
+    The kernel runs these programs with softirqs disabled, so no other one starts on the same CPU
+    before it has ended. With PREEMPT_RT that takes a lock, which such kernels can leave out since
     6.18.
     """
     name, apart = "one packet a CPU", "yes"
@@ -90,7 +92,7 @@ def _is_one(path: Path) -> bool:
 
 
 def _kernel_config() -> str | None:
-    """The running kernel's configuration; None where it cannot be read."""
+    """Return the running kernel's configuration, or None if it cannot be read."""
     for name in CONFIGS:
         path = Path(name.format(os.uname().release))
         with suppress(OSError):
@@ -100,14 +102,14 @@ def _kernel_config() -> str | None:
 
 
 def _netfilter() -> CheckResult:
-    """Whether --packet-path=auto takes netfilter as far as the kernel is concerned."""
+    """Return whether the kernel allows --packet-path=auto to use netfilter."""
     missing = netfilter_obstacle()
     lost = "packets are translated by ebpflb's own flow tables" if missing else ""
     return CheckResult(_NETFILTER, not missing, False, missing or "yes", lost)
 
 
 def _bridged_pods() -> CheckResult:
-    """Whether --packet-path=auto takes the flow tables because of bridges (bridged_pods)."""
+    """Return whether --packet-path=auto uses the flow tables because of bridges (bridged_pods)."""
     try:
         found = packet_path.unsuited(device_watch.list_devices().devices, (), bridge_calls())
     except EbpflbError as error:
@@ -117,7 +119,7 @@ def _bridged_pods() -> CheckResult:
 
 
 def _stale_sockets() -> Iterator[CheckResult]:
-    """What ending sockets of removed backends needs (kube-proxy.md 11.1, on_removal)."""
+    """Yield whether sockets of removed endpoints can be ended (kube-proxy.md 11.1, on_removal)."""
     lost = "connected UDP sockets keep a removed endpoint (modprobe udp_diag)"
     yield feature("destroying UDP sockets", sock_diag.can_destroy(), "4.9, INET_DIAG_DESTROY", lost)
     lost = "with on-removal: reset, sockets keep a removed endpoint (modprobe tcp_diag)"

@@ -50,7 +50,7 @@ class Dump(NamedTuple):
 
 
 def dump_maps(maps: Mapping[str, Map], names: tuple[str, ...] = ()) -> Dump:
-    """The rows of the maps with these names, or of all maps; sorted."""
+    """Return the sorted rows of the maps with these names, or of all maps."""
     before = maps["settings"].get(0).writes
     snapshot = Snapshot(maps)
     rows = {name: list(ROWS[name](snapshot)) for name in names or ROWS}
@@ -59,7 +59,9 @@ def dump_maps(maps: Mapping[str, Map], names: tuple[str, ...] = ()) -> Dump:
 
 
 def _entries(name: str, row: Each, order: Callable[[Any], Any] = repr) -> Rows:
-    """A row for each entry of a map, sorted by its key in this order."""
+    """Return a function that makes a row for each entry of a map, sorted by its key in this
+    order.
+    """
 
     def rows(s: Snapshot) -> Iterable[Row]:
         entries = sorted(s.maps[name].items(), key=lambda entry: order(entry[0]))
@@ -69,7 +71,7 @@ def _entries(name: str, row: Each, order: Callable[[Any], Any] = repr) -> Rows:
 
 
 def _written(name: str, row: Each) -> Rows:
-    """A row for each element of an array that was written."""
+    """Return a function that makes a row for each element of an array that was written."""
     return lambda s: (row(s, at, value) for at, value in s.maps[name].written_items())
 
 
@@ -114,7 +116,7 @@ def _backend(s: Snapshot, backend: Backend) -> Row:
 
 
 def _backends(row: Callable[[Snapshot, int], Row]) -> Rows:
-    """A row for each backend, by its id."""
+    """Return a function that makes a row for each backend, by its id."""
     return lambda s: (row(s, number) for number in sorted(s.backends()))
 
 
@@ -130,7 +132,7 @@ def _slots(s: Snapshot) -> Iterable[Row]:
 
 
 def _choices(s: Snapshot) -> Iterable[Row]:
-    """The places of tables that services draw from."""
+    """Yield the places of the tables from which services draw endpoints."""
     services = {it.tables: it for it in s.services.values() if it.table.size}
     for tables, service in sorted(services.items()):
         for at in range(tables.base, sum(tables)):
@@ -168,7 +170,7 @@ def _backend_health(s: Snapshot, key: Any, it: Any) -> Row:
 
 def _sockets(s: Snapshot) -> Iterable[Row]:
     for cookie, entry in sorted(RememberedSockets(s.maps).items(), key=str):
-        if entry.peer.frontend.port:  # the others were ended, and are not released yet
+        if entry.peer.frontend.port:  # sockets without a port have ended, and are not released yet
             yield {**_peer(s, cookie, entry.peer), "counted": bool(entry.counted)}
 
 
@@ -184,7 +186,9 @@ def _peer(s: Snapshot, cookie: int, remembered: PeerFrontend) -> Row:
 
 
 def _flows(name: str) -> Rows:
-    """The entries of each flow stand together, the oldest flow first."""
+    """Return a function that makes a row for each entry; the oldest flow is first, entries of a
+    flow are together.
+    """
 
     def rows(s: Snapshot) -> Iterable[Row]:
         entries = list(s.maps[name].items())
@@ -227,8 +231,9 @@ def _rewritten(key: Any, flow: Flow) -> str:
 
 
 def _half_open(s: Snapshot) -> Iterable[Row]:
-    """The flows that are half-open, the oldest first. Each new flow takes a place, which it keeps
-    when it is established or has ended.
+    """Yield the half-open flows, the oldest first.
+
+    Each new flow takes a place, and keeps it when it is established or has ended.
     """
     taken = (place for _, place in s.maps["half_open"].written_items() if place.created)
     for place in sorted(taken, key=lambda it: it.created):
@@ -237,7 +242,7 @@ def _half_open(s: Snapshot) -> Iterable[Row]:
 
 
 def _is_half_open(maps: Mapping[str, Map], place: HalfOpen) -> bool:
-    """As flow_is_half_open (bpf/engine/flows/half_open.h)."""
+    """Return what flow_is_half_open returns (bpf/engine/flows/half_open.h)."""
     table = maps["tcp_flows" if place.request.protocol == Protocol.TCP else "other_flows"]
     request: Flow | None = table.get(place.request)
     if request is None or request.created != place.created:
@@ -249,7 +254,9 @@ def _is_half_open(maps: Mapping[str, Map], place: HalfOpen) -> bool:
 
 
 def _flow_gate(s: Snapshot) -> list[Row]:
-    """Whether packets are looked up in the flow tables, which may hold flows."""
+    """Return whether programs look packets up in the flow tables, that is, whether flows
+    may exist.
+    """
     gate = s.maps["flow_gate"].get(0)
     is_open = gate.empty != gate.opened + gate.written + 1
     return [{"opened": gate.opened, "written": gate.written, "is_open": is_open}]
@@ -280,7 +287,9 @@ def _sweeps(s: Snapshot) -> Iterable[Row]:
 
 
 def _reject_budgets(s: Snapshot) -> Iterable[Row]:
-    """The budgets that were used; when each CPU's was refilled means nothing in sum."""
+    """Yield the budgets that were used. The map's values are sums over CPUs, so times are
+    left out.
+    """
     budgets = s.maps["reject_budgets"]
     for number in range(budgets.spec.entries):
         refilled, left = budgets.get(number)
@@ -289,14 +298,19 @@ def _reject_budgets(s: Snapshot) -> Iterable[Row]:
 
 
 def _rotations(s: Snapshot) -> Iterable[Row]:
-    """Whose turn is next in each list of services with round-robin, from 1; 0: there was none."""
+    """Yield the next place in each list of services with round-robin, from 1; 0: none was taken
+    yet.
+    """
     for id, found in s.maps["rotations"].written_items():
         if found.cluster or found.local:
             yield {"service": s.service(id), "cluster": found.cluster, "local": found.local}
 
 
 def _connections(s: Snapshot, key: Any, counted: Any) -> Row:
-    """Of services with least-connections. A flow's number is no socket's cookie."""
+    """Return the row of a connection of a service with least-connections.
+
+    A flow's number is not a socket cookie.
+    """
     return {
         "of": "flow" if key.socket >= _FLOW_NUMBERS else "socket",
         "number": key.socket,
@@ -344,7 +358,7 @@ def _route_sources(s: Snapshot) -> list[Row]:
 
 
 def _device(s: Snapshot, index: int) -> str:
-    """Its name, in the network namespace of the node; its index elsewhere."""
+    """Return the device's name, or its index outside the node's network namespace."""
     if by_socket() not in (None, s.maps["settings"].get(0).host_netns):
         return str(index)
     try:
@@ -354,7 +368,9 @@ def _device(s: Snapshot, index: int) -> str:
 
 
 def _texts(record: Any) -> Row:
-    """Numbers as they are, flags as words; nothing where no address is meant."""
+    """Return the fields as texts: numbers unchanged, flags as words, "" for an address that is not
+    set.
+    """
     return {name: _text(value) for name, value in record._asdict().items()}
 
 
@@ -372,7 +388,7 @@ def _text(value: Any) -> str | int:
 
 
 def _translations(s: Snapshot) -> list[Row]:
-    """Where netfilter sends packets for which a backend was chosen. Raises NodeError."""
+    """Return where netfilter sends packets for which a backend was chosen. Raises NodeError."""
     # pyroute2, which these import, takes as long to import as all other maps to print.
     from ebpflb.kernel.netfilter import nft
     from ebpflb.kernel.netfilter.elements import read_backends, unpack
@@ -392,9 +408,9 @@ def _translations(s: Snapshot) -> list[Row]:
     ]
 
 
-# Two are no maps of ours: "conntrack" has the kernel's entries that lead to frontends,
-# "translations" the elements of netfilter's table.
-# Every map but two: what is in scratch lasts no longer than a packet, and the secret is one.
+# All maps except scratch, whose content lasts no longer than a packet, and the secret. Two more are
+# the kernel's: "conntrack" has its entries that lead to frontends, "translations" the elements of
+# netfilter's table.
 ROWS: dict[str, Rows] = {
     "services": _services,
     "slots": _slots,
@@ -430,7 +446,7 @@ ROWS: dict[str, Rows] = {
     "backend_health": _entries("backend_health", _backend_health, order=tuple),
     **{name: _flows(name) for name in FLOW_MAPS},
     "half_open": _half_open,
-    "udp_choices": _entries(  # what the datagrams of each flow get on the engine netfilter
+    "udp_choices": _entries(  # the choice for the datagrams of each flow on the engine netfilter
         "udp_choices",
         lambda s, key, choice: {
             **_ends(key),
@@ -440,7 +456,7 @@ ROWS: dict[str, Rows] = {
             "idle_seconds": seconds_since(choice.last_used),
         },
     ),
-    "attempts": _entries(  # the TCP connections of packets that have had no answer yet
+    "attempts": _entries(  # TCP connections of packets without an answer yet
         "attempts",
         lambda s, key, attempt: {
             **_ends(key),
@@ -451,11 +467,11 @@ ROWS: dict[str, Rows] = {
             "has_failed": bool(attempt.has_failed),
         },
     ),
-    "stale_endpoints": _entries(  # the UDP endpoints that were removed a moment ago
+    "stale_endpoints": _entries(  # UDP endpoints that were removed a moment ago
         "stale_endpoints",
         lambda s, key, left: {"endpoint": host_port(key.address, key.port), "reports_left": left},
     ),
-    "recent_choices": _written(  # what packets got last on the engine netfilter, by their hash
+    "recent_choices": _written(  # the last choices on the engine netfilter, by hash
         "recent_choices",
         lambda s, index, it: {
             "index": index,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The events of the monitoring programs, which a running agent puts in force meanwhile."""
+"""The events of the monitoring programs, which a running agent loads while someone watches."""
 
 import errno
 import socket
@@ -38,18 +38,17 @@ from ebpflb.workers import readable
 
 # Names for events: services and backends by their ids, pods by namespace and address.
 #
-# What is found is kept for seconds, as ids are given to others; what takes long to look for is
-# looked for once in so many seconds.
+# Names are kept for some seconds, because ids are given away again. Slow searches have a pause.
 
 KEPT_SECONDS = 5.0
-SEARCH_SECONDS = 2.0  # from one search through all namespaces to the next
-PODS_SECONDS = 30.0  # the same of all endpoints
+SEARCH_SECONDS = 2.0  # between two searches through all namespaces
+PODS_SECONDS = 30.0  # between two searches through all endpoints
 _MOST = 10_000
 NODE = "node"
 
 
 class NetnsOwner(NamedTuple):
-    """A network namespace: the pod whose it is, if that can be told, and its addresses."""
+    """The pod that owns a network namespace, "" if unknown, and the addresses in the namespace."""
 
     pod: str
     addresses: tuple[Address, ...]
@@ -59,7 +58,7 @@ _UNKNOWN = NetnsOwner("", ())
 
 
 class EventNames:
-    """Of one node, whose network namespace the process is in."""
+    """The names for events of one node. This process must be in the node's network namespace."""
 
     def __init__(self, maps: Mapping[str, Map]) -> None:
         self._maps = maps
@@ -74,7 +73,9 @@ class EventNames:
         self._kept_until = self._next_search = self._next_pods = 0.0
 
     def service(self, number: int, frontend: Frontend | None) -> str:
-        """By its id; by its frontend where no id was noted. "" if there is none."""
+        """Return the service port with this id, or the one of the frontend if the id is 0; "" if
+        unknown.
+        """
         self._forget_in_time()
         key = number or frontend
         if key is None:
@@ -85,7 +86,7 @@ class EventNames:
         return self._services[key]
 
     def target(self, backend: int) -> str:
-        """The pod that is an endpoint."""
+        """Return the pod of this backend."""
         self._forget_in_time()
         if backend not in self._targets:
             named = self._maps["backend_names"].get(backend) or BackendName("", "")
@@ -93,7 +94,9 @@ class EventNames:
         return self._targets[backend]
 
     def place(self, netns: int, process: int) -> NetnsOwner:
-        """Of a socket, by the cookie of its namespace and its process."""
+        """Return the owner of a socket's network namespace, by its cookie and the socket's
+        process.
+        """
         if netns not in self._owners:
             found = self._of_process(netns, process) or self._search(netns)
             if not found:
@@ -102,14 +105,16 @@ class EventNames:
         return self._owners[netns]
 
     def pods(self) -> Iterator[NetnsOwner]:
-        """The network namespaces of this node's pods; to be called in the node's."""
+        """Yield the owners of this node's network namespaces. Call it in the node's own."""
         names = {place: name for place, _, name in namespaces.host_names() if name}
         for path in namespaces.linked():
             with suppress(NodeError):
                 yield self._owner_at(path, names.get(namespaces.identity(path), ""))
 
     def pod_at(self, address: Address) -> str:
-        """The pod with this address, if it is an endpoint; the node for its own addresses."""
+        """Return the pod with this address if it is an endpoint; "node" for the node's own
+        addresses.
+        """
         if address in self._owners[self._host].addresses:
             return NODE
         if address not in self._pods and time.monotonic() > self._next_pods:
@@ -123,7 +128,9 @@ class EventNames:
         return self._pods.get(address, "")
 
     def _service_at(self, frontend: Frontend | None) -> int:
-        """A NodePort has no address of its own."""
+        """Return the id of the service of this frontend. NodePorts are stored without an
+        address.
+        """
         if frontend is None:
             return 0
         zero = ip_address("0.0.0.0" if frontend.address.version == 4 else "::")
@@ -133,7 +140,9 @@ class EventNames:
         return 0
 
     def _of_process(self, netns: int, process: int) -> NetnsOwner | None:
-        """Its process may have ended, and its number may be another's."""
+        """Return the owner by the process, unless the process has ended or its number was given
+        away.
+        """
         folder = Path("/proc", str(process))
         with suppress(NodeError):
             if process and namespaces.cookie(folder / "ns/net") in (None, netns):
@@ -162,7 +171,7 @@ class EventNames:
 
 
 def _given_name(path: Path) -> str:
-    """What ip(8) calls a namespace; those of container runtimes tell nobody anything."""
+    """Return the name given by ip(8); names given by container runtimes mean nothing to a user."""
     wanted = namespaces.identity(path)
     for folder in namespaces.NAMED if wanted else ():
         for entry in folder.iterdir() if folder.is_dir() else ():
@@ -171,13 +180,15 @@ def _given_name(path: Path) -> str:
     return ""
 
 
-# An event of the datapath in words, and which of them somebody wants to see.
+# Events of the datapath in words, and the filter for them.
 
 _CALLS = {"connect", "sendmsg", "recvmsg", "getpeername", "bind"}
 
 
 class Told(msgspec.Struct):
-    """A decision. "" is what is not known, or what there is none of; ``ns`` is what it took."""
+    """A decision of the datapath. "" means unknown or not applicable; ``ns`` is the duration in
+    nanoseconds.
+    """
 
     time: str  # RFC 3339
     hook: str  # a call of a socket, or ingress or egress of a device
@@ -196,7 +207,9 @@ class Told(msgspec.Struct):
 
 
 class EventFilter(NamedTuple):
-    """``service`` is NAMESPACE/NAME; None: any. ``namespace``: of the Service, "" being all."""
+    """The wanted events. ``service`` is NAMESPACE/NAME, None for all; ``namespace`` is the
+    Service's, "" for all.
+    """
 
     service: str | None = None
     client: IPv4Network | IPv6Network | None = None
@@ -204,7 +217,7 @@ class EventFilter(NamedTuple):
 
 
 class _Ends(NamedTuple):
-    """Addresses and ports; None: not known."""
+    """Addresses and ports of an event; None if unknown."""
 
     client: tuple[Address, int] | None
     frontend: tuple[Address, int] | None
@@ -212,7 +225,7 @@ class _Ends(NamedTuple):
 
 
 class Teller:
-    """Says events in words, if they pass the filter."""
+    """Turns events that pass the filter into words."""
 
     def __init__(self, names: EventNames, wanted: EventFilter) -> None:
         self._names, self._wanted = names, wanted
@@ -252,7 +265,7 @@ class Teller:
         )
 
     def _client(self, event: MonitorEvent, ends: _Ends) -> tuple[str, tuple[Address, ...]]:
-        """The pod, and the addresses that it may have."""
+        """Return the client's pod and the addresses that the client may have."""
         if ends.client:
             return self._names.pod_at(ends.client[0]), (ends.client[0],)
         if event.netns:
@@ -260,7 +273,7 @@ class Teller:
         return "", ()
 
     def _device(self, index: int) -> str:
-        """In the node's network namespace; its number where it has gone."""
+        """Return the device's name in the node's network namespace, or its number if it is gone."""
         if index not in self._devices:
             try:
                 self._devices[index] = socket.if_indextoname(index)
@@ -270,13 +283,15 @@ class Teller:
 
 
 def _ends_of_call(event: MonitorEvent) -> _Ends:
-    """A call's address is its backend's only where it has one."""
+    """Return the ends of a socket's call. The event's address is a backend's only if it has a
+    backend.
+    """
     to = event.tuple.destination, event.tuple.destination_port
     return _Ends(None, to, (event.address, event.port) if event.backend else None)
 
 
 def _ends_of_packet(event: MonitorEvent) -> _Ends:
-    """By the entry of a known flow (bpf/layout/flow.h), else as the packet came."""
+    """Return the ends of a packet: those of its flow's entry (bpf/layout/flow.h), or its own."""
     source = event.tuple.source, event.tuple.source_port
     destination = event.tuple.destination, event.tuple.destination_port
     entry = event.address, event.port
@@ -296,7 +311,7 @@ def _ends_of_packet(event: MonitorEvent) -> _Ends:
 
 
 READ_SECONDS = 0.05  # between two looks at the ring buffer
-BEGIN_SECONDS = 300.0  # where the programs have to be compiled first
+BEGIN_SECONDS = 300.0  # if the programs have to be compiled first
 _LONGEST = 1 << 16  # bytes of an answer
 _NO_AGENT = (
     "no agent is running: start `ebpflb run`, because the agent loads the monitor's programs"
@@ -305,17 +320,17 @@ _OLDER = "the agent has another version, without a monitor: use the agent's own 
 
 
 class EventBatch(NamedTuple):
-    """Events in their order, and how many have been lost since the beginning."""
+    """Events in their order, and how many have been lost since the stream began."""
 
     events: Iterator[MonitorEvent]
     lost: int
 
 
 class EventStream:
-    """The events of a running agent's programs, until it ends."""
+    """The events of a running agent's programs, until the agent ends."""
 
     def __init__(self, paths: Paths, verdicts: int) -> None:
-        """Returns when the programs are in force. Raises NodeError that says what to do."""
+        """Wait until the agent has attached the programs. Raises NodeError that says what to do."""
         self._socket = _connect(paths)
         try:
             self._reader = EventReader(self._ask(verdicts), paths.run)
@@ -341,7 +356,7 @@ class EventStream:
         return descriptors
 
     def parts(self) -> Iterator[EventBatch]:
-        """Yield what has happened, until the agent ends."""
+        """Yield new events, until the agent ends."""
         told = 0
         while not readable([self._socket], READ_SECONDS):
             events, lost = self._reader.take(), self._reader.lost()
@@ -350,7 +365,7 @@ class EventStream:
                 yield EventBatch(iter(events), lost)
 
     def end(self) -> None:
-        """``parts`` ends; safe in any thread, which ``close`` is not."""
+        """End ``parts``. Any thread may call it, unlike ``close``."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -369,7 +384,7 @@ def _connect(paths: Paths) -> socket.socket:
 
 
 def _answers(paths: Paths) -> bool:
-    """Whether an agent listens for other commands."""
+    """Return whether an agent listens for other commands."""
     try:
         unix_socket.connect(paths.socket_file, 1.0).close()
     except OSError:
@@ -377,7 +392,7 @@ def _answers(paths: Paths) -> bool:
     return True
 
 
-# Who may be asked for by name in `ebpflb explain --from`: the pods that are found on this node.
+# The names for `ebpflb explain --from`: the pods that are found on this node.
 
 
 class Sender(msgspec.Struct):
@@ -388,14 +403,14 @@ class Sender(msgspec.Struct):
 
 
 class Senders(msgspec.Struct):
-    """``node`` has the node's own addresses."""
+    """The clients that have a name; ``node`` has the node's own addresses."""
 
     pods: list[Sender]
     node: list[str]
 
 
 def find_senders(state: StateDir) -> Senders:
-    """Sorted by name. Raises NodeError."""
+    """Return the clients, sorted by name. Raises NodeError."""
     with pins.pinned_maps(state.directory) as maps:
         host = maps["settings"].get(0).host_netns
         path = namespaces.by_cookie(host) if host else namespaces.OWN_NETNS

@@ -46,7 +46,7 @@ PARTIAL = "partial"
 
 
 class FlowFilter(NamedTuple):
-    """The flows of a service (namespace, name) and of a client; None: of any."""
+    """The wanted flows: of a service (namespace, name) and of a client; None means all."""
 
     service: tuple[str, str] | None = None
     client: Address | None = None
@@ -60,7 +60,7 @@ class FlushResult(NamedTuple):
 
 
 def list_flows(maps: Mapping[str, Map], only: FlowFilter) -> list[Row]:
-    """A row for each flow that matches."""
+    """Return a row for each flow that matches."""
     services = dict(maps["service_names"].items())
     name_of = cache(maps["backend_names"].get)
     return [
@@ -71,9 +71,9 @@ def list_flows(maps: Mapping[str, Map], only: FlowFilter) -> list[Row]:
 
 
 def flush_flows(maps: Mapping[str, Map], only: FlowFilter) -> FlushResult:
-    """Deletes all entries of the flows that match; of each flow, the entry of requests first.
+    """Delete all entries of the flows that match, of each flow the entry of requests first.
 
-    The entries are counted as swept before they are deleted: otherwise a sweep at the same time
+    The entries are counted as swept before they are deleted. Otherwise a sweep at the same time
     would count them as evicted.
     """
     matching = {name: list(_matching(maps, name, only)) for name in FLOW_MAPS}
@@ -124,7 +124,9 @@ def _flow_row(
 
 
 def _request_columns(key: Tuple, first: Flow, inside: Tuple, reply: Flow | None) -> Row:
-    """Client and frontend, by the entry of requests or that of replies; else only the client."""
+    """Return client and frontend from the entry of requests or of replies; without both, the client
+    only.
+    """
     known = request_tuple(reverse(inside), reply) if reply else None
     request = key if is_client_request(first) else known
     if request is None:
@@ -136,7 +138,7 @@ def _request_columns(key: Tuple, first: Flow, inside: Tuple, reply: Flow | None)
 
 
 def _reply_columns(inside: Tuple, masquerade: Flow | None) -> Row:
-    """The address that the backend sees as the client's, and the backend's packets to it."""
+    """Return the client's address as the backend sees it, and the ends of the backend's packets."""
     client = host_port(inside.source, inside.source_port)
     backend = host_port(inside.destination, inside.destination_port)
     if masquerade is None:
@@ -147,12 +149,11 @@ def _reply_columns(inside: Tuple, masquerade: Flow | None) -> Row:
     return {"masqueraded_as": node, "reply": f"{backend} > {node}"}
 
 
-# Flows that conntrack keeps, joined with services and backends: listed, deleted, and dumped.
+# Flows in conntrack, joined with services and backends: listed, deleted, and dumped.
 #
-# A flow of ours is an entry that is translated and whose original destination is a frontend. An
-# entry does not tell who made it: those of a kube-proxy that serves, or has served, the same
-# frontend are among them. Flows of a service that has been deleted since are not known by any
-# frontend.
+# A translated entry whose original destination is a frontend is a flow. An entry does not tell who
+# made it, so entries of a kube-proxy that serves, or has served, the same frontend are among them.
+# The flows of a deleted service are not, because its frontends are gone.
 
 
 class _Service(NamedTuple):
@@ -177,22 +178,23 @@ class _Joined(NamedTuple):
 
 
 def list_connections(maps: Mapping[str, Map], only: FlowFilter) -> list[Row]:
-    """A row for each flow that matches, with the columns of ``list_flows``. Raises NodeError.
+    """Return a row for each flow that matches, with the columns of ``list_flows``. Raises
+    NodeError.
 
-    conntrack does not tell how old an entry is, nor when it was last used: these are None.
+    conntrack does not record the age of an entry or its last use: these are None.
     """
     name_of = cache(maps["backend_names"].get)
     return [_connection_row(flow, name_of) for flow in _flows(maps, only)]
 
 
 def flush_connections(maps: Mapping[str, Map], only: FlowFilter) -> FlushResult:
-    """Deletes the entries of the flows that match. Raises NodeError."""
+    """Delete the entries of the flows that match. Raises NodeError."""
     deleted = conntrack.delete(flow.entry for flow in _flows(maps, only))
     return FlushResult(deleted, deleted)
 
 
 def dump_connections(maps: Mapping[str, Map]) -> list[Row]:
-    """Every entry to a frontend as conntrack shows it, also those that are not translated."""
+    """Return a row for every entry to a frontend as conntrack shows it, translated or not."""
     joined = sorted(_joined(maps), key=lambda one: (one.service.id, one.entry.original))
     return [
         {
@@ -223,7 +225,7 @@ def _joined(maps: Mapping[str, Map]) -> Iterator[_Joined]:
 
 
 def _find(maps: Mapping[str, Map], frontend: Frontend) -> _Service | None:
-    """None where it has gone since its key was read."""
+    """Return the service of this frontend, or None if it was removed since its key was read."""
     services, anywhere = maps["services"], ANY[family(frontend.address)]
     found: ServiceEntry | None = services.get(frontend)
     found = found or services.get(frontend._replace(address=anywhere))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kube-proxy on this node, and whether programs of ebpflb without an agent come before it."""
+"""Whether kube-proxy runs on this node, and whether programs without an agent come before it."""
 
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +15,8 @@ from ebpflb.options import Paths
 
 
 def detect(state: Path) -> Detection:
-    """What can be detected now beside the programs in this state directory.
+    """Return what can be detected of kube-proxy, and whether this state directory's programs have
+    no agent.
 
     Raises NodeError if something cannot be read.
     """
@@ -23,7 +24,9 @@ def detect(state: Path) -> Detection:
 
 
 def overruled(state: Path) -> str:
-    """What is wrong and what to do if one runs in vain, in one line; "" if not, or if unknown."""
+    """Return a line for the operator if kube-proxy has no effect because of our programs;
+    else "".
+    """
     try:
         found = detect(state)
     except NodeError:
@@ -32,9 +35,9 @@ def overruled(state: Path) -> str:
 
 
 def unattended(state: Path) -> str:
-    """When the agent of the attached programs was last seen, in words.
+    """Return when the agent of the attached programs was last seen, in words.
 
-    "" where an agent runs, or where no programs are attached to sockets.
+    "" if an agent runs, or if no programs are attached to sockets.
     """
     if files.is_locked(state) or not cgroup_links.attached(StateDir(state)):
         return ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How full the maps are that can fill up. The pinned maps suffice."""
+"""How full the maps are. The pinned maps suffice."""
 
 from collections.abc import Iterable, Mapping
 
@@ -21,14 +21,15 @@ class MapFill(msgspec.Struct):
 
     @property
     def share(self) -> float:
-        """From 0 to 1."""
+        """The part in use, from 0 to 1."""
         return self.entries / self.limit if self.limit else 0.0
 
 
 def map_fill(maps: Mapping[str, Map]) -> list[MapFill]:
-    """Of the maps that the agent plans, and of flows as of the last sweep; the fullest first.
+    """Return the fill of the maps that the agent plans, and of the flow tables at the last sweep.
 
-    Of arrays, only the elements that Services have now are counted. Raises KernelError.
+    The fullest map is first. Of arrays, only the elements that Services use are counted. Raises
+    KernelError.
     """
     services = [entry for _, entry in maps["services"].items()]
     counts = {
@@ -42,5 +43,5 @@ def map_fill(maps: Mapping[str, Map]) -> list[MapFill]:
 
 
 def _size(ranges: Iterable[Range]) -> int:
-    """The size of all ranges together; frontends of a service share theirs."""
+    """Return the size of all ranges together; frontends of a service share a range."""
     return sum(each.size for each in set(ranges))

@@ -27,7 +27,7 @@ _IF_NOT_WANTED = "if clients outside shall reach the Service, remove the rule"
 
 
 def results(state_directory: Path, cgroup: Path | None) -> Iterator[CheckResult]:
-    """Yield what each kind of them means for ebpflb."""
+    """Yield a result for each kind of them."""
     yield _other_hooks(state_directory, cgroup)
     yield from _other_filters(state_directory)
     yield _kube_proxy(state_directory)
@@ -37,7 +37,9 @@ def results(state_directory: Path, cgroup: Path | None) -> Iterator[CheckResult]
 
 
 def _forwarding(state_directory: Path) -> Iterator[CheckResult]:
-    """Whether pods get what clients outside ask NodePorts, with kube-proxy's rules and without."""
+    """Yield whether pods get requests of clients outside to NodePorts, with and without
+    kube-proxy's rules.
+    """
     found = forwarding.dropping(state_directory)
     for each in found:
         yield CheckResult(
@@ -48,7 +50,7 @@ def _forwarding(state_directory: Path) -> Iterator[CheckResult]:
 
 
 def _firewall(state_directory: Path) -> Iterator[CheckResult]:
-    """Rules of netfilter that drop requests to Services (docs/firewalls.md)."""
+    """Yield the rules of netfilter that drop requests to Services (docs/firewalls.md)."""
     try:
         surveyed = survey(state_directory)
     except (EbpflbError, OSError) as error:
@@ -69,9 +71,9 @@ def _firewall(state_directory: Path) -> Iterator[CheckResult]:
 
 
 def _each_packet(rules: list[str]) -> CheckResult:
-    """Report rules for each packet and routing by marks, which a flowtable bypasses.
+    """Return the rules for each packet and the routing by marks, which a flowtable bypasses.
 
-    They are no fault as long as there is none.
+    They are a fault only if there is a flowtable.
     """
     try:
         found, bypassed = rules + marked_routes(), nft.exists(flowtable.TABLE)
@@ -87,7 +89,7 @@ def _each_packet(rules: list[str]) -> CheckResult:
 
 
 def _reply_result(state_directory: Path) -> Iterator[CheckResult]:
-    """Endpoints that answer only their node (docs/limits.md)."""
+    """Yield the endpoints that answer only their node (docs/limits.md)."""
     try:
         found = misled(state_directory)
     except (EbpflbError, OSError) as error:
@@ -102,8 +104,10 @@ def _reply_result(state_directory: Path) -> Iterator[CheckResult]:
 
 
 def _other_hooks(state_directory: Path, cgroup: Path | None) -> CheckResult:
-    """Of two load balancers at the same hook the second one only sees the first one's backend; what
-    a program does is not known.
+    """Return the other programs at the socket hooks.
+
+    Of two load balancers at the same hook the second one sees only the first one's choice. What
+    such a program does is unknown.
     """
 
     def foreign() -> Mapping[str, list[str]]:
@@ -115,8 +119,9 @@ def _other_hooks(state_directory: Path, cgroup: Path | None) -> CheckResult:
 
 
 def _other_filters(state_directory: Path) -> Iterator[CheckResult]:
-    """Others' programs at a device may drop or redirect packets: requests and replies as they come
-    in or leave, before ebpflb's translate them or after.
+    """Yield the other programs at the devices, which run before ours or after them.
+
+    Such a program may drop or redirect requests and replies.
     """
 
     @cache
@@ -141,7 +146,7 @@ def _foreign(
 
 
 def _kube_proxy(state_directory: Path) -> CheckResult:
-    """It may run at the same time during a migration."""
+    """Return whether kube-proxy runs, as it may during a migration."""
     try:
         found = kube_proxy.detect(state_directory)
     except EbpflbError as error:
@@ -159,7 +164,7 @@ _MOST_SHOWN = 20
 
 
 def misled(state_directory: Path) -> list[str]:
-    """A line for each endpoint; none where no agent has run. Raises NodeError."""
+    """Return a line for each such endpoint; none if no agent has run. Raises NodeError."""
     endpoints = _asked_from_outside(state_directory)
     if not endpoints:
         return []
@@ -170,7 +175,9 @@ def misled(state_directory: Path) -> list[str]:
 
 
 def _replies(endpoints: dict[Address, str], clients: list[Address]) -> Iterator[ReplyRoute]:
-    """Of all pods of the node; one that ends meanwhile is left out."""
+    """Yield the routes of replies in all pods of the node; a pod that ends meanwhile is
+    left out.
+    """
     for path in namespaces.linked():
         try:
             found = namespaces.call_in(path, partial(routes.replies, endpoints.keys(), clients))
@@ -182,7 +189,7 @@ def _replies(endpoints: dict[Address, str], clients: list[Address]) -> Iterator[
 
 
 def _lines(endpoints: dict[Address, str], replies: Iterable[ReplyRoute]) -> Iterator[str]:
-    """One for each endpoint, with the first client that it does not answer."""
+    """Yield a line for each endpoint, with the first client that it does not answer."""
     said = set()
     for reply in replies:
         if reply.leaves_by != reply.device and reply.address not in said:
@@ -196,8 +203,10 @@ def _lines(endpoints: dict[Address, str], replies: Iterable[ReplyRoute]) -> Iter
 
 
 def _asked_from_outside(state_directory: Path) -> dict[Address, str]:
-    """The endpoints, by address, that get requests with the address of a client outside under
-    policy Cluster, and what they are. (With policy Local kube-proxy masquerades nobody either.)
+    """Return the endpoints, by address, that see the addresses of clients outside under policy
+    Cluster.
+
+    With policy Local kube-proxy does not masquerade either.
     """
     with pins.maps_if_any(state_directory) as maps:
         if maps is None or "masquerade_here" in maps["settings"].get(0).flags:

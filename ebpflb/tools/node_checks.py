@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What check and doctor ask of this node: what it must have, sysctls, maps, sockets, routes."""
+"""The checks of this node by check and doctor: requirements, sysctls, maps, sockets, routes."""
 
 import os
 import socket
@@ -25,11 +25,13 @@ from ebpflb.model.addresses import format_numbers, parse_numbers
 from ebpflb.tools.map_fill import MapFill, map_fill
 from ebpflb.tools.snapshot import Snapshot
 
-# What `ebpflb check` says of one feature of the node.
+# The result of `ebpflb check` for one feature of the node.
 
 
 class CheckResult(NamedTuple):
-    """Of one feature. ``remedy`` is "" if it is ok; else what to do, or what does not work."""
+    """The result for one feature. ``remedy``: "" if it is ok; else what to do, or what does not
+    work.
+    """
 
     feature: str
     ok: bool
@@ -41,7 +43,7 @@ class CheckResult(NamedTuple):
 def feature(
     feature: str, ok: bool, since: str, lost: str, *, required: bool = False
 ) -> CheckResult:
-    """Of a feature that the kernel has since some version; ``lost``: what is lost without it."""
+    """Return the result for a kernel feature; ``lost`` says what does not work without it."""
     detail = "yes" if ok else f"no (since kernel {since})"
     return CheckResult(feature, ok, required, detail, "" if ok else lost)
 
@@ -55,7 +57,9 @@ _PORT_RANGE, _RESERVED = "net/ipv4/ip_local_port_range", "net/ipv4/ip_local_rese
 
 
 def settings_results(maps: Mapping[str, Map]) -> Iterator[CheckResult]:
-    """Of each sysctl that matters to the frontends in the maps, and of each map's fill."""
+    """Yield a result for each sysctl that matters to the frontends in the maps, and for each map's
+    fill.
+    """
     frontends = [frontend for frontend, _ in maps["services"].items()]
     yield from _forwarding({frontend.address.version for frontend in frontends})
     yield _local_ports(frontends)
@@ -74,8 +78,9 @@ def _forwarding(versions: set[int]) -> Iterator[CheckResult]:
 
 
 def _local_ports(frontends: list[Frontend]) -> CheckResult:
-    """A socket may get a NodePort as its own port; what it sends from there still works, but the
-    replies of a connection from that port may be taken for a request to the NodePort.
+    """Return whether sockets may get NodePorts as their own ports.
+
+    Such a socket can send, but the replies may be taken for requests to the NodePort.
     """
     first, _, last = _read(_PORT_RANGE).partition("\t")
     nodeports = {each.port for each in frontends if each.address.is_unspecified}
@@ -87,7 +92,9 @@ def _local_ports(frontends: list[Frontend]) -> CheckResult:
 
 
 def _reverse_path() -> CheckResult:
-    """The kernel takes the greater one of "all" and the device's."""
+    """Return the devices with a strict rp_filter. The kernel uses the greater value of "all" and
+    the device.
+    """
     everywhere = _read("net/ipv4/conf/all/rp_filter")
     names = [name for _, name in socket.if_nameindex()]
     values = {name: max(everywhere, _read(f"net/ipv4/conf/{name}/rp_filter")) for name in names}
@@ -113,7 +120,7 @@ def _fill(fill: MapFill) -> CheckResult:
 
 
 def _read(name: str) -> str:
-    """ "" where the kernel has no such setting."""
+    """Return the value of a sysctl, "" if the kernel does not have it."""
     with suppress(OSError):
         return sysctls.sysctl_path(name).read_text().strip()
     return ""
@@ -123,21 +130,25 @@ def _dotted(name: str) -> str:
     return name.replace("/", ".")
 
 
-# Whose sockets the hooks see, and whether the node has a route to the endpoints that it uses.
+# Whether the hooks see all sockets, and the node has a route to its endpoints.
 
-_MOST_ASKED = 5000  # endpoints to which a route is asked for
+_MOST_ASKED = 5000  # endpoints whose routes are asked for
 _NAMED = 4  # in one line
 
 
 def reach_results(state: StateDir, maps: Mapping[str, Map]) -> Iterator[CheckResult]:
-    """In the network namespace of this thread. Raises KernelError, or OSError."""
+    """Yield which processes no hook sees, and which endpoints have no route.
+
+    They are those of this thread's network namespace. Raises KernelError, or OSError.
+    """
     yield _processes(cgroup_links.cgroup_of(state))
     yield _routes(maps)
 
 
 def _processes(cgroup: Path) -> CheckResult:
-    """Those of containers too, where this process sees them. Threads of the kernel do not count:
-    their sockets are no business of services.
+    """Return the processes outside the served cgroup, in containers too if this process sees them.
+
+    Kernel threads are left out: their sockets do not use Services.
     """
     if not namespaces.sees_the_machine():
         detail = "unknown: a container sees only its own processes"
@@ -159,7 +170,7 @@ def _processes(cgroup: Path) -> CheckResult:
 
 
 def _name(folder: Path) -> str:
-    """ "" for a thread of the kernel, and for a process that has ended."""
+    """Return the name of a process; "" for a kernel thread, or a process that has ended."""
     with suppress(OSError):
         if os.readlink(f"{folder}/exe"):
             return (folder / "comm").read_text().strip()
@@ -188,19 +199,21 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-# What a node must have to run ebpflb. Every feature is tried; no version is asked.
+# The requirements of ebpflb. Every feature is tried; no version is asked.
 #
 # `ebpflb run` does not start, and attaches nothing, if a required feature is missing.
 
 
 def required_results(state_directory: Path, cgroup: Path | None) -> list[CheckResult]:
-    """Of the features that ebpflb cannot run without, and of those that can replace one of them."""
+    """Return the results for the features that ebpflb cannot run without, and for their
+    substitutes.
+    """
     first = _capabilities()
     return [first, *_required(state_directory, cgroup)] if first.ok else [first, bcc_requirement()]
 
 
 def missing_requirements(results: list[CheckResult]) -> list[str]:
-    """A line for each required feature that is missing."""
+    """Return a line for each required feature that is missing."""
     return [f"{r.feature}: {r.detail}; {r.remedy}" for r in results if r.required and not r.ok]
 
 
@@ -224,7 +237,10 @@ def _capabilities() -> CheckResult:
 
 
 def _clock() -> CheckResult:
-    """Programs count by the machine's: flows in use would be swept as idle, or none ever."""
+    """Return whether this process has the machine's monotonic clock, by which programs count.
+
+    In a time namespace the agent would remove flows in use as idle, or never remove any.
+    """
     if not (shift := namespaces.clock_shift()):
         return CheckResult("monotonic clock", True, True, "the machine's", "")
     detail = f"{shift:+g} s from the machine's, by a time namespace"
@@ -282,7 +298,9 @@ _BY_CLSACT = (
 
 
 def _packet_hooks() -> Iterator[CheckResult]:
-    """The helpers of packet programs, and the two ways to attach them: tcx, or else clsact."""
+    """Yield whether the helpers of packet programs work, and one of the ways to attach: tcx or
+    clsact.
+    """
     helpers = probe.packet_helpers()
     yield _all_present("tc helpers", [name for name, ok in helpers.items() if not ok])
     has_tcx = tcx.works()

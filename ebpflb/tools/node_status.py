@@ -35,7 +35,9 @@ _NO_TABLE = (
 
 
 class NodeStatus(NamedTuple):
-    """What the verdict rests on, what is on the node, and what else an agent has published."""
+    """The facts behind the verdict, the state found on the node, and the rest of the published
+    status.
+    """
 
     facts: Facts
     node: dict[str, Any]
@@ -50,7 +52,9 @@ class NodeStatus(NamedTuple):
 
 
 def read_status(paths: Paths) -> NodeStatus:
-    """Raises NodeError where the state directory cannot be seen; KernelError or OSError."""
+    """Return the state. Raises NodeError if the state directory cannot be seen; KernelError or
+    OSError.
+    """
     facts = facts_of(paths)
     _require_seen(facts)
     node = _node(paths, StateDir(paths.state), facts)
@@ -124,7 +128,10 @@ def _published(status: AgentStatus | None) -> dict[str, Any]:
 
 
 def _require_seen(facts: Facts) -> None:
-    """A node where nothing is at all is DOWN; an agent that runs holds what it has attached."""
+    """Raise NodeError if the state directory cannot be seen from here.
+
+    A node without any state is DOWN; a running agent holds what it has attached, seen or not.
+    """
     mount, kind = mount_of(facts.paths.state)
     is_hidden = kind != "bpf" or (not facts.published and state_directories(mount))
     if why_hidden(facts.paths.state) or (is_hidden and not facts.runs):
@@ -132,7 +139,7 @@ def _require_seen(facts: Facts) -> None:
 
 
 def _node(paths: Paths, state: StateDir, facts: Facts) -> dict[str, Any]:
-    """What is found on the node itself, agent or no agent."""
+    """Return the state found on the node itself, whether an agent runs or not."""
     try:
         with pins.pinned_maps(paths.state) as maps:
             flows = {name: FlowTable(maps, name).numbers._asdict() for name in FLOW_MAPS}
@@ -156,7 +163,7 @@ def _node(paths: Paths, state: StateDir, facts: Facts) -> dict[str, Any]:
 
 
 def _conntrack(maps: Mapping[str, Map] | None) -> dict[str, int]:
-    """Its entries of all kinds, and those that are flows; empty where nothing is tracked."""
+    """Return the number of all entries and of those that are flows; empty if nothing is tracked."""
     if not conntrack.count():
         return {}
     numbers = {"entries": conntrack.count(), "limit": conntrack.limit()}
@@ -167,13 +174,14 @@ def _conntrack(maps: Mapping[str, Map] | None) -> dict[str, int]:
 
 
 def _count_flows(maps: Mapping[str, Map]) -> int:
-    """Translated entries to frontends. Raises NodeError."""
+    """Return the number of translated entries to frontends. Raises NodeError."""
     return sum(each.is_translated for each in conntrack.connections(FrontendKeys(maps)))
 
 
 def _kube_proxy(state: Path, published: AgentStatus | None) -> str | None:
-    """As it is now; what the running agent has published of one may be a minute old. Only the agent
-    knows whether rules were gone before.
+    """Return the current state of kube-proxy; the agent's published one may be a minute old.
+
+    Only the agent knows whether kube-proxy's rules were gone before.
     """
     try:
         found = kube_proxy.detect(state)

@@ -18,9 +18,9 @@ from ebpflb.options import Paths
 
 
 def paths(state: Path, run: Path | None, cache: Path = Paths.cache) -> Paths:
-    """The directories of one node's agent, as absolute paths.
+    """Return the directories of one node's agent, as absolute paths.
 
-    Without ``run`` it is the one that the state directory's agent has recorded.
+    Without ``run`` it is the one that the agent has recorded in its state directory.
     """
     state, cache = state.absolute(), cache.absolute()
     found = read_record(state, cache) or Paths(state, cache=cache)
@@ -29,7 +29,7 @@ def paths(state: Path, run: Path | None, cache: Path = Paths.cache) -> Paths:
 
 @contextmanager
 def pinned_maps(state: Path) -> Iterator[dict[str, Map]]:
-    """The pinned maps, by name. Raises NodeError if there are none."""
+    """Open the pinned maps, by name. Raises NodeError if there are none."""
     maps = StateDir(state.absolute()).read_maps()
     try:
         yield maps
@@ -40,7 +40,9 @@ def pinned_maps(state: Path) -> Iterator[dict[str, Map]]:
 
 @contextmanager
 def maps_if_any(state_dir: Path) -> Iterator[dict[str, Map] | None]:
-    """None where there are none of this version: an agent may answer nevertheless."""
+    """Open the pinned maps; None if there are none of this version. An agent may answer
+    nevertheless.
+    """
     with ExitStack() as stack:
         try:
             maps = stack.enter_context(pinned_maps(state_dir))
@@ -54,14 +56,16 @@ def maps_if_any(state_dir: Path) -> Iterator[dict[str, Map] | None]:
 
 
 def require_state_directory(path: Path) -> None:
-    """Raises NodeError that names what helps."""
+    """Raise NodeError that names the remedy if the state directory cannot be seen."""
     if unseen := why_unseen(path):
         raise NodeError(unseen)
 
 
 def why_elsewhere(maps: Mapping[str, Map]) -> str:
-    """That this is not the network namespace which the agent of these maps serves, and what helps,
-    in one sentence. "" if it is, and where the kernel does not tell (before 5.14).
+    """Return a sentence with the remedy if the agent of these maps serves another network
+    namespace.
+
+    "" if it serves this one, or if the kernel does not tell (before 5.14).
     """
     served, here = maps["settings"].get(0).host_netns, netns_cookie.by_socket()
     if not served or here in (None, served):
@@ -74,6 +78,6 @@ def why_elsewhere(maps: Mapping[str, Map]) -> str:
 
 
 def require_namespace(maps: Mapping[str, Map]) -> None:
-    """Raises NodeError where ``why_elsewhere`` has a reason."""
+    """Raise NodeError if ``why_elsewhere`` has a reason."""
     if elsewhere := why_elsewhere(maps):
         raise NodeError(elsewhere)

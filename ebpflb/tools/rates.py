@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Services and backends by rate: how their counters move. The pinned maps suffice."""
+"""The rates of services and backends, from their counters. The pinned maps suffice."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -36,11 +36,13 @@ _NO_SERVICE, _NO_BACKEND = ServiceCounters(0, 0, 0, 0), BackendCounters(0, 0)
 
 
 class Rate(msgspec.Struct):
-    """Of a service port, or of one of its backends where ``backend`` is not "". Rates are of
-    connections each second, of a service port also of packets' flows; ``refused`` has those for
-    which there was no endpoint, or none on this node under policy Local, and is of services alone.
-    ``open``: how many sockets are connected now. ``share``: the chance that a backend gets a new
-    connection under policy Cluster (Local where only that list has backends); None: not chosen.
+    """The rates of a service port, or of one of its backends (``backend`` is not "").
+
+    Rates are connections a second; those of service ports include the flows of packets.
+    ``refused``, of services only: those for which there was no endpoint, or none on this node under
+    policy Local. ``open``: the sockets that are connected now. ``share``: the chance that a backend
+    gets a new connection under policy Cluster (Local if only that list has backends), or None if it
+    gets none.
     """
 
     service: str
@@ -62,7 +64,7 @@ class Sample(NamedTuple):
 
 
 def sample(maps: Mapping[str, Map]) -> Sample:
-    """Raises KernelError."""
+    """Read the counters. Raises KernelError."""
     services = [number for number, _ in maps["service_names"].items()]
     backends = [number for number, _ in maps["backend_names"].items()]
     of_services = maps["service_stats"].get_many(services)
@@ -76,10 +78,11 @@ def sample(maps: Mapping[str, Map]) -> Sample:
 
 
 def rates(maps: Mapping[str, Map], before: Sample, after: Sample) -> list[Rate]:
-    """A row for each service port, the fastest first, and after it those of its backends.
+    """Return a row for each service port, the fastest first, each followed by the rows of its
+    backends.
 
-    A service port has an id in each family, and one row for both. An id that was
-    given to another between the samples counts from zero.
+    A service port has an id in each family, and one row for both. An id that was given to another
+    service between the samples counts from zero.
     """
     seconds = max(after.at - before.at, 1e-3)
     snapshot = Snapshot(maps)
@@ -96,7 +99,7 @@ def rates(maps: Mapping[str, Map], before: Sample, after: Sample) -> list[Rate]:
 def _backends(
     snapshot: Snapshot, before: Sample, after: Sample, seconds: float
 ) -> dict[int, list[Rate]]:
-    """By the id of their service."""
+    """Return the rows of backends, by the id of their service."""
     found: dict[int, list[Rate]] = {}
     backends = snapshot.backends()
     shares = _shares(backends.values())
@@ -112,7 +115,7 @@ def _backends(
 
 
 def _shares(backends: Iterable[Backend]) -> dict[int, float]:
-    """By the ids of the backends that new connections get."""
+    """Return the chances by the ids of the backends that get new connections."""
     lists: dict[tuple[int, str], list[Backend]] = {}
     for backend in backends:
         for name in backend.flags & {"cluster", "local"}:
@@ -127,7 +130,7 @@ def _shares(backends: Iterable[Backend]) -> dict[int, float]:
 
 
 def _add(service: Rate, before: ServiceCounters, now: ServiceCounters, seconds: float) -> None:
-    """What was counted of it in one family, to what was in the other."""
+    """Add the rates of one family to the row of the service port."""
     refused = _per_second(
         before.refused + before.no_local_endpoint, now.refused + now.no_local_endpoint, seconds
     )

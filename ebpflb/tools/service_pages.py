@@ -23,8 +23,8 @@ _Found = TypeVar("_Found", ServicePage, ServiceList)
 
 
 class Wanted(NamedTuple):
-    """Patterns of NAMESPACE/NAME as a shell has them, how many Services at most, and their labels
-    as kubectl's -l has them.
+    """The wanted Services: shell patterns of NAMESPACE/NAME, the most rows, and a selector as of
+    kubectl's -l.
     """
 
     patterns: tuple[str, ...]
@@ -46,8 +46,9 @@ def page(paths: Paths, maps: Mapping[str, Map] | None, namespace: str, name: str
 
 
 def namespace_of(paths: Paths, maps: Mapping[str, Map] | None, name: str) -> str:
-    """The only namespace that has a Service of this name; "default" if that is one of them, or none
-    is. Raises NodeError if several others have.
+    """Return the only namespace with a Service of this name; "default" if it has one, or none has.
+
+    Raises NodeError if several others have one.
     """
     found = listed(paths, maps, Wanted((f"*/{escape(name)}",), _MOST_NAMED)).services
     names = [row.service for row in found]
@@ -88,7 +89,9 @@ def _count(page: ServicePage, maps: Mapping[str, Map]) -> None:
 
 
 def _connections(maps: Mapping[str, Map], backends: Iterable[int]) -> dict[int, tuple[int, int]]:
-    """Opened by sockets, and still open; with least-connections those of packets are known too."""
+    """Return opened and open connections of sockets; with least-connections also those of
+    packets.
+    """
     found, loads = {}, maps["backend_loads"]
     for id, counts in maps["backend_stats"].get_many({*backends}).items():
         counters, counted = BackendCounters(*counts), loads.get(id).open

@@ -22,9 +22,9 @@ Row = dict[str, Any]
 
 
 class Snapshot:
-    """The open maps, and the entries of those that the agent writes, each read when first used.
+    """The open maps, and the entries of those that the agent writes, each read on first use.
 
-    What no agent can have written is logged and left out.
+    Invalid entries, which no agent can have written, are logged and left out.
     """
 
     def __init__(self, maps: Mapping[str, Map]) -> None:
@@ -45,7 +45,7 @@ class Snapshot:
 
     @cached_property
     def slots(self) -> dict[int, Backend]:
-        """Only those that belong to a service."""
+        """The slots that belong to a service."""
         blocks = sorted({service.block for service in self.services.values()})
         return {at: each for b in blocks for at, each in enumerate(self._valid.slots(b), b.base)}
 
@@ -67,7 +67,7 @@ class Snapshot:
         return f"removed (#{number})" if number else ""
 
     def service_counters(self, number: int) -> Row:
-        """Empty where the maps are those of the past, of which no counters are known."""
+        """Return the counters of a service; empty if its map is not among the open ones."""
         if "service_stats" not in self.maps:
             return {}
         return dict(
@@ -90,5 +90,5 @@ def require_service(maps: Mapping[str, Map], wanted: str) -> None:
 
 
 def seconds_since(timestamp: int) -> float:
-    """``timestamp`` is in nanoseconds of CLOCK_MONOTONIC."""
+    """Return the seconds since a timestamp, which is in nanoseconds of CLOCK_MONOTONIC."""
     return round((time.monotonic_ns() - timestamp) / 1e9, 1)

@@ -73,7 +73,9 @@ class Doctor:
 
     def _hold(self, canary: CanarySync, nodeport: int) -> CanaryLease:
         wanted = _frontends(nodeport)
-        self.node.may_have([over(view, wanted) for view in self.node.views])
+        base = self.node.known.view()  # another NodePort replaces the present one
+        views = self.node.views if nodeport == self._nodeport else [*self.node.views, base]
+        self.node.may_have([base, *(over(view, wanted) for view in views)])
         try:
             lease = canary.hold(nodeport)
         except CanaryRefused as refused:

@@ -39,7 +39,7 @@ class ExitStatus(IntEnum):
     """The outcome of the connection, and the command's exit status."""
 
     ENDPOINT = 0  # an endpoint gets it, or its existing flow continues
-    LEFT_ALONE = 3  # it is to no service: the datapath leaves it alone
+    LEFT_ALONE = 3  # it belongs to no service: the datapath leaves it alone
     REFUSED = 4
     DROPPED = 5  # it times out
 
@@ -198,7 +198,10 @@ def _way(
     return packet
 
 
-_SENT = "goes to an endpoint, which sees {}", ExitStatus.ENDPOINT  # whom it sees as the client
+_SENT = (
+    "goes to an endpoint, which sees {}",
+    ExitStatus.ENDPOINT,
+)  # the client that the endpoint sees
 _LEFT_ALONE = "left alone: it is handled as if ebpflb were not there", ExitStatus.LEFT_ALONE
 _DROPS = {
     "no_local_endpoint": "policy Local, and no endpoint on this node: the client times out",

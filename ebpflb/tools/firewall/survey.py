@@ -158,7 +158,7 @@ class _Index:
         self._by_port = sorted((each[1], at) for at, each in enumerate(seen))
 
     def named_by(self, rule: Rule) -> Iterator[_Seen]:
-        """Yield those that a rule names by address, or by port if it names no address.
+        """Yield the frontends that a rule names by address, or by port if it names no address.
 
         Raises ValueError for an unreadable rule.
         """

@@ -88,7 +88,7 @@ def may_drop(table: Table, chain: Chain) -> bool:
 
 
 class _Walk:
-    """A chain does the same with the packet from wherever it is reached."""
+    """One packet's walk. A chain does the same with the packet wherever a rule jumps to it from."""
 
     def __init__(self, table: Table, packet: Packet, *, with_kube_proxy: bool) -> None:
         self._table, self._packet, self._with_kube_proxy = table, packet, with_kube_proxy
@@ -130,7 +130,9 @@ class _Walk:
         return {}, True
 
     def _of_jump(self, rule: Rule, found: Verdicts) -> tuple[Verdicts, bool]:
-        """After a jump, not after a goto, the packet comes back from the chain."""
+        """Return the verdicts after a jump, from which the packet comes back; after a goto it does
+        not.
+        """
         comes_back = Verdict.NEXT in found and "-g" not in rule.names
         if comes_back:
             del found[Verdict.NEXT]
