@@ -2,48 +2,17 @@
 """``ebpflb check``: whether this node can run ebpflb, feature by feature."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import Output, Row, list_option, print_list, show, watch_option
-from ebpflb.errors import escaped
+from ebpflb.cli.output import Output, list_option, print_results, show, watch_option
 from ebpflb.serve import status
 from ebpflb.tools import pins
 from ebpflb.tools.check import check_node
 from ebpflb.tools.node_checks import CheckResult
-
-# The table of `ebpflb check` and `ebpflb doctor`.
-
-_COLOURS = {"ok": "green", "warning": "yellow", "WRONG": "red", "MISSING": "red"}
-
-
-def print_results(results: Sequence[CheckResult], output: Output, lacking: str) -> None:
-    """Print a table, and below it what to do about each result that is not ok.
-
-    ``lacking``: the word for what is required and not ok.
-    """
-    if not (results or output.is_data):
-        return
-    rows = [_row(each, lacking, output) for each in results]
-    names = (each.feature for each in results)
-    print_list(rows, output, names=names, text_last=True, colours=_COLOURS)
-    if output.has_sentences:
-        for each in results:
-            if each.remedy:
-                click.echo(f"\n{each.feature}: {escaped(each.detail)}\n  {escaped(each.remedy)}")
-
-
-def _row(result: CheckResult, lacking: str, output: Output) -> Row:
-    row: dict[str, object] = {
-        "result": "ok" if result.ok else lacking if result.required else "warning",
-        "check": result.feature,
-    }
-    if output.is_whole:
-        row |= {"required": result.required, "what_to_do": result.remedy}
-    return {**row, "found": result.detail}
 
 
 @click.command()

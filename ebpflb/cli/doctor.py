@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.check import print_results
-from ebpflb.cli.output import Output, list_option, show, watch_option
+from ebpflb.cli.output import Output, list_option, print_results, show, watch_option
 from ebpflb.errors import EbpflbError, NodeError, in_words
 from ebpflb.files import DOCS
 from ebpflb.kernel.maps.bpf_map import Map

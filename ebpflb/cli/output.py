@@ -14,12 +14,15 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 import msgspec
 
 from ebpflb.errors import escaped
+
+if TYPE_CHECKING:
+    from ebpflb.tools.node_checks import CheckResult
 
 Row = Mapping[str, Any]  # the name of a column -> its cell
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -347,6 +350,37 @@ def cell(value: Any) -> str:
     if isinstance(value, list):
         return ",".join(map(cell, value))
     return "" if value is None else escaped(str(value))
+
+
+# The results of `ebpflb check` and `ebpflb doctor`.
+
+_RESULT_COLOURS = {"ok": "green", "warning": "yellow", "WRONG": "red", "MISSING": "red"}
+
+
+def print_results(results: "Sequence[CheckResult]", output: Output, lacking: str) -> None:
+    """Print a table, and below it what to do about each result that is not ok.
+
+    ``lacking``: the word for what is required and not ok.
+    """
+    if not (results or output.is_data):
+        return
+    rows = [_result_row(each, lacking, output) for each in results]
+    names = (each.feature for each in results)
+    print_list(rows, output, names=names, text_last=True, colours=_RESULT_COLOURS)
+    if output.has_sentences:
+        for each in results:
+            if each.remedy:
+                click.echo(f"\n{each.feature}: {escaped(each.detail)}\n  {escaped(each.remedy)}")
+
+
+def _result_row(result: "CheckResult", lacking: str, output: Output) -> Row:
+    row: dict[str, object] = {
+        "result": "ok" if result.ok else lacking if result.required else "warning",
+        "check": result.feature,
+    }
+    if output.is_whole:
+        row |= {"required": result.required, "what_to_do": result.remedy}
+    return {**row, "found": result.detail}
 
 
 def microseconds(nanoseconds: int) -> str:

@@ -67,16 +67,11 @@ class Snapshot:
         return f"removed (#{number})" if number else ""
 
     def service_counters(self, number: int) -> Row:
-        """Return the counters of a service; empty if its map is not among the open ones."""
-        if "service_stats" not in self.maps:
-            return {}
         return dict(
             zip(ServiceCounters._fields, self.maps["service_stats"].get(number), strict=True)
         )
 
     def backend_counters(self, number: int) -> Row:
-        if "backend_stats" not in self.maps:
-            return {}
         opened, closed = self.maps["backend_stats"].get(number)
         return {"opened": opened, "open": max(0, opened - closed)}
 

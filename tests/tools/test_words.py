@@ -9,18 +9,18 @@ from ebpflb.kernel.maps.layout import VERDICTS
 from ebpflb.kernel.recording import Step
 from ebpflb.model.services import Protocol
 from ebpflb.tools.explain.asking import POD_CLIENT, Client
-from ebpflb.tools.explain.words import Noted, Row, Words
+from ebpflb.tools.explain.words import Row, Words
 
 NOWHERE = ip_address("0.0.0.0")
 FACTS: Any = None  # not needed for these steps
 NUMBERS = {name: number for number, name in VERDICTS.items()}
 
 
-def noted(*steps: tuple[str, int]) -> Noted:
+def noted(*steps: tuple[str, int]) -> Words:
     asked = Frontend(ip_address("10.96.0.10"), 80, Protocol.TCP)
     client = Client(POD_CLIENT, "web", ip_address("10.244.0.9"), netns=77)
-    words = Words(FACTS, asked, client, is_packet=False)
-    return words.noted([Step(kind, value, NOWHERE) for kind, value in steps])
+    found = [Step(kind, value, NOWHERE) for kind, value in steps]
+    return Words(FACTS, asked, client, found, is_packet=False)
 
 
 def test_the_map_in_which_affinity_was_looked_up() -> None:

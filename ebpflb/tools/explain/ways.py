@@ -17,7 +17,7 @@ from ebpflb.kernel.recording import Answer, Handled, RecordingPrograms, SocketQu
 from ebpflb.model.addresses import Address, host_port
 from ebpflb.model.services import Protocol
 from ebpflb.tools.explain.asking import NODE_CLIENT, Client, MapFacts
-from ebpflb.tools.explain.words import Noted, Row, Words
+from ebpflb.tools.explain.words import Row, Words
 
 _OVER = {FlowState.CLOSED, FlowState.RESET}  # the next SYN opens another connection
 _TYPES = {Protocol.TCP: 1, Protocol.UDP: 2, Protocol.SCTP: 1}  # SOCK_STREAM, SOCK_DGRAM
@@ -27,7 +27,7 @@ class Way(Struct):
     """The steps so far; ``noted`` comes from the program that decided."""
 
     rows: list[Row] = []
-    noted: Noted | None = None
+    noted: Words | None = None
     answer: Answer | None = None
     errno: int = 0
     ends: Ends | None = None  # of the packet when it leaves, or arrives here
@@ -49,7 +49,7 @@ def call(recorder: RecordingPrograms, facts: MapFacts, asked: Frontend, client: 
     question = SocketQuestion(asked, _TYPES[protocol], client.netns)
     way.say("hook", f"connect{asked.address.version} at the cgroup of {client}")
     way.answer, found = recorder.call(question)
-    way.noted = Words(facts, asked, client, is_packet=False).noted(found)
+    way.noted = Words(facts, asked, client, found, is_packet=False)
     way.rows += way.noted.rows
     way.errno = next((step.value for step in found if step.kind == "errno"), 0)
     last = found[-1]
@@ -185,7 +185,7 @@ class PacketWay:
 
     def _decided(self, handled: Handled, *, is_first: bool = True) -> bool:
         """Return whether the packet goes on; note what the first or last hook decided."""
-        noted = Words(self.facts, self.asked, self.client, is_packet=True).noted(handled.steps)
+        noted = Words(self.facts, self.asked, self.client, handled.steps, is_packet=True)
         self.way.rows += noted.rows
         refused = "refused" if noted.verdict == "refused" else ""
         self.way.went = "dropped" if handled.action == "drop" else refused
@@ -201,8 +201,7 @@ class PacketWay:
             said = f"conntrack has this connection ({known.state_name}): it stays with {to}"
             self.way.say("flow", said, "conntrack", "ebpflb flows list")
             if noted := self.way.noted:
-                only = self._backend_at(noted, known)
-                self.way.noted = noted._replace(verdict="established", only=only)
+                noted.verdict, noted.only = "established", self._backend_at(noted, known)
             return self._to(known.reply.source, known.reply.source_port)
         backend = self.facts.backend(chosen.value & Chosen.ID) if chosen else None
         if chosen is None or backend is None:
@@ -215,7 +214,7 @@ class PacketWay:
         is_open = (it for it in found if it.is_translated and it.state not in _OVER)
         return next(is_open, None)
 
-    def _backend_at(self, noted: Noted, known: Connection) -> int | None:
+    def _backend_at(self, noted: Words, known: Connection) -> int | None:
         """Return the id of the connection's endpoint; None if it has left the service."""
         block = noted.service.block if noted.service else Range(0, 0)
         endpoint = known.reply.source, known.reply.source_port

@@ -101,21 +101,20 @@ class Row(NamedTuple):
     row: str = ""
 
 
-class Noted(NamedTuple):
-    """The decisions of one run of a program, besides its rows."""
-
-    rows: list[Row]
-    verdict: str | None
-    service: ServiceEntry | None
-    candidates: Range | None
-    only: int | None
-
-
 class Words:
-    """The words for one run, for a socket's call or for one packet; ``step`` is the current one."""
+    """The rows for one run of a program, for a socket's call or a packet, and what it decided.
+
+    ``step`` is the current one. ``only`` is the id of the endpoint that no draw can change.
+    """
 
     def __init__(
-        self, facts: MapFacts, asked: Frontend, client: Client, *, is_packet: bool
+        self,
+        facts: MapFacts,
+        asked: Frontend,
+        client: Client,
+        found: list[Step],
+        *,
+        is_packet: bool,
     ) -> None:
         self.facts, self.asked, self.client = facts, asked, client
         self.is_packet = is_packet
@@ -125,20 +124,19 @@ class Words:
         self.memory = "affinity"  # the map where affinity is looked up
         self.protocol = Protocol(asked.protocol).name
         self.table = "tcp_flows" if asked.protocol == Protocol.TCP else "other_flows"
-
-    def noted(self, found: list[Step]) -> Noted:
-        rows = [row for row in map(self._row, found) if row]
-        kinds = {step.kind for step in found}
-        if "affinity_asked" in kinds and not (
-            kinds & {"affinity_expired", "affinity_gone"} or self.only is not None
-        ):
-            at = next((i for i, row in enumerate(rows) if row.step == "endpoint"), len(rows))
-            rows.insert(at, self._say("affinity_none", found[-1]))
+        self.rows = [row for row in map(self._row, found) if row]
+        self._add_affinity(found)
         verdicts = [VERDICTS[step.value] for step in found if step.kind == "verdict"]
-        counted = [verdict for verdict in verdicts if verdict != "retried"]
-        return Noted(
-            rows, counted[-1] if counted else None, self.service, self.candidates, self.only
-        )
+        self.verdict = next((it for it in reversed(verdicts) if it != "retried"), None)
+
+    def _add_affinity(self, found: list[Step]) -> None:
+        """Add a row if affinity was looked up and remembers no endpoint."""
+        kinds = {step.kind for step in found}
+        is_known = kinds & {"affinity_expired", "affinity_gone"} or self.only is not None
+        if "affinity_asked" in kinds and not is_known:
+            at = next((i for i, row in enumerate(self.rows) if row.step == "endpoint"), None)
+            row = self._say("affinity_none", found[-1])
+            self.rows.insert(len(self.rows) if at is None else at, row)
 
     def _row(self, step: Step) -> Row | None:
         if step.kind == "service":
