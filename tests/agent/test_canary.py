@@ -3,7 +3,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlencode
 
@@ -13,7 +12,6 @@ import pytest
 from ebpflb.agent import canary_sync
 from ebpflb.agent.canary_sync import CanaryRequests
 from ebpflb.agent.inspection import Call
-from ebpflb.entries.services import Frontend
 from ebpflb.errors import KernelError
 from ebpflb.kernel.map_writer import CAPACITY
 from ebpflb.lab import manifests
