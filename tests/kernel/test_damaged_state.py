@@ -4,7 +4,6 @@
 import os
 import struct
 from collections.abc import Iterator
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from ebpflb.entries.services import Backend, BackendName, Frontend, Range, ServiceEntry
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.datapath import Datapath
@@ -20,7 +18,6 @@ from ebpflb.kernel.map_writer import CAPACITY, MapWriter
 from ebpflb.kernel.maps import bpf_map, layout, state_dir
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.model.services import Protocol
 from ebpflb.plan.planner import Planner
 from tests.load import scaled
 from tests.plan import builders
@@ -156,24 +153,6 @@ def test_out_of_range_content_is_named(
     assert first.startswith("map services: 1 invalid entries removed (first key ")
     assert maps["services"].key.pack(key).hex() in first
     assert second.startswith("map service_names: 1 invalid entries removed")
-
-
-def test_ranges_of_ports_of_a_former_version_are_removed(maps: dict[str, Map]) -> None:
-    """Its frontends and lists had another bit in their protocol, its backends had port 0."""
-    in_range, vip = 64, ip_address("203.0.113.10")
-    block, name = Range(100, 2), builders.name("media")._replace(port="*")
-    entry = ServiceEntry(9, frozenset({"external"}), 0, 2, block, block)
-    listed = ServiceEntry(0, frozenset(), 10000 << 16 | 20000, 0, Range(0, 0), Range(0, 0))
-    backends = [Backend(ip_address(f"10.1.0.{n}"), 0, frozenset(), 9, n) for n in (7, 8)]
-    first, all_ranges = (Frontend(vip, port, in_range | Protocol.UDP) for port in (10000, 0))
-    maps["services"].write([(first, entry), (all_ranges, listed)])
-    maps["service_names"].write([(9, name)])
-    maps["backend_names"].write([(each.id, BackendName("node-1", "media")) for each in backends])
-    maps["slots"].write([*enumerate(backends, block.base)])
-    maps["backend_slots"].write([(7, 100), (8, 101)])
-    assert_right(maps, start(maps))
-    assert maps["service_names"].get(9) != name
-    assert maps["backend_names"].get(7) is maps["backend_names"].get(8) is None
 
 
 def test_counts_of_writes_begin_again(maps: dict[str, Map]) -> None:

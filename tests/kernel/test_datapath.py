@@ -282,13 +282,6 @@ def test_lost_pin_of_a_map_that_counts(datapath: Datapath, lost: str) -> None:
     assert counted.generation not in (0, 7)
 
 
-def test_kept_pins_of_maps_that_count(datapath: Datapath) -> None:
-    """The next agent goes on with the connections of each backend."""
-    datapath.maps["backend_loads"].write([(5, load := BackendLoad(open=3, generation=7))])
-    with closing(Datapath(StateDir(datapath.state.directory))) as second:
-        assert second.maps["backend_loads"].get(5) == load
-
-
 def tags(ns: Namespace, device: str) -> dict[str, bytes]:
     """The tags of the programs at a device, which are hashes of their code."""
     found = {}
@@ -355,13 +348,3 @@ def test_load_fails(
     assert not datapath.socket_programs
     assert not datapath.programs
     assert not datapath.is_attached()
-
-
-def test_the_secret_is_drawn_once(datapath: Datapath, directory: Path) -> None:
-    """A node's secret outlives its agents, for packets of one flow must agree."""
-    drawn = datapath.maps["secret"].get(0)
-    assert drawn
-    datapath.close()
-    again = Datapath(StateDir(directory))
-    assert again.maps["secret"].get(0) == drawn
-    datapath.maps = again.maps  # closed by the fixture

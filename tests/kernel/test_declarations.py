@@ -11,14 +11,6 @@ TEXT = "struct pair { uint32_t first, second; }; enum side { LEFT, RIGHT };"
 OTHER = "struct pair { uint64_t first; };"
 
 
-def test_parsed_where_nothing_was_brought(tmp_path: Path) -> None:
-    """The types are those of the text, and nothing is written."""
-    ffi = declarations.types(TEXT, tmp_path, None)
-    assert [name for name, _ in ffi.typeof("struct pair").fields] == ["first", "second"]
-    assert ffi.typeof("enum side").elements == {0: "LEFT", 1: "RIGHT"}
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_file_of_this_text_is_used(tmp_path: Path) -> None:
     """What the file says counts; another text has another file."""
     written = declarations.write(TEXT, tmp_path)

@@ -18,7 +18,6 @@ from ebpflb.kernel.maps.layout import MapSpec
 from ebpflb.kernel.node import sock_diag
 from ebpflb.kernel.node.sock_diag import SockDiag
 from ebpflb.kernel.programs import compiler
-from ebpflb.kernel.programs.loader import HOOK_TYPES
 from tests.kernel.variants import needs_root, open_files
 
 PACKETS = "hooks/packet.c"
@@ -75,20 +74,6 @@ def test_refused(call: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None
     """A helper that does not exist, or is called with wrong arguments, is reported as missing."""
     monkeypatch.setattr(probe, "PACKET_HELPERS", {"it": call or (0,)})
     assert probe.packet_helpers() == {"it": False}
-
-
-@needs_root
-@pytest.mark.parametrize("section", list(HOOK_TYPES))
-def test_hook(section: str) -> None:
-    assert probe.hook(section)
-
-
-@needs_root
-def test_no_such_hook(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        HOOK_TYPES, "cgroup/connect4", HOOK_TYPES["cgroup/connect4"]._replace(attach_type=999)
-    )
-    assert not probe.hook("cgroup/connect4")
 
 
 @needs_root

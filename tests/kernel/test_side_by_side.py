@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of the kernel that are made side by side: all or none, in order."""
 
-import os
 import threading
 from functools import partial
 
@@ -44,12 +43,6 @@ def test_they_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(found) == [0, 1]
 
 
-def test_on_one_core_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No thread takes the core from another."""
-    monkeypatch.setattr(module, "usable_cores", lambda: 1)
-    assert len(set(side_by_side([threading.get_ident] * 5, lambda _: None))) == 1
-
-
 def fail(text: str) -> int:
     raise OSError(text)
 
@@ -68,13 +61,3 @@ def test_a_failure_discards_what_the_others_made() -> None:
     with pytest.raises(OSError, match="first"):
         side_by_side(calls, discarded.append)
     assert sorted(discarded) == sorted(made)
-
-
-def test_no_more_cores_than_this_process_may_use() -> None:
-    """A container with one core has one, whatever the machine has."""
-    before = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, {min(before)})
-        assert module.usable_cores() == 1
-    finally:
-        os.sched_setaffinity(0, before)

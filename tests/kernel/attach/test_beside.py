@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """First programs that a worker attaches beside the agent's loop."""
 
-import threading
 from collections.abc import Iterator
 
 import pytest
 
 from ebpflb.errors import KernelError
-from ebpflb.kernel.attach.device_programs import DevicePrograms, unpin_all
+from ebpflb.kernel.attach.device_programs import DevicePrograms
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.programs.loader import Program
 from ebpflb.model.devices import Devices
@@ -155,17 +154,3 @@ def test_a_failure_is_named(beside: Beside, ns: Namespace, monkeypatch: pytest.M
     assert made.take_attached().keys() == {"br0"}
     assert made.attached == {device.index for device in ns.served()} - {index}
     assert not made.to_come
-
-
-def test_by_a_thread(home: StateDir, ns: Namespace, at: At, packets: list[Program]) -> None:
-    """The worker's own thread attaches, in the namespace of the agent."""
-    reported = threading.Event()
-    made = DevicePrograms(home, lambda link_header: packets, on_attached=reported.set)
-    try:
-        assert made.update(first(ns), ()) == {}
-        assert reported.wait(60)
-        assert made.take_attached() == {}
-        assert all(at(name) == ids(packets) for name in ALL)
-    finally:
-        made.close()
-        unpin_all(home)

@@ -66,14 +66,6 @@ def test_root() -> None:
     assert (cgroup_links.cgroup_root() / "cgroup.controllers").exists()
 
 
-def test_attach(home: StateDir, cgroup: Path, loaded: list[Program]) -> None:
-    """Each program is attached to its hook, and stays so without an open descriptor."""
-    cgroup_links.attach(home, cgroup, loaded)
-    ids = program_ids(loaded)
-    assert cgroup_links.attached(home) == ids
-    assert at(cgroup) == {f"cgroup/{name}": [number] for name, number in ids.items()}
-
-
 def test_replace(
     home: StateDir, cgroup: Path, loaded: list[Program], others: list[Program]
 ) -> None:
@@ -86,17 +78,6 @@ def test_replace(
     assert all(len(found) == 1 for found in at(cgroup).values())
 
 
-def test_cgroup_is_gone(home: StateDir, cgroups: Iterator[Path], loaded: list[Program]) -> None:
-    """Links that outlived their cgroup are replaced by new ones at the new cgroup."""
-    first, second = next(cgroups), next(cgroups)
-    cgroup_links.attach(home, first, loaded)
-    before = link_ids(home)
-    first.rmdir()
-    cgroup_links.attach(home, second, loaded)
-    assert not set(before.values()) & set(link_ids(home).values())
-    assert at(second) == {f"cgroup/{n}": [i] for n, i in program_ids(loaded).items()}
-
-
 def test_link_without_cgroup(home: StateDir, cgroup: Path, loaded: list[Program]) -> None:
     """The kernel refuses to update a link whose cgroup was removed (ENOLINK): it is replaced."""
     cgroup_links.attach(home, cgroup, loaded[:1])
@@ -107,15 +88,6 @@ def test_link_without_cgroup(home: StateDir, cgroup: Path, loaded: list[Program]
     with pytest.raises(KernelError, match="Link has been severed"):
         bpf.link_update(fd, loaded[0].fd)
     os.close(fd)
-
-
-def test_other_cgroup(home: StateDir, cgroups: Iterator[Path], loaded: list[Program]) -> None:
-    """If another cgroup is given, no program stays at the former one."""
-    first, second = next(cgroups), next(cgroups)
-    cgroup_links.attach(home, first, loaded)
-    cgroup_links.attach(home, second, loaded)
-    assert eventually(lambda: not any(at(first).values()))
-    assert all(at(second).values())
 
 
 def test_remove(home: StateDir, cgroup: Path, loaded: list[Program]) -> None:
@@ -170,13 +142,6 @@ def test_foreign(home: StateDir, cgroups: Iterator[Path], loaded: list[Program])
             os.close(descriptor)
         unpin_all(home)
         child.rmdir()
-
-
-def test_pin_is_no_link(home: StateDir, cgroup: Path, loaded: list[Program]) -> None:
-    """A pin of another kind of object is replaced by a link."""
-    bpf.pin(loaded[0].fd, str(home.links_directory / loaded[0].name))
-    cgroup_links.attach(home, cgroup, loaded[:1])
-    assert cgroup_links.attached(home) == program_ids(loaded[:1])
 
 
 CLIENT = """

@@ -38,30 +38,6 @@ def said(caplog: Said) -> Said:
     return caplog
 
 
-def test_late_device(agent: Agent, ns: Namespace, at: At, packets: list[Program]) -> None:
-    """A device that is added later is served like the others."""
-    made = agent()
-    made.update(ns.served())
-    ns.run("ip link add late type bridge")
-    assert made.update(ns.served()) == {}
-    assert at("late") == ids(packets)
-
-
-@pytest.mark.parametrize("watched", [True, False], ids=["agent saw it", "agent was dead"])
-def test_same_index(
-    agent: Agent, ns: Namespace, at: At, packets: list[Program], watched: bool
-) -> None:
-    """A device that got the index of a removed one is served."""
-    made = agent()
-    ns.run("ip link add late index 77 type bridge")
-    made.update(ns.served())
-    ns.run("ip link del late")
-    ns.run("ip link add later index 77 type bridge")
-    assert at("later") == NONE
-    assert (made if watched else agent()).update(ns.served()) == {}
-    assert at("later") == ids(packets)
-
-
 def test_device_goes(agent: Agent, ns: Namespace) -> None:
     """No record is kept of a removed device."""
     made = agent()
@@ -170,18 +146,6 @@ def test_unpinned(
         assert [bpf.query_links(index, hook) for hook in tcx.TCX_HOOKS.values()] == links
     assert at("v0") == ids(packets)
     assert not said.messages
-
-
-def test_another_pin(agent: Agent, ns: Namespace, by: str) -> None:
-    """A pin that holds another device's link is found."""
-    if by == "clsact":
-        pytest.skip("filters have no pins")
-    made = agent()
-    made.update(ns.served())
-    folder = home_of(made).devices_directory
-    (folder / f"{ns.index('w0')}-egress").rename(folder / f"{ns.index('v0')}-egress")
-    found = [drift for part in made.faults(ns.served()) for drift in part]
-    assert {each.name for each in found} == {"device v0", "device w0"}
 
 
 def test_a_check_asks_once_for_each_program(

@@ -24,7 +24,6 @@ from tests.kernel.attach.device_namespace import (
     Agent,
     At,
     Namespace,
-    home_of,
     ids,
     pair,
 )
@@ -39,15 +38,6 @@ def test_kernel_tells(ns: Namespace) -> None:
     assert tcx.works() == (ns.tcx("v0") == NONE)
 
 
-def test_attach(agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program]) -> None:
-    """Every device but loopback gets both programs, each at its hook."""
-    made = agent()
-    assert made.update(ns.served()) == {}
-    assert {name for name in ALL if at(name) == ids(packets)} == ALL
-    assert at("lo") == NONE
-    assert attached_devices(home_of(made)) == {by: len(ALL)}
-
-
 def test_stays(agent: Agent, ns: Namespace, at: At, packets: list[Program]) -> None:
     """A second update writes nothing and leaves no descriptor open."""
     made = agent()
@@ -56,13 +46,6 @@ def test_stays(agent: Agent, ns: Namespace, at: At, packets: list[Program]) -> N
     made.update(ns.served())
     assert open_files() == before
     assert at("v0") == ids(packets)
-
-
-def test_next_agent(agent: Agent, ns: Namespace, at: At, newer: list[Program]) -> None:
-    """A new agent's programs replace the old ones."""
-    agent().update(ns.served())
-    assert agent(newer).update(ns.served()) == {}
-    assert {name for name in ALL if at(name) == ids(newer)} == ALL
 
 
 def test_same_place(agent: Agent, ns: Namespace, newer: list[Program], by: str) -> None:
@@ -145,14 +128,6 @@ def test_no_gap(agent: Agent, ns: Namespace, flood: socket.socket) -> None:
     finally:
         for each in generations:
             device_namespace.close(each)
-
-
-def test_left_out(agent: Agent, ns: Namespace, at: At, packets: list[Program]) -> None:
-    """An agent that excludes a device removes what an earlier agent attached there."""
-    agent().update(ns.served())
-    agent().update(ns.served("!w*", "!tun0"))
-    assert eventually(lambda: at("w0") == at("tun0") == NONE)  # unpinned links go in their time
-    assert {name for name in ALL if at(name) == ids(packets)} == {"v0", "br0"}
 
 
 def test_variants(home: StateDir, ns: Namespace, by: str) -> None:

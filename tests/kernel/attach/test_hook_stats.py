@@ -60,15 +60,6 @@ def test_of_an_earlier_agents_programs(
     assert device_programs.run_times(home, []) == {}
 
 
-def test_programs_of_one_hook_are_added(loaded: list[Program]) -> None:
-    """Two variants of a hook are one hook."""
-    first = loaded[0]
-    state = StateDir(Path("/sys/fs/bpf/ebpflb-test-nowhere"))
-    once = device_programs.run_times(state, [first])[first.name]
-    twice = device_programs.run_times(state, [first, first])[first.name]
-    assert twice == (2 * once.seconds, 2 * once.runs)
-
-
 def test_at_devices(agent: Agent, home: StateDir, ns: Namespace, by: str) -> None:
     """An earlier agent's packet programs are found by links at devices; filters are not."""
     agent().update(ns.served())

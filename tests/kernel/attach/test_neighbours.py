@@ -19,7 +19,6 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.programs.loader import Program
 from tests.kernel.attach import device_namespace
 from tests.kernel.attach.device_namespace import (
-    NONE,
     Agent,
     Namespace,
     has_tcx,
@@ -63,28 +62,6 @@ def test_foreign_filter(
     )
     unpin_all(home)
     assert ns.filters("v0") == {"ingress": [number(other_program)], "egress": []}
-
-
-def test_late_foreign_filter(
-    home: StateDir, ns: Namespace, by_clsact: None, other_program: Program, packets: list[Program]
-) -> None:
-    """A qdisc that we created stays if others have filters there."""
-    DevicePrograms(home, lambda link_header: packets).update(ns.served())
-    with_clsact(ns, "v0", other_program, priority=9)
-    unpin_all(home)
-    assert ns.filters("v0") == {"ingress": [number(other_program)], "egress": []}
-    assert not ns.has_clsact("w0")
-
-
-def test_foreign_qdisc(
-    home: StateDir, ns: Namespace, by_clsact: None, packets: list[Program]
-) -> None:
-    """A qdisc that others created stays, even if it is empty."""
-    ns.run("tc qdisc add dev v0 clsact")
-    DevicePrograms(home, lambda link_header: packets).update(ns.served())
-    unpin_all(home)
-    assert ns.filters("v0") == NONE
-    assert ns.has_clsact("v0")
 
 
 def test_remade_qdisc(
@@ -180,12 +157,6 @@ def test_ahead_of_clsact(
     assert found.pop("w0") == [f"bpf {ns.name}-other_program:[*fsobj] (ingress)"]  # as tc names it
     assert found == {}
     unpin_all(home)
-
-
-def test_ahead_of_nothing(home: StateDir, ns: Namespace, foreign_link: int) -> None:
-    """At devices without our programs no other program is before or after ours."""
-    assert others_programs(home) == ({}, {})
-    assert attached_devices(home) == {}
 
 
 def limit(ns: Namespace, device: str) -> None:

@@ -58,17 +58,6 @@ def test_egress_everywhere_first(agent: Agent, ns: Namespace, seen: States) -> N
     assert seen[-1] == {"ingress": ALL, "egress": ALL}
 
 
-def test_many_new_devices(agent: Agent, ns: Namespace, seen: States) -> None:
-    """The same order applies to devices that appear together on a served node."""
-    made, late = agent(), {"late0", "late1", "late2"}
-    made.update(ns.served())
-    for name in late:
-        ns.run(f"ip link add {name} type bridge")
-    seen.clear()
-    assert made.update(ns.served()) == {}
-    assert_egress_covers(seen, late)
-
-
 def test_upgrade(agent: Agent, ns: Namespace, newer: list[Program], at: At, seen: States) -> None:
     """A new agent replaces what is at egress everywhere first, and no hook is ever empty."""
     agent().update(ns.served())

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.kernel import bpf
 from ebpflb.kernel.maps import bpf_map, state_dir
 from ebpflb.kernel.maps.bpf_map import PART, ArrayMemory
 from ebpflb.kernel.maps.layout import MapSpec
@@ -40,20 +39,6 @@ def mapped() -> int:
     lines = Path("/proc/self/maps").read_text().splitlines()
     bounds = [line.split()[0].split("-") for line in lines if line.endswith("anon_inode:bpf-map")]
     return sum(int(end, 16) - int(start, 16) for start, end in bounds)
-
-
-@pytest.mark.parametrize("start", [0, 8, PART - 8, PART, SIZE - 3 * PART])
-@pytest.mark.parametrize("size", [8, 16, PART, 2 * PART + 24])
-def test_ranges(array: int, memory: ArrayMemory, start: int, size: int) -> None:
-    """Written values are read again, in any part, and equal the kernel's values."""
-    written = os.urandom(size)
-    memory[start : start + size] = written
-    assert memory[start : start + size] == written
-    whole = memory[:]
-    assert whole == bytes(start) + written + bytes(SIZE - start - size)
-    for at in (start, start + size - 8):
-        index = (at // 8).to_bytes(4, "little")
-        assert bpf.map_lookup(array, index, 8) == whole[at : at + 8]
 
 
 @pytest.mark.parametrize("is_small", [True, False])

@@ -9,7 +9,7 @@ from ebpflb.errors import NodeError
 from ebpflb.kernel.maps import layout, state_dir
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.model import addresses
-from ebpflb.model.addresses import HALF_OPEN, MOST_ENTRIES, SIZES
+from ebpflb.model.addresses import HALF_OPEN, SIZES
 from tests.kernel.variants import needs_root
 
 FIXED = {
@@ -32,27 +32,9 @@ def test_every_persistent_map_has_a_size_or_a_reason() -> None:
     assert all(len({layout.MAPS[it].entries for it in maps}) == 1 for maps in SIZES.values())
 
 
-def test_several_names_in_any_order() -> None:
-    """The usual size says nothing; of two for one name the last counts."""
-    usual = layout.usual_size("slots")
-    sizes = addresses.parse_map_sizes(f"sockets=2048,slots={usual},flows=70000,flows=80000")
-    assert layout.unusual(sizes) == (("flows", 80_000), ("sockets", 2048))
-    assert addresses.parse_map_sizes(addresses.show(sizes)) == sizes
-    assert addresses.parse_map_sizes("") == ()
-
-
 def test_half_open_flows() -> None:
     """The least size of a table of flows is reckoned with this map's size."""
     assert layout.MAPS["half_open"].entries == HALF_OPEN
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_maps_of_a_name(name: str) -> None:
-    """Only the maps of this name have the size."""
-    specs = layout.sized(addresses.parse_map_sizes(f"{name}={MOST_ENTRIES}"))
-    other = {it for it, spec in specs.items() if spec != layout.MAPS[it]}
-    assert other == set(SIZES[name])
-    assert {specs[it].entries for it in other} == {MOST_ENTRIES}
 
 
 @pytest.mark.parametrize(

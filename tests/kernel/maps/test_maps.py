@@ -56,24 +56,6 @@ def test_kernel_agrees(all_maps: dict[str, Map], name: str) -> None:
     assert bpf.ffi.string(info.name).decode() == name
 
 
-@pytest.mark.parametrize("count", [0, 1, BATCH, BATCH + 1, 2 * BATCH + 17])
-def test_hash(table: Map, count: int) -> None:
-    """Written entries can be read, in any number of batches, and deleted."""
-    pairs = [(n, 7 * n) for n in range(count)]
-    table.write(pairs)
-    assert sorted(table.items()) == pairs
-    table.delete([n for n, _ in pairs[1:]])
-    assert list(table.items()) == pairs[:1]
-
-
-def test_replace(table: Map) -> None:
-    """Writing a key again replaces its value; a key that is not there reads as None."""
-    table.write([(1, 10), (2, 20), (1, 11)])
-    assert (table.get(1), table.get(2), table.get(3)) == (11, 20, None)
-    table.delete([3, 1, 1])
-    assert list(table.items()) == [(2, 20)]
-
-
 def test_pop_and_insert(table: Map) -> None:
     """A popped key is deleted, and is inserted again unless it is there meanwhile."""
     table.write([(1, 10), (2, 20)])
@@ -271,16 +253,6 @@ def test_written_through_memory(all_maps: dict[str, Map], name: str, at_once: in
     assert opened.get(4) == opened.value.unpack(bytes(opened.spec.value_size))
 
 
-@pytest.mark.parametrize("name", MAPPED)
-def test_read_through_memory(all_maps: dict[str, Map], name: str) -> None:
-    """A value of the kernel is read in place."""
-    opened = all_maps[name]
-    for index in (5, 6, opened.spec.entries - 1):
-        value = sample(name, index + 1)
-        bpf.map_update(opened.fd, *opened.packed(index, value))
-        assert opened.get(index) == value
-
-
 def test_what_no_program_believes_is_not_read(all_maps: dict[str, Map]) -> None:
     """An element with another key's check, or a changed byte, is not there; of an array: empty.
 
@@ -308,16 +280,6 @@ def test_what_no_program_believes_is_not_read(all_maps: dict[str, Map]) -> None:
 
 def service_entry(id: int) -> ServiceEntry:
     return ServiceEntry(id, frozenset({"endpoints"}), 0, 3, Range(40, 3), Range(42, 1))
-
-
-def test_for_looking_only(all_maps: dict[str, Map]) -> None:
-    """A mapping made for reading cannot be written."""
-    slots = all_maps["slots"]
-    view = bpf_map.open_map(slots.spec, os.dup(slots.fd), writable=False)
-    assert isinstance(view, MappedArray)
-    with pytest.raises(TypeError):
-        view.write([(0, sample("slots", 0))])
-    view.close()
 
 
 def test_closed(opener: Opener) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 
 from ebpflb.entries.services import Frontend
 from ebpflb.kernel.maps.bpf_map import MappedArray
-from ebpflb.kernel.maps.no_frontends import PLACES, WORDS, NoFrontends, bit_of
+from ebpflb.kernel.maps.no_frontends import WORDS, NoFrontends, bit_of
 from tests.kernel.maps.small import small_maps
 from tests.kernel.variants import needs_root
 
@@ -55,38 +55,6 @@ def test_a_frontend_of_an_earlier_agent(opened: MappedArray) -> None:
     made.repair()
     assert not is_none(opened, WEB) and not is_none(opened, NODEPORTS[0])
     assert is_none(opened, OTHER)
-
-
-def test_written_twice_removed_once(opened: MappedArray) -> None:
-    """A frontend counts once, however often it is written."""
-    made = NoFrontends(opened)
-    made.repair()
-    made.before_writing([WEB, WEB])
-    made.before_writing([WEB])
-    assert not is_none(opened, WEB)
-    made.after_removing([WEB])
-    assert is_none(opened, WEB)
-
-
-def test_a_bit_of_several(opened: MappedArray) -> None:
-    """Each of the NodePorts of one port keeps the bit from being set."""
-    made = NoFrontends(opened)
-    made.repair()
-    assert {bit_of(each) for each in NODEPORTS} == {PLACES + 30080}
-    made.before_writing(NODEPORTS)
-    for gone in NODEPORTS:
-        assert not is_none(opened, NODEPORTS[0])
-        made.after_removing([gone, gone])
-    assert is_none(opened, NODEPORTS[0])
-
-
-def test_unknown_removals(opened: MappedArray) -> None:
-    """A frontend that the agent did not write takes no other one's bit away."""
-    made = NoFrontends(opened)
-    made.repair()
-    made.before_writing(NODEPORTS[:1])
-    made.after_removing(NODEPORTS[1:])
-    assert not is_none(opened, NODEPORTS[0])
 
 
 def test_changed_by_others(opened: MappedArray) -> None:

@@ -92,13 +92,6 @@ def test_once_a_minute_and_only_if_asked(world: dict[str, Map], clock: Any) -> N
     assert counted(counter).entries["affinity"] == 1
 
 
-def test_stopped(world: dict[str, Map], clock: Any) -> None:
-    """After the stop nothing is counted."""
-    counter = Occupancy(world)
-    counter.stop()
-    assert counted(counter) == occupancy.NO_COUNTS
-
-
 def test_what_cannot_be_read_is_logged(
     world: dict[str, Map], clock: Any, monkeypatch: pytest.MonkeyPatch, failing: Failing
 ) -> None:

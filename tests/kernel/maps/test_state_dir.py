@@ -22,8 +22,6 @@ pytestmark = needs_root
 
 SPEC = MapSpec("small", "HASH", "__u32", "__u32", 8, ("NONE",))
 SPECS = {"small": SPEC}
-RETURN_1 = bytes.fromhex("b7000000010000009500000000000000")
-
 Open = Callable[..., dict[str, Map]]
 
 
@@ -49,15 +47,6 @@ def map_id(map_: Map) -> int:
 def pin_other(path: Path, fd: int) -> None:
     bpf.pin(fd, str(path))
     os.close(fd)
-
-
-def test_made_and_pinned(home: StateDir, opening: Open) -> None:
-    """Every map is created, and pinned by its name below its layout's hash."""
-    opened = opening(layout.MAPS)
-    for persistent, found in ((False, layout.layout_hash()), (True, layout.persistent_hash())):
-        pins = {path.name for path in (home.directory / found).iterdir()}
-        assert pins == {name for name, spec in layout.MAPS.items() if spec.persistent == persistent}
-    assert set(opened) == set(layout.MAPS)
 
 
 def test_upgrade(home: StateDir, opening: Open) -> None:
@@ -104,15 +93,6 @@ def test_wrong_pin(home: StateDir, opening: Open, other: MapSpec) -> None:
     assert map_id(opening()["small"]) == map_id(opened)
 
 
-def test_pin_is_no_map(home: StateDir, opening: Open) -> None:
-    """A program under a map's name is replaced."""
-    fd = bpf.prog_load(name="other", program_type=18, attach_type=10, code=RETURN_1, log=None)
-    pin_other(home.maps_directory / "small", fd)
-    opened = opening()["small"]
-    opened.write([(1, 2)])
-    assert opened.get(1) == 2
-
-
 def test_looking(home: StateDir, opening: Open) -> None:
     """``read_maps`` opens the same maps, with arrays that cannot be written."""
     opening(layout.MAPS)
@@ -124,13 +104,6 @@ def test_looking(home: StateDir, opening: Open) -> None:
         map_.close()
 
 
-def test_nothing_to_look_at(home: StateDir) -> None:
-    """Without maps of this layout ``read_maps`` fails with a hint, and creates no file."""
-    with pytest.raises(NodeError, match="did `ebpflb run` start"):
-        home.read_maps()
-    assert not list(home.maps_directory.iterdir())
-
-
 def test_remove(home: StateDir, opening: Open) -> None:
     """Maps, links, old layouts and the directory itself are removed."""
     opening()
@@ -140,12 +113,6 @@ def test_remove(home: StateDir, opening: Open) -> None:
     unpin_all(home)
     assert not home.directory.exists()
     assert not home.exists()
-
-
-def test_remove_nothing(directory: Path) -> None:
-    """Removing a directory that does not exist is no error, and creates nothing."""
-    unpin_all(StateDir(directory))
-    assert not directory.exists()
 
 
 def test_forget_old_layouts(home: StateDir, opening: Open) -> None:
@@ -161,13 +128,6 @@ def test_forget_old_layouts(home: StateDir, opening: Open) -> None:
     assert set(home.directory.iterdir()) == kept
     assert [path.name for path in home.links()] == ["connect4"]
     assert [path.name for path in home.maps_directory.iterdir()] == ["small"]
-
-
-def test_prepared_twice(home: StateDir) -> None:
-    """Preparing again changes nothing; other users may not read it."""
-    home.prepare()
-    assert home.exists()
-    assert home.maps_directory.stat().st_mode & 0o777 == 0o700
 
 
 def test_no_bpffs(tmp_path: Path) -> None:

@@ -102,23 +102,6 @@ def test_the_run_directory_is_found(directory: Path, recorded: Paths) -> None:
     assert state_dir.read_record(directory) == other
 
 
-def test_from_within_another_mount(directory: Path, recorded: Paths) -> None:
-    """The files lie below the same mount point, under the names that the agent knows."""
-    seen = Path("/host") / directory.relative_to("/")
-    found = read_as(seen, directory)
-    assert found is not None
-    assert found.run == Path("/host") / recorded.run.relative_to("/")
-    assert found.ports_file.name == recorded.ports_file.name
-    assert found.status_file.name == recorded.status_file.name
-
-
-def read_as(seen: Path, directory: Path) -> Paths | None:
-    with pytest.MonkeyPatch.context() as patched:
-        real = os.readlink
-        patched.setattr(os, "readlink", lambda p: real(str(p).replace(str(seen), str(directory))))
-        return state_dir.read_record(seen)
-
-
 @pytest.mark.parametrize("text", ["/run", "run:/sys/fs/bpf/x", ":", "/run:/elsewhere"])
 def test_a_record_that_makes_no_sense(directory: Path, text: str) -> None:
     """A senseless record counts as none."""
@@ -127,11 +110,3 @@ def test_a_record_that_makes_no_sense(directory: Path, text: str) -> None:
     assert state_dir.read_record(directory) is None
     (directory / state_dir.RECORD).unlink()
     assert state_dir.read_record(directory) is None
-
-
-def test_the_record_is_no_map(directory: Path, recorded: Paths) -> None:
-    """The record does not count as another layout's maps, and goes with the state directory."""
-    state = StateDir(directory)
-    assert state.old_layouts() == []
-    state.remove_old_layouts()
-    assert state_dir.read_record(directory) == recorded

@@ -128,36 +128,6 @@ def test_port_of_a_closed_connection_rests(table: SweptTable, kind: dict[str, bo
     assert run(table) == (len(entries), 0, 0)
 
 
-def test_port_that_another_gets_does_not_rest(table: SweptTable) -> None:
-    """If a new flow gets the port before the closed one is removed, the port is the new one's."""
-    entries = closed(1, idle=31, masqueraded=True)
-    put(table, entries)
-    port = chosen_port(entries)
-    assert port
-    newer = entries[port]._replace(last_seen=NOW, created=NOW, port=4711)
-    meanwhile(table, lambda: table.flows.write([(port, newer)]))
-    run(table)
-    assert left(table) == {port: newer}
-
-
-def test_other_protocols(world: dict[str, Map], end_flow: EndFlow) -> None:
-    """UDP and SCTP share a map, each with its own timeouts."""
-    table = SweptTable(world, "other_flows", Timeouts(), end_flow)
-    put(table, *(Made(n, protocol).plain(200) for n, protocol in enumerate(Protocol) if n))
-    run(table)
-    assert {key.protocol for key in left(table)} == {Protocol.SCTP}
-    assert world["sweeps"].get(1) == (2, 2, 0)
-    assert world["sweeps"].get(0) == (0, 0, 0)
-
-
-def test_chosen_timeouts(world: dict[str, Map], end_flow: EndFlow) -> None:
-    """The operator's timeout applies: an open connection that is idle for longer is removed."""
-    table = SweptTable(world, "tcp_flows", Timeouts(established=60), end_flow)
-    put(table, Made(1).plain(60), Made(2).plain(59))
-    run(table)
-    assert left(table) == Made(2).plain(59)
-
-
 def meanwhile(table: SweptTable, happens: Callable[[], None]) -> None:
     """Do something once, when the next flow was found expired and is not removed yet."""
     end_flow = table.end_flow
@@ -270,27 +240,6 @@ def test_evicted(table: SweptTable) -> None:
     assert run(table) == (0, held, evicted)
 
 
-def test_in_flux(table: SweptTable) -> None:
-    """Flows that are opened and closed during a sweep do not count as evicted."""
-    put(table, *(Made(n).plain(0) for n in range(1, 500)))
-    for step, _ in enumerate(table.sweep()):
-        put(table, *(Made(n).plain(0) for n in range(1000 + 50 * step, 1050 + 50 * step)))
-        table.flows.delete(list(Made(step + 1).plain(0)))
-        created, deleted, _, _ = table.stats.get(table.number)
-        set_stats(table, created, deleted + 2, 0)
-    assert table.numbers.evicted == 0
-    assert run(table) == (0, len(left(table)), 0)
-
-
-def test_counted_by_others(table: SweptTable) -> None:
-    """Flows that an operator flushes count as swept, not as evicted."""
-    entries = Made(1).plain(0)
-    put(table, entries, Made(2).plain(0))
-    table.count(len(entries))
-    table.flows.delete(list(entries))
-    assert run(table) == (2, 2, 0)
-
-
 def test_thread(world: dict[str, Map], table: SweptTable, end_flow: EndFlow) -> None:
     """The thread sweeps both maps until it is stopped; then no map is in use any more."""
     other = SweptTable(world, "other_flows", Timeouts(), end_flow)
@@ -313,8 +262,3 @@ def test_failure(
     assert eventually(lambda: "sweeping flows failed" in caplog.text)
     assert sweeper.thread.is_alive()
     sweeper.stop()
-
-
-def test_never_started(world: dict[str, Map], end_flow: EndFlow) -> None:
-    """A thread that was not started can be stopped."""
-    Sweeper(world, Timeouts(), end_flow).stop()

@@ -197,33 +197,11 @@ def test_sources(ip: Ip) -> None:
     assert not devices()["lo"].sources
 
 
-def test_current(ip: Ip) -> None:
-    """All addresses of both families, loopback too, without their prefixes."""
-    ip("address add 192.0.2.1/24 dev d0")
-    ip("address add 192.0.2.2/24 dev d0")
-    ip("address add 2001:db8::1/64 dev d0 nodad")
-    assert list_devices().addresses == addresses("192.0.2.1", "192.0.2.2", "2001:db8::1")
-
-
 def test_peers_are_not_ours(ip: Ip) -> None:
     """On a point-to-point link our own address counts, never the other end's."""
     ip("address add 192.0.2.1 peer 192.0.2.9 dev d0")
     ip("address add 2001:db8::1 peer 2001:db8::9 dev d0 nodad")
     assert list_devices().addresses == addresses("192.0.2.1", "2001:db8::1")
-
-
-def test_first(emitted: SimpleQueue[DevicesChanged]) -> None:
-    """The first list is emitted at once."""
-    assert emitted.get_nowait().addresses == LOOPBACK
-
-
-@pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::1"])
-def test_follows(ip: Ip, emitted: SimpleQueue[DevicesChanged], address: str) -> None:
-    """An address that comes and goes is emitted both times."""
-    ip(f"address add {address} dev d0")
-    assert emitted_at_last(emitted, addresses(address))
-    ip(f"address del {address} dev d0")
-    assert emitted_at_last(emitted, addresses())
 
 
 def test_device_goes(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
@@ -289,19 +267,6 @@ def test_a_device_is_removed_between_two_questions(ip: Ip, monkeypatch: pytest.M
         assert [each.name for each in table.read().devices] == ["lo", "d0", "d1"]
     table.note([(REMOVED_LINK, about)])
     assert [each.name for each in table.read().devices] == ["lo", "d0"]
-
-
-def test_late_device(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
-    """A device that comes later is emitted, and so is its master."""
-
-    def told_master() -> int:
-        found = {device.name: device for device in emitted.get(timeout=WAIT_SECONDS).devices}
-        return found["v0"].master if "v0" in found else 0
-
-    ip("link add v0 type veth peer name w0")
-    ip("link set v0 master d0")
-    while not told_master():  # an Empty ends the wait
-        pass
 
 
 def test_goes_on(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,17 +65,6 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
         made.watch.stop()
 
 
-def test_a_rule_of_nft(watched: Watched) -> None:
-    """At the next look, and its end too; a rule that drops is none."""
-    run("nft", TABLE)
-    assert watched.look() == [()]
-    run("nft", *RULE)
-    ((line,),) = watched.look()
-    assert "counts each packet" in line
-    run("nft", "delete table inet operator")
-    assert watched.look() == [()]
-
-
 @pytest.mark.parametrize(
     "commands",
     [

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 import pytest
 
 from ebpflb.kernel.netfilter import flowtable, nft
-from ebpflb.kernel.netfilter.flowtable import FRONTEND_SETS, TABLE, Contents, flowtable_obstacle
+from ebpflb.kernel.netfilter.flowtable import TABLE, Contents, flowtable_obstacle
 from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run
 from tests.kit import needs
@@ -21,12 +21,6 @@ RULE = (
 )
 WEB = flowtable.element(ip_address("10.96.0.10").packed, 6, 80)
 DNS = flowtable.element(ip_address("fd00:96::10").packed, 17, 53)
-
-
-def test_elements() -> None:
-    """Address, protocol and port, each at a boundary of four bytes, in the order of the network."""
-    assert bytes([10, 96, 0, 10, 6, 0, 0, 0, 0, 80, 0, 0]) == WEB
-    assert [len(WEB), len(DNS)] == [each.key_size for each in FRONTEND_SETS]
 
 
 def test_the_obstacle_is_found_without_a_trace() -> None:

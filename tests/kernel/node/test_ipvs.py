@@ -41,13 +41,6 @@ def test_other_sets() -> None:
     assert kube_proxy.ipsets() == {"KUBE-NETPOL-1"}
 
 
-def test_node_ports() -> None:
-    """The members of a set of ports can be read, of an empty one too."""
-    make_sets(TOOLS[0])
-    assert kube_proxy.service_ports("KUBE-NODE-PORT-TCP") == {30080}
-    assert kube_proxy.service_ports("KUBE-HEALTH-CHECK-NODE-PORT") == set()
-
-
 @pytest.mark.parametrize(("family", "member"), [("inet", "192.0.2.1"), ("inet6", "2001:db8::1")])
 def test_node_ports_of_sctp(family: str, member: str) -> None:
     """NodePorts of SCTP are in a set of addresses and ports."""

@@ -25,7 +25,6 @@ from tests.kernel.node.nodes import (
     make_sets,
     remove,
     run,
-    saved,
     send,
 )
 
@@ -73,34 +72,6 @@ def test_cleanup_leaves_neighbours(tool: Tool, mode: Callable[[Tool], None]) -> 
     assert remove()
     assert everything() == before
     assert not kube_proxy.ipsets()
-
-
-@every_tool
-@every_mode
-def test_cleanup_interleaved(tool: Tool, mode: Callable[[Tool], None]) -> None:
-    """The order of the rules does not matter, nor do foreign rules between them."""
-    with nodes.fresh(f"{NAME}-alone"):
-        load(tool, *rules.NEIGHBOURS)
-        wanted = saved()
-    load(tool, rules.KUBELET)
-    mode(tool)
-    load(tool, rules.PORTMAP, rules.CALICO)
-    survey = kube_proxy.survey()
-    load(tool, rules.UFW, rules.OPERATOR)
-    for leftover in survey.removable:
-        leftover.remove()
-    assert saved() == wanted
-
-
-@every_tool
-@every_mode
-def test_cleanup_again(tool: Tool, mode: Callable[[Tool], None]) -> None:
-    """A second cleanup finds nothing, and no sign is left."""
-    mode(tool)
-    assert kube_proxy.visible_rules() == [f"chains of {tool.name}"]
-    assert len(remove()) >= 2
-    assert kube_proxy.survey() == kube_proxy.LeftoverSurvey()
-    assert not kube_proxy.visible_rules()
 
 
 @every_tool
@@ -203,12 +174,6 @@ def test_no_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variant: str) 
     lost = "the tables nat, filter, mangle of {}-{}: it is not installed here"
     assert survey.unreadable == [lost.format(f, variant) for f in ("iptables", "ip6tables")]
     assert len(survey.removable) == 2 * 3
-
-
-def test_no_tool_no_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any tool and without rules no table is missing."""
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert kube_proxy.survey() == kube_proxy.LeftoverSurvey()
 
 
 def test_looking_changes_nothing() -> None:

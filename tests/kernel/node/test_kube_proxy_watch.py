@@ -42,11 +42,6 @@ def emitted() -> Iterator[SimpleQueue[Detection]]:
     watcher.stop()
 
 
-def test_nobody() -> None:
-    """On a node without kube-proxy nothing is found."""
-    assert detect() == Detection()
-
-
 def test_process(tmp_path: Path) -> None:
     """A process called kube-proxy in our network namespace is one."""
     with answering.process(tmp_path) as pid:
@@ -71,19 +66,6 @@ def test_answers(mode: str) -> None:
         assert detect().running
 
 
-def test_answers_on_ipv6() -> None:
-    """Loopback of IPv6 is asked too."""
-    with answering.answer("nftables\n", "::1"):
-        assert detect().proxy_modes == ((f"[::1]:{PROXY_MODE_PORT}", "nftables"),)
-
-
-@pytest.mark.parametrize("said", ["ebpf", "", "kernelspace", "nftables and more", "x" * 100])
-def test_others_answer(said: str) -> None:
-    """Ebpflb itself, and whatever else is at the port, is none."""
-    with answering.answer(said):
-        assert detect() == Detection()
-
-
 def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that accepts the connection and does not answer causes no long wait."""
     monkeypatch.setattr("ebpflb.kernel.node.kube_proxy.TIMEOUT", 0.05)
@@ -97,33 +79,6 @@ def test_chains(tool: nodes.Tool) -> None:
     load(tool, rules.IPTABLES_MODE)
     assert detect() == Detection(rules=(f"chains of {tool.name}",))
     assert not detect().running
-
-
-def test_tables() -> None:
-    """Its nftables tables are leftovers too."""
-    load_nft()
-    assert detect().rules == ("table ip kube-proxy", "table ip6 kube-proxy")
-
-
-def test_neighbours() -> None:
-    """Rules of kubelet, CNIs and firewalls are no sign of it."""
-    for tool in TOOLS:
-        load(tool, *rules.NEIGHBOURS)
-    assert detect() == Detection()
-
-
-def test_watcher_first(emitted: SimpleQueue[Detection]) -> None:
-    """The first detection is emitted at once, and then nothing as long as nothing changes."""
-    assert emitted.get(timeout=WAIT_SECONDS) == Detection()
-    assert emitted.empty()
-
-
-def test_watcher_comes_later(emitted: SimpleQueue[Detection], tmp_path: Path) -> None:
-    """A later start of a kube-proxy is emitted, and its end too."""
-    emitted.get(timeout=WAIT_SECONDS)
-    with answering.process(tmp_path) as pid:
-        assert emitted.get(timeout=WAIT_SECONDS).pids == (pid,)
-    assert emitted.get(timeout=WAIT_SECONDS) == Detection()
 
 
 def test_watcher_renewed(emitted: SimpleQueue[Detection]) -> None:

@@ -99,12 +99,6 @@ def test_cookie_that_is_nowhere(named: list[str], monkeypatch: pytest.MonkeyPatc
     assert list(every.each(here, {0, wanted})) == [named[1]]
 
 
-def test_kernel_without_cookies(named: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before Linux 5.14 all are entered."""
-    monkeypatch.setattr(namespaces, "by_socket", lambda: None)
-    assert {here(), *named} <= {*Namespaces().each(here, {1})}
-
-
 def test_stays_here(named: list[str]) -> None:
     """The caller's thread stays in its namespace; the other threads end, also if they fail."""
     before, threads = here(), threading.active_count()
@@ -117,15 +111,6 @@ def test_stays_here(named: list[str]) -> None:
         list(Namespaces().each(fail))
     assert here() == before
     assert threading.active_count() == threads
-
-
-def test_vanished(named: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A name without a namespace behind it, or a process that has ended, is left out."""
-    (tmp_path / "not-mounted").touch()
-    gone = Path("/proc/0/ns/net")
-    others = [*namespaces.others(), tmp_path / "not-mounted", gone]
-    monkeypatch.setattr(namespaces, "others", lambda: iter(others))
-    assert {*named} <= {*Namespaces().each(here)}
 
 
 def test_nothing_else_is_opened(named: list[str], tmp_path: Path) -> None:

@@ -97,24 +97,6 @@ def test_what_is_removed_is_put_back(
     assert caplog.text.count("put back what another program had removed: ") == 3
 
 
-def test_other_tables_are_left_alone(watch: NatWatch) -> None:
-    """What others remove of their own tables puts nothing back."""
-    for _ in range(3):
-        run("nft", "-f", "-", said="table ip mine {\n chain c {\n accept\n }\n}\n")
-        run("nft", "delete", "table", "ip", "mine")
-    nft.delete(TABLE)
-    assert eventually(lambda: watch.put_back == 1)
-
-
-def test_it_stays_at_the_end(table: Table) -> None:
-    """The table stays when the agent ends, and the next agent has nothing to put back."""
-    for _ in range(2):
-        with started(NatWatch(lambda _: None, table, needed=lambda: True, seconds=NEVER)) as watch:
-            pass
-        assert not table.differences()
-        assert watch.put_back == 0
-
-
 def test_an_earlier_engines_tables_go(table: Table) -> None:
     """Where the engine does not serve its table is to be released; what an earlier version kept NAT
     at work with stays as long as a connection is translated.

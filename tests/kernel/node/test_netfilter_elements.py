@@ -109,18 +109,6 @@ def test_endpoints_are_counted(elements: Elements) -> None:
     assert "elements" not in _shown("endpoints4")
 
 
-def test_without_sets_of_endpoints() -> None:
-    """Where no invalid segments are dropped only the maps are written."""
-    options = OPTIONS._replace(drops_invalid=False)
-    with nodes.fresh(NAME), closing(NetfilterTable(options)) as table:
-        table.build()
-        elements = Elements(table.session, options)
-        elements.write([WEB, DNS])
-        elements.write([], [WEB])
-        assert _read(elements) == {DNS}
-        assert _compare(elements, DNS) == []
-
-
 def test_a_missing_table(elements: Elements) -> None:
     """Adding is refused; after the table is built again everything can be written."""
     elements.write([WEB])

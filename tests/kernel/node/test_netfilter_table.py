@@ -202,16 +202,6 @@ def test_several_ranges_of_ports(table: NetfilterTable) -> None:
 
 @FAMILIES
 @pytest.mark.usefixtures("elements")
-def test_privileged_ports(addresses: Addresses) -> None:
-    """A masqueraded privileged port becomes another privileged port."""
-    _choose(addresses, MASQUERADE)
-    host, port = _ask(addresses, socket.SOCK_DGRAM, 999)
-    assert host == addresses.node
-    assert port < 1024
-
-
-@FAMILIES
-@pytest.mark.usefixtures("elements")
 def test_sctp(addresses: Addresses) -> None:
     """An SCTP packet gets the endpoint's address and port."""
     if not probe.can_translate_sctp():
@@ -231,18 +221,6 @@ def _send_sctp(addresses: Addresses, seconds: float = 5) -> bytes:
         packet = probe.sctp_init(5555, SERVICE_PORT)
         client.sendto(packet, (addresses.service, 0))
         return endpoint.recv(999)[20 if addresses is V4 else 0 :]
-
-
-@pytest.mark.usefixtures("network")
-def test_sctp_is_an_option() -> None:
-    """Without it an SCTP packet with a choice is dropped."""
-    _choose(V4)
-    options = OPTIONS._replace(sctp=False)
-    with closing(NetfilterTable(options)) as table:
-        table.build()
-        Elements(table.session, options).write([_backend(1, V4.endpoint)])
-        with pytest.raises(TimeoutError):
-            _send_sctp(V4, 0.2)
 
 
 @FAMILIES
@@ -313,17 +291,6 @@ def test_invalid_segments(addresses: Addresses, flags: int, port: int, passes: b
     but SYN/ACKs and other hosts' segments do.
     """
     assert _passes(addresses, flags, port) == passes
-
-
-@pytest.mark.usefixtures("network")
-def test_invalid_segments_are_an_option() -> None:
-    """Without it no segment is dropped, and there are no sets for it."""
-    options = OPTIONS._replace(drops_invalid=False)
-    with closing(NetfilterTable(options)) as table:
-        table.build()
-        Elements(table.session, options).write([_backend(1, V4.endpoint)])
-        assert _passes(V4, RST, PORT)
-        assert "endpoints4" not in run("nft", "list", "table", "inet", TABLE.table)
 
 
 def _passes(addresses: Addresses, flags: int, port: int) -> bool:
@@ -433,30 +400,6 @@ def test_differences(plain: NetfilterTable, tampering: str, words: str, is_kept:
     assert sorted(run("nft", "-n", "list", "table", "inet", TABLE.table)) == sorted(before)
 
 
-@pytest.mark.parametrize(
-    ("chain", "old", "new"),
-    [
-        ("translate", "dnat ip to", "counter dnat ip to"),
-        ("translate", "0x00004000", "0x00008000"),
-        ("masquerade-marked", "20000-20099", "20000-20098"),
-        ("masquerade-marked", "fully-random", "fully-random,persistent"),
-        ("choose", "goto translate", "jump translate"),
-        ("translate", "dnat ip to meta priority & 7f:ffff", "dnat ip to meta priority & f:ffff"),
-        ("untranslated", "drop", "accept"),
-        ("translate", "the endpoint was removed", "another comment"),
-    ],
-)
-def test_changed_rules(plain: NetfilterTable, chain: str, old: str, new: str) -> None:
-    """Also one changed word of one rule is noticed."""
-    listed = run("nft", "-a", "list", "chain", *_names(chain)).splitlines()
-    rule, handle = next(line for line in listed if old in line).split(" # handle ")
-    changed = rule.replace(old, new).strip()
-    run("nft", "replace", "rule", *_names(chain), "handle", handle, changed)
-    assert len(plain.differences()) == 2  # this rule is missing, and there is another one
-    assert plain.build()
-    assert plain.is_intact()
-
-
 def test_order_of_rules(plain: NetfilterTable) -> None:
     """A rule in another place is noticed."""
     listed = run("nft", "-a", "list", "chain", *_names("masquerade-marked")).splitlines()
@@ -501,13 +444,6 @@ def test_an_owned_table() -> None:
         assert Elements(table.session, OPTIONS).read().keys() == {1}
     remove()
     assert not nft.tables()
-
-
-def test_a_plain_table_becomes_an_owned_one(plain: NetfilterTable) -> None:
-    """As an agent may have written it that ran on an older kernel, or as nft(8) has loaded it."""
-    with closing(NetfilterTable(OPTIONS)) as table:
-        assert table.build() != table.is_owned  # elements are kept only where it stays a plain one
-        assert table.is_intact()
 
 
 @pytest.mark.usefixtures("node")

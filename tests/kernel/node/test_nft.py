@@ -77,12 +77,3 @@ def test_hold_nat() -> None:
     nft.delete(watch.HOLD)
     assert not watch.keeps_nat_hooks()
     assert not run("nft", "list", "ruleset")
-
-
-def test_rules_of_a_chain() -> None:
-    """A chain has a rule, or is empty, or is of another table."""
-    run("nft", "-f", "-", said="table ip mine {\n chain c {\n accept\n }\n chain d {\n }\n}\n")
-    run("nft", "add", "table", "ip", "other")
-    assert nft.has_rule(Name("ip", "mine"), "c")
-    for name, chain in ((("ip", "mine"), "d"), (("ip", "other"), "c"), (("ip6", "mine"), "c")):
-        assert not nft.has_rule(Name(*name), chain)

@@ -34,13 +34,6 @@ def test_chain(tool: Tool) -> None:
 
 
 @legacy
-def test_comment(tool: Tool) -> None:
-    """A comment that says its name is no chain."""
-    load(tool, rules.PORTMAP)
-    assert not firewall.legacy_has_chain(FAMILIES[tool.family], "nat", "KUBE-SERVICES")
-
-
-@legacy
 def test_large(tool: Tool) -> None:
     """A table of many rules is read as a whole."""
     chains = [f"CHAIN-{number}" for number in range(2000)]

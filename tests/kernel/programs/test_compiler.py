@@ -51,13 +51,6 @@ def test_programs(compiled: Compiled) -> None:
     assert all(code and len(code) % 8 == 0 for code in compiled.programs.values())
 
 
-def test_variants_differ(cache: Path) -> None:
-    """Flags reach the compiler."""
-    found = [compile_source(SOURCE, flags, cache=cache) for flags in VARIANTS.values()]
-    assert found[0].programs["connect4"] != found[1].programs["connect4"]
-    assert found[0].programs["recvmsg4"] == found[1].programs["recvmsg4"]
-
-
 @pytest.mark.parametrize(
     ("file", "old", "new", "complaint"),
     [
@@ -102,14 +95,6 @@ def test_no_such_source(tmp_path: Path) -> None:
 def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on every child fails."""
     monkeypatch.setattr(sys, "executable", "/bin/false")
-
-
-def test_cached(one_variant: Compiled, cache: Path, no_child: None) -> None:
-    """The same sources and flags are not compiled again."""
-    again = compile_source(SOURCE, VARIANTS["set_retval"], cache=cache)
-    assert again.cached
-    assert again.programs == one_variant.programs
-    assert again.sections == one_variant.sections
 
 
 def test_sources_are_read_once(sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,17 +156,6 @@ class TestNotCached:
         monkeypatch.syspath_prepend(tmp_path)
         assert compiler.bcc_version() == "99.0"
         assert self.is_compiled(cache)
-
-
-def test_damaged_cache(tmp_path: Path) -> None:
-    """An entry that cannot be read is compiled and written again."""
-    whole = compile_source(SMALL_SOURCE, cache=tmp_path)
-    (entry,) = tmp_path.iterdir()
-    entry.write_bytes(entry.read_bytes()[:100])
-    found = compile_source(SMALL_SOURCE, cache=tmp_path)
-    assert not found.cached
-    assert found.programs == whole.programs
-    assert compile_source(SMALL_SOURCE, cache=tmp_path).cached
 
 
 def test_cache_cannot_be_written(tmp_path: Path) -> None:

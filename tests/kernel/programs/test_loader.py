@@ -13,7 +13,6 @@ from hypothesis import strategies as some
 
 from ebpflb.errors import KernelError, VerifierError
 from ebpflb.kernel import bpf, probe
-from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.programs import compiler, loader
 from ebpflb.kernel.programs.compiler import MAP_NUMBERS, Compiled
@@ -80,18 +79,6 @@ def test_relocation(code: list[Instruction]) -> None:
         for i, is_map in zip(code, maps, strict=True)
     )
     assert loader.relocate(before, FDS) == after
-
-
-def test_numbers_are_no_descriptors() -> None:
-    """An unpatched reference could not be mistaken for an open file."""
-    assert len(set(MAP_NUMBERS.values())) == len(layout.PROGRAM_MAPS)
-    assert min(MAP_NUMBERS.values()) >= 0x10000
-
-
-def test_unknown_map() -> None:
-    """A number that is no map's is a mistake of ours, not some other descriptor."""
-    with pytest.raises(KeyError):
-        loader.relocate(Instruction(LOAD64, MAP << 4, 0, 1, bytes(8)).packed(1), FDS)
 
 
 @needs_root

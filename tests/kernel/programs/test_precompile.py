@@ -70,14 +70,6 @@ def test_an_agent_starts_without_a_compiler(brought: Path, home: StateDir, tmp_p
         opened.close()
 
 
-def test_another_bcc_uses_it_too(
-    brought: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The version of the node's BCC is no part of the name."""
-    monkeypatch.setattr(compiler, "bcc_version", lambda: "99.0")
-    assert compile_source(SOURCE, FLAGS, cache=tmp_path / "cache").cached
-
-
 def others_may_write(entry: Path) -> None:
     entry.chmod(0o666)
 
@@ -119,15 +111,6 @@ def test_what_is_not_there_is_compiled(
     with once.alone(shared):
         assert not compile_source("hooks/netns_cookie.c", flags, cache=brought / "cache").cached
     assert compile_source("hooks/netns_cookie.c", flags, cache=brought / "cache").cached
-
-
-def test_other_sources_do_not_use_it(brought: Path, tmp_path: Path) -> None:
-    """An edited file of bpf/ is compiled, not replaced by what was made of another."""
-    sources = Path(shutil.copytree(layout.SOURCES, tmp_path / "bpf"))
-    header = sources / "layout.h"
-    header.write_text(header.read_text() + "\n")
-    with pytest.raises(CompileError, match="BCC is missing"):
-        compile_source(SOURCE, FLAGS, cache=tmp_path, sources=sources)
 
 
 def test_it_holds_what_is_needed_and_nothing_else(made: Path, cache: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from ebpflb.errors import KernelError
 from ebpflb.kernel import bpf
-from ebpflb.kernel.programs.loader import DROP, PASS, REDIRECT, run_program
+from ebpflb.kernel.programs.loader import run_program
 from tests.kernel.variants import needs_root
 from tests.packet.node import knows_ingress_device
 
@@ -44,14 +44,6 @@ def load() -> Iterator[Loader]:
         os.close(fd)
 
 
-@pytest.mark.parametrize("number", [PASS, DROP, REDIRECT, 0, 1])
-def test_returns(load: Loader, number: int) -> None:
-    """The program's return value, without a sign, and the frame as it was."""
-    signed = number - (1 << 32) if number >> 31 else number
-    ran = run_program(load(instruction(MOVE, 0, number=signed)), FRAME)
-    assert (ran.retval, ran.packet) == (number, FRAME)
-
-
 @pytest.mark.parametrize(
     ("field", "value"), [("len", 64), ("mark", 7), ("ingress_ifindex", 77), ("ifindex", 1)]
 )
@@ -70,14 +62,6 @@ def test_protocol(load: Loader, kind: int) -> None:
     program = load(instruction(LOAD, 0x10, CONTEXT["protocol"]))
     frame = bytes(12) + kind.to_bytes(2, "big") + bytes(60)
     assert run_program(program, frame).retval.to_bytes(2, "little") == kind.to_bytes(2, "big")
-
-
-def test_longest(load: Loader) -> None:
-    """A frame of any Ethernet size is returned complete."""
-    program = load(instruction(MOVE, 0, number=-1))
-    for size in (14, 60, 1514, 3000):
-        frame = os.urandom(12) + b"\x88\xb5" + os.urandom(size - 14)
-        assert run_program(program, frame).packet == frame
 
 
 def test_repeat(load: Loader) -> None:
