@@ -7,14 +7,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.kernel.node import namespaces
 from ebpflb.lab.agents import wait_until
 from ebpflb.serve import status
 from tests.cli.doctors import doctor, on_node
@@ -85,19 +83,6 @@ def test_a_container_does_not_see_the_nodes_processes(cluster: Cluster) -> None:
     done = subprocess.run([*container, *words], capture_output=True, text=True, check=False)
     (row,) = [it for it in answers.results(done.stdout) if it["feature"] == "processes"]
     assert not row["ok"] and row["detail"].startswith("unknown: "), row
-
-
-def test_a_process_in_the_cgroup_is_not_outside(cluster: Cluster) -> None:
-    """One that is started on the lab's node is in reach of its hooks; the lab's agent is not."""
-    root = Path("/", *cluster.node.cgroup.parts[-2:])
-    inside, agent = cluster.node.start(["sleep", "60"]), cluster.agent.process
-    assert agent is not None
-    try:
-        wait_until("it is in", lambda: namespaces.in_cgroup(Path(f"/proc/{inside.pid}"), root))
-    finally:
-        inside.kill()
-        inside.wait()
-    assert not namespaces.in_cgroup(Path(f"/proc/{agent.pid}"), root)
 
 
 def test_an_endpoint_without_a_route(cluster: Cluster) -> None:

@@ -89,15 +89,6 @@ def test_one_that_fails_is_left_out_for_a_pause_that_doubles() -> None:
     assert servers.in_turn(USUAL) == [ONE, TWO]
 
 
-def test_if_all_fail_the_one_whose_pause_ends_first_is_asked() -> None:
-    clock = Clock()
-    servers = ApiServers([ONE, TWO], clock)
-    servers.failed(TWO)
-    clock.now += 0.1
-    servers.failed(ONE)
-    assert servers.in_turn(USUAL) == [TWO]
-
-
 def test_an_outage_leaves_the_named_ones() -> None:
     servers = ApiServers([ONE])
     servers.name([NAMED])

@@ -2,7 +2,6 @@
 """An API server that is too old for ServiceCIDR: nothing of it is known, and all is well."""
 
 import logging
-import threading
 
 import pytest
 
@@ -70,12 +69,3 @@ def test_services_must_be_there(api: FakeApiServer, events: EventLog, watch: Sta
     watch()
     assert events.error().startswith("404 ")
     assert events.next(Kind.SERVICE).objects
-
-
-def test_stop_while_it_rests(api: FakeApiServer, events: EventLog, watch: Start) -> None:
-    """A stop does not wait for the server's upgrade."""
-    api.fail("ServiceCIDR", 404, NOT_FOUND, times=1000)
-    source = watch()
-    events.next(Kind.SERVICE_CIDR)
-    source.stop()
-    assert not [it.name for it in threading.enumerate() if it.name.startswith("watch ")]

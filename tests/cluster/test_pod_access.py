@@ -60,15 +60,6 @@ def test_a_renewed_token(
     assert len(pod.requests) - before == (1 if after == "a minute" else 2)
 
 
-def test_another_authority(pod: FakeApiServer, account: Path, tmp_path: Path) -> None:
-    """The server's certificate is verified by the CA of the pod."""
-    (other := tmp_path / "other").mkdir()
-    self_signed(other, "IP:127.0.0.1")
-    (other / "certificate.pem").rename(account / "ca.crt")
-    with pytest.raises(ClusterError, match="certificate verify failed"):
-        is_answered(Server(None, QUICK))
-
-
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [

@@ -119,14 +119,6 @@ def test_a_silent_connection_is_noticed(
     assert api.lists("Service") == 1
 
 
-def test_a_slow_answer_is_waited_for(api: FakeApiServer, events: EventLog, watch: Start) -> None:
-    """Slow is not silent."""
-    api.delay = 0.2
-    watch()
-    events.next(Kind.SERVICE)
-    assert api.lists("Service") == 1
-
-
 def test_a_watch_that_ends_at_once_is_paused_after(
     api: FakeApiServer, events: EventLog, watch: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

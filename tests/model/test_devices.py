@@ -160,12 +160,6 @@ def test_masters_address() -> None:
     assert masquerade_addresses((vrf, slave, port), {})[8] == both("198.51.100.1", "fd00::7")
 
 
-def test_node_elsewhere() -> None:
-    """A Node's address that is assigned nowhere here is not used: any device's is."""
-    nat = {Family.IPV4: ip_address("100.64.0.1")}
-    assert masquerade_addresses(ALL, nat)[5] == both("192.0.2.1", "2001:db8::1")
-
-
 def test_node_on_loopback() -> None:
     """The Node's address may be assigned to loopback; another of loopback's is no choice."""
     assert (
@@ -205,14 +199,6 @@ def test_switches(masters: str, host_only: bool, bridged: bool) -> None:
     known[-1] = replace(known[-1], master=0)
     assert is_host_only(known[0], by_index(tuple(known))) is host_only
     assert is_bridged(known[0], by_index(tuple(known))) is bridged
-
-
-def test_unknown_master() -> None:
-    """An unknown master may be a switch, and so may masters in a circle."""
-    one, other = device(6, "a", master=7), replace(device(7, "b", master=6), kind="bond")
-    for known in (PORT,), (one, other):
-        assert not is_host_only(known[0], by_index(known))
-        assert not is_bridged(known[0], by_index(known))
 
 
 def test_order_of_the_first_programs() -> None:

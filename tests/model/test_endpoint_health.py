@@ -40,14 +40,6 @@ def test_a_success_brings_it_back_with_a_clean_record() -> None:
     assert health.fails(WEB, ONE, PLACES, 1.0) == 10
 
 
-def test_the_record_is_of_one_service_port() -> None:
-    health = EndpointHealth()
-    health.fails(WEB, ONE, PLACES, 0.0)
-    assert not health.set_aside(OTHER)
-    assert not health.opens(OTHER, ONE)
-    assert health.set_aside(WEB) == {ONE}
-
-
 def test_what_is_set_aside_cannot_fail_again() -> None:
     """Connections that were under way say nothing new."""
     health = EndpointHealth()
@@ -61,13 +53,6 @@ def test_what_is_set_aside_cannot_fail_again() -> None:
 )
 def test_a_third_rounded_up_and_never_the_only_one(ready: int, most: int) -> None:
     assert most_set_aside(ready) == most
-
-
-def test_one_that_becomes_ready_again_begins_anew() -> None:
-    health = EndpointHealth()
-    health.fails(WEB, ONE, PLACES, 0.0)
-    assert health.keep(WEB, [TWO, THREE]) == {ONE}
-    assert health.fails(WEB, ONE, PLACES, 1.0) == 10
 
 
 def test_too_many_of_fewer_endpoints_return() -> None:

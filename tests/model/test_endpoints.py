@@ -56,13 +56,6 @@ def test_same_name_and_protocol() -> None:
     assert texts(merge([one, two], udp)) == ["10.1.0.1:81"]
 
 
-def test_same_address_with_different_ports() -> None:
-    """One address with two port numbers is two endpoints."""
-    one = builders.slice(entry("10.1.0.1"), name="a")
-    two = builders.slice(entry("10.1.0.1"), ports=[{"port": 9090}], name="b")
-    assert texts(merged(one, two)) == ["10.1.0.1:8080", "10.1.0.1:9090"]
-
-
 def test_family() -> None:
     """Each family sees the slices of its own address type."""
     four = builders.slice(entry("10.1.0.1"), name="a")
@@ -87,13 +80,6 @@ def test_family() -> None:
 def test_slice_ports(port: dict[str, Any], found: list[str]) -> None:
     """A port without name or number is skipped; "" and TCP are the defaults."""
     assert texts(merged(builders.slice(entry("10.1.0.1"), ports=[port]))) == found
-
-
-def test_placeholder() -> None:
-    """The placeholder slice of a service without pods has neither endpoints nor ports."""
-    slice = builders.slice(ports=[])
-    assert endpoint_slices.read(slice)[1] == ()
-    assert merged(slice) == ()
 
 
 def test_only_the_first_address() -> None:

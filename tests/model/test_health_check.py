@@ -72,12 +72,6 @@ def test_runs_whether_or_not_there_are_endpoints() -> None:
     assert health_check(balanced()) == HealthCheck(PORT, {V4: 0})
 
 
-def test_node_port_or_ingress_is_not_needed() -> None:
-    """allocateLoadBalancerNodePorts: false, and no address yet: it is asked all the same."""
-    slice = builders.slice(entry("10.1.0.1", **LOCAL))
-    assert count(slice, ports=[{"port": 80}]) == 1
-
-
 def test_endpoints_of_weight_0_do_not_count() -> None:
     """Endpoints of weight 0 do not count: they get no new connections."""
     slice = builders.slice(entry("10.1.0.1", **LOCAL))
@@ -178,9 +172,3 @@ def test_listens_only_on_matching_addresses_unless_match_all(
     Without a setting, or with /0, these are all addresses; loopback only counts if it is named.
     """
     assert listening(*choice) == expected
-
-
-def test_unknown_primary_address_is_everywhere() -> None:
-    """A family whose node address is unknown is not restricted (kube-proxy.md 8)."""
-    assert listening("primary", primary={V6: ADDRESSES[4]}) == {V6: ["fd00::7"]}
-    assert listening("primary", primary={}) == {}

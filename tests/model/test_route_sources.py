@@ -5,7 +5,7 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
-from ebpflb.model.route_sources import MOST_PREFIXES, DeviceRoute, differing, example, prefixes
+from ebpflb.model.route_sources import DeviceRoute, differing, example, prefixes
 
 DEFAULT = DeviceRoute(2, ip_network("0.0.0.0/0"))
 ONE, OTHER = ip_address("10.1.0.1"), ip_address("10.2.0.1")
@@ -23,17 +23,6 @@ def test_ipv6_is_asked_where_sources_differ() -> None:
     ours = [ip_address("2001:db8::1"), ip_address("2a00::1")]
     found = prefixes([DeviceRoute(2, ip_network("::/0"))], ours)
     assert {*map(str, found)} >= {"::/0", "fc00::/7", "2000::/5", "2800::/5"}
-
-
-def test_shortest_prefixes_first() -> None:
-    """If there are too many prefixes, the longest are left out."""
-    many = [
-        DeviceRoute(2, ip_network(f"10.{n // 256}.{n % 256}.0/24"))
-        for n in range(2 * MOST_PREFIXES)
-    ]
-    found = prefixes([*many, DEFAULT], [ONE, OTHER])
-    assert len(found) == MOST_PREFIXES
-    assert found[0] == DEFAULT.network
 
 
 @pytest.mark.parametrize(

@@ -92,13 +92,6 @@ def test_endpoints_are_averages_of_a_minute_in_a_fixed_order(node: Counters) -> 
     ]
 
 
-def test_what_is_older_than_a_minute_counts_no_more(node: Counters) -> None:
-    made = meter(node)
-    measured(node, made, 10)
-    node.endpoints = []
-    assert measured(node, made, 40).endpoints == []
-
-
 def test_a_graph_has_a_line_for_each_endpoint(node: Counters) -> None:
     """In the order of their addresses; those beyond the fastest are one line together, and what is
     refused is another.
@@ -156,15 +149,6 @@ def test_dropped_verdicts_are_those_of_the_datapath() -> None:
     assert {it.lower() for it in re.findall(r"VERDICT_(\w+):", cases)} == DROPPED
 
 
-def test_many_clients_cost_no_more_than_one(node: Counters) -> None:
-    """All get what was read for the first of them."""
-    made = meter(node)
-    for _ in range(50):
-        made.of(["default/web"])
-        made.node()
-    assert node.read == 1
-
-
 def test_reading_takes_a_tenth_of_the_time_at_most(node: Counters) -> None:
     made = meter(node)
     node.takes = 3.0
@@ -196,13 +180,3 @@ def test_after_a_while_without_clients_it_begins_again(node: Counters) -> None:
     node.now += 3600
     found = made.of(["default/web"])
     assert (found.ages, found.services["default/web"].line) == ([], [])
-
-
-def test_without_maps_nothing_is_measured(node: Counters) -> None:
-    """The agent may answer all the same, and the list is shown."""
-    made = meter(node)
-    measured(node, made)
-    node.gone = True
-    node.now += 2
-    assert made.of(["default/web"]).services["default/web"].line == []
-    assert (made.node().new, made.latest(), made.graph("default/web").lines) == ([], {}, [])

@@ -3,10 +3,8 @@
 
 import pytest
 
-from ebpflb.entries.services import Range
 from ebpflb.plan.allocators import Capacity
-from ebpflb.plan.desired import DesiredService
-from tests.plan.builders import CAPACITY, backend, by_name, desired, frontend, name
+from tests.plan.builders import CAPACITY, by_name, desired, name
 from tests.plan.node import PlannedNode, check_tidy
 
 A, B = desired("a", [1, 2], [1, 2]), desired("b", [3, 4], [3, 4])
@@ -39,40 +37,4 @@ def test_placed_when_room_appears(capacity: Capacity, message: str) -> None:
     node.change({})
     assert node.not_programmed == {}
     assert node.maps.services.keys() == B.frontends.keys()
-    check_tidy(node)
-
-
-@pytest.mark.parametrize(
-    ("capacity", "grown"),
-    [
-        (CAPACITY._replace(services=4), desired("b", [3, 4, 5], [3])),
-        (CAPACITY._replace(slots=5), desired("b", [4], [3, 5])),
-        (CAPACITY._replace(backend_ids=5), desired("b", [3], [3, 5])),
-    ],
-)
-def test_what_is_not_wanted_any_more_goes(capacity: Capacity, grown: DesiredService) -> None:
-    """If a service outgrows a map, its removed endpoints and frontends go, and the rest serves."""
-    node = PlannedNode(capacity)
-    node.change(by_name(A, B))
-    node.change(by_name(grown))
-    assert node.not_programmed.keys() == {name("b")}
-    assert {b.endpoint for b in node.planner.actual[name("b")].backends} == {backend(3).endpoint}
-    mine = {f for f, owner in node.planner.frontends.owners.items() if owner == name("b")}
-    assert mine == grown.frontends.keys() & B.frontends.keys()
-    check_tidy(node)
-
-
-def test_half_flipped_and_full() -> None:
-    """A crash between two frontends, and then no room: all refer to the block that is used."""
-    node = PlannedNode(CAPACITY._replace(slots=8))
-    node.change(by_name(A))
-    node.change(by_name(desired("a", [1, 2], [1, 2, 3])), stop=1 + 1 + 3 + 3 + 1 + 1)
-    assert {s.block for s in node.maps.services.values()} == {Range(0, 2), Range(2, 3)}
-    node.desired = by_name(desired("a", [1, 2], [1, 2, 3, 4]))
-    node.restart()
-    assert {s.block for s in node.maps.services.values()} == {Range(2, 3)}
-    node.wait(2)
-    node.change(by_name(B))
-    assert node.planner.actual[name("b")].block == Range(0, 2)
-    assert len(node.maps.lookup(frontend(2)).cluster) == 3
     check_tidy(node)

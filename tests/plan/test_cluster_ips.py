@@ -7,7 +7,7 @@ from ebpflb.entries.services import NO_PREFIX, Flags, Prefix, prefix_of
 from ebpflb.model.addresses import Family
 from ebpflb.plan.desired import DesiredService
 from ebpflb.plan.planner import Planner
-from tests.plan.builders import CAPACITY, EXTERNAL, by_name, desired, frontend, name
+from tests.plan.builders import CAPACITY, by_name, desired, frontend, name
 from tests.plan.node import PlannedNode
 from tests.plan.simulation import writes
 
@@ -19,14 +19,6 @@ INTERNAL = frozenset({"endpoints"})
 def port(service: str, number: int, flags: Flags = INTERNAL) -> DesiredService:
     """A service port of 172.30.0.1."""
     return desired(service, {frontend(1)._replace(port=number): flags}, [number])
-
-
-def test_external_addresses_are_none() -> None:
-    """The address of a NodePort, an external IP or a VIP is no cluster IP."""
-    node = PlannedNode()
-    assert not node.change(by_name(port("a", 80, EXTERNAL))).cluster_ips
-    assert node.change(by_name(port("a", 80))).cluster_ips == [(IP, 1)]
-    assert node.change(by_name(port("a", 80, EXTERNAL))).removed_cluster_ips == [IP]
 
 
 def test_known_only_while_all_its_frontends_are() -> None:

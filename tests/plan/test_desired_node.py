@@ -4,7 +4,7 @@
 from ipaddress import ip_address, ip_network
 
 from ebpflb.entries import services
-from ebpflb.entries.services import NO_PREFIX, NO_V4, NO_V6, Settings, prefix_of
+from ebpflb.entries.services import NO_PREFIX, NO_V6, Settings, prefix_of
 from ebpflb.model.addresses import Family
 from ebpflb.model.devices import Device, LocalDetector, LocalMode
 from ebpflb.plan.desired import DesiredNode
@@ -63,17 +63,3 @@ def test_settings_with_detector() -> None:
     assert found.flags == {"guard_nodeports", "detect_local"}
     assert found.pods_v4 == prefix_of(ip_network("10.244.1.0/24"))
     assert found.pods_v6 == found.span_v4 == NO_PREFIX
-
-
-def test_detector_by_device() -> None:
-    """A mode that goes by devices is on before any of them is there."""
-    found = local(LocalDetector(LocalMode.BRIDGE, bridge="cni0")).settings(CHOSEN, {})
-    assert "detect_local" in found.flags
-    assert found.pods_v4 == NO_PREFIX
-
-
-def test_node_without_address() -> None:
-    """A node without an address gets none."""
-    alone = DesiredNode((VETH,), (VETH,), {}, LocalDetector(), ())
-    assert alone.devices()[3] == services.DeviceEntry(NO_V4, NO_V6, HOST_ONLY)
-    assert alone.settings(CHOSEN, {}).node_v4 == NO_V4

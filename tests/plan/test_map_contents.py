@@ -53,32 +53,6 @@ def restarted(maps: Maps, *ports: DesiredService, damaged: bool = False) -> Plan
     return node
 
 
-def test_as_it_should_be() -> None:
-    """A service is found with its id, block, frontends, backends and their names."""
-    maps = web()
-    contents = maps.read_back()
-    found = contents.entries.pop(name("web"))
-    assert (found.id, found.block, found.services) == (1, OLD, maps.services)
-    assert [b.address.packed[-1] for b in found.backends] == [1, 2] and found.ids == (1, 2)
-    assert tuple(b.name for b in found.backends) == (
-        BackendName("node-a", "pod-1"),
-        BackendName("node-a", "pod-2"),
-    )
-    assert contents == Maps().read_back()
-
-
-def test_half_flipped() -> None:
-    """The larger block is used; the other one and backends only in it are leftovers."""
-    maps = web()
-    write_block(maps, 1, NEW, first=2)
-    maps.services[frontend(2)] = service(frontend(2), 1, NEW)
-    contents = maps.read_back()
-    assert contents.entries[name("web")].block == NEW
-    assert (contents.leftover_blocks, contents.leftover_backend_ids) == ({OLD}, {1})
-    node = restarted(maps, desired("web", [1, 2], [2, 3, 4], flags=NO_FLAGS))
-    assert {s.block for s in node.maps.services.values()} == {NEW}
-
-
 def test_members_of_a_block_that_was_never_named() -> None:
     """Members refer to the used block again; the slots that they referred to stay until then."""
     maps = web()

@@ -17,7 +17,7 @@ from ebpflb.plan.service_entries import (
     SlowStarts,
     service_entries,
 )
-from tests.plan.builders import SERVING, backend, desired, name
+from tests.plan.builders import backend, desired, name
 
 SECONDS = 30.0
 
@@ -43,15 +43,6 @@ class Node:
         block = Range(0, len(ids))
         self.programmed = service_entries(1, found, found.frontends, block, ids)
         return weights(found)
-
-
-def test_a_first_start_is_not_a_slow_start_for_all() -> None:
-    """If no endpoint of a Service was in use, all get their whole weight at once."""
-    node = Node()
-    assert node.apply(0.0, 1, 2, 3) == {1: 100, 2: 100, 3: 100}
-    assert node.starts.due == math.inf
-    assert node.apply(1.0) == {}
-    assert node.apply(2.0, 1, 2) == {1: 100, 2: 100}
 
 
 def test_a_new_endpoint_grows_from_a_tenth_to_whole() -> None:
@@ -91,15 +82,6 @@ def test_without_the_annotation_weights_are_whole() -> None:
     assert node.starts.due == math.inf
 
 
-def test_a_backend_that_serves_only_what_it_has_is_not_in_use() -> None:
-    """A backend that only serves its existing connections comes back as a new one."""
-    starts = SlowStarts()
-    one, drained = backend(1), backend(2, SERVING)
-    starts.apply(desired("web", [1], [one, drained]), SECONDS, NO_ENTRIES, 0.0)
-    found = starts.apply(desired("web", [1], [one, backend(2)]), SECONDS, NO_ENTRIES, 1.0)
-    assert weights(found) == {1: 100, 2: 10}
-
-
 @given(some.integers(1, 1000), some.floats(0, SECONDS))
 def test_no_weight_is_nothing_or_more_than_whole(weight: int, age: float) -> None:
     starts = SlowStarts()
@@ -135,12 +117,3 @@ def test_what_is_rewritten_is_budgeted() -> None:
         now += TURN_SECONDS
     assert sorted(each.service for each in met) == names
     assert starts.due == math.inf
-
-
-def test_a_service_port_that_goes_is_forgotten() -> None:
-    node = Node()
-    node.apply(0.0, 1)
-    node.apply(0.0, 1, 2)
-    assert node.starts.due < math.inf
-    node.starts.forget(name("web"))
-    assert node.starts.due == math.inf

@@ -64,28 +64,6 @@ def test_full_map() -> None:
     check_tidy(node)
 
 
-def test_what_was_let_in_and_shall_be_stays() -> None:
-    """Ranges that do not fit take nothing from those that are there, nor keep what must go."""
-    node = PlannedNode(CAPACITY._replace(source_ranges=2))
-    node.change(by_name(restricted(FIRST, SECOND)))
-    node.change(by_name(restricted(SECOND, THIRD)))
-    assert node.not_programmed.keys() == {name("web")}
-    assert let_in(node) == [False, True, False]
-    node.change({})
-    assert not node.not_programmed and let_in(node) == [False, True, True]
-
-
-def test_restriction_without_room_fails_closed() -> None:
-    """A service that was unrestricted admits the ranges that fit, and nothing else."""
-    node = PlannedNode(CAPACITY._replace(source_ranges=1))
-    node.change(by_name(OPEN))
-    assert let_in(node) == [True, True, True]
-    node.change(by_name(restricted(FIRST, THIRD)))
-    assert node.not_programmed.keys() == {name("web")}
-    assert let_in(node) == [False, False, True]
-    check_tidy(node)
-
-
 def test_restriction_of_what_does_not_fit_fails_closed() -> None:
     """A restriction takes effect even if the service's new backends do not fit.
 

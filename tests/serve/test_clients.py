@@ -53,15 +53,6 @@ def test_silence_is_ended_at_the_timeout(open_listener: OpenListener) -> None:
         assert is_closed(client)
 
 
-def test_clients_that_never_read_do_not_use_up_the_limit(open_listener: OpenListener) -> None:
-    """The same by number instead of time."""
-    port = open_listener(limit=4)
-    with ExitStack() as stack:
-        for _ in range(12):
-            stack.enter_context(connect(port)).sendall(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert serves(port)
-
-
 def test_slow_page_holds_up_no_other_port(open_listener: OpenListener) -> None:
     """Probes are answered while a page is made, which takes a while."""
     slow, quick = open_listener(slow=True), open_listener()

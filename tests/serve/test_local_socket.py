@@ -5,7 +5,6 @@ import socket
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from ebpflb import unix_socket
 from ebpflb.options import Options, Paths
 from ebpflb.serve.listener import Request, Response, ServerThread
-from ebpflb.serve.servers import MAX_LOCAL_CONNECTIONS, HttpServers, LocalSocket
+from ebpflb.serve.servers import HttpServers, LocalSocket
 from tests.serve import conftest as serve_conftest
 from tests.serve.conftest import SECONDS, FakeRecorder, plain_pages
 
@@ -80,15 +79,6 @@ def test_what_takes_no_time_waits_for_no_other_request(
 def test_for_root_alone(opened: LocalSocket, path: Path) -> None:
     """Nobody else may connect."""
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_slow_clients(opened: LocalSocket, path: Path) -> None:
-    """However many wait with half a request, the next one is answered."""
-    with ExitStack() as stack:
-        for _ in range(2 * MAX_LOCAL_CONNECTIONS):
-            half = stack.enter_context(unix_socket.connect(path, SECONDS))
-            half.sendall(b"GET / HTTP/1.1\r\nHost:")
-        assert ask(path, "/?") == "/ "
 
 
 def test_left_by_a_crash(path: Path, server_thread: ServerThread) -> None:

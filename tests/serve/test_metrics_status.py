@@ -9,7 +9,7 @@ from ebpflb.model.nodes import STATES
 from ebpflb.model.packet_path import Engine, PacketPath
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
-from ebpflb.serve.metrics_read import MAX_SERIES, AgentSeen
+from ebpflb.serve.metrics_read import AgentSeen
 from ebpflb.serve.status import AgentStatus
 from tests.serve.subjects import agent_seen, changes, settled, sources, value, values
 
@@ -22,16 +22,6 @@ def reading(published: list[AgentStatus]) -> Metrics:
     made = Metrics()
     made.read(sources(status=lambda: published[-1]))
     return settled(made)
-
-
-def test_well() -> None:
-    """Nothing is wrong in the status of a new agent."""
-    made = reading([STATUS])
-    wrong = ("services_not_programmed", "devices_not_served")
-    assert [value(made, f"ebpflb_{name}") for name in wrong] == [0, 0]
-    assert value(made, "ebpflb_masquerade_ports_reserved") == 1
-    names = {name for name, _ in values(made)}
-    assert not names & {SERVICE, "ebpflb_source_error"}
 
 
 @pytest.mark.parametrize(
@@ -116,11 +106,3 @@ def test_services_not_programmed() -> None:
     assert value(made, SERVICE, namespace="shop", name="web") == 1
     assert value(made, SERVICE, namespace="shop", name="db") == 1
     assert value(made, SERVICE, namespace="a", name="web") == 1
-
-
-def test_only_so_many_are_named() -> None:
-    """However many there are, the number of series stays bounded; the count does not."""
-    reasons = {f"shop/web-{number}": "full" for number in range(3 * MAX_SERIES)}
-    made = reading([STATUS.changed(not_programmed=reasons)])
-    assert value(made, "ebpflb_services_not_programmed") == 3 * MAX_SERIES
-    assert sum(name == SERVICE for name, _ in values(made)) == MAX_SERIES

@@ -135,14 +135,6 @@ def test_reasons_are_told_on_loopback_only(serve: Serve) -> None:
         netns.remove(NETNS)
 
 
-def test_own_port_on_loopback_alone(serve: Serve) -> None:
-    """Nobody else on the network asks it."""
-    serve()
-    assert ask("/healthz", OWN).code == 503
-    with pytest.raises(OSError):
-        ask("/healthz", OWN, "::1")
-
-
 def test_own_port_can_be_left_out(serve: Serve) -> None:
     """With an empty address there is none."""
     serve(readyz_address="")

@@ -160,15 +160,6 @@ def test_port_change_closes_and_opens(servers: HttpServers) -> None:
     assert get(port=OTHER).headers["X-Load-Balancing-Endpoint-Weight"] == "2"
 
 
-def test_ports_can_be_swapped_at_once(servers: HttpServers, fake_recorder: FakeRecorder) -> None:
-    """What is no longer wanted is closed before anything is opened."""
-    servers.service_health.update({WEB: checked(PORT), SHOP: checked(OTHER)})
-    servers.service_health.update({WEB: checked(OTHER), SHOP: checked(PORT)})
-    assert '"web"' in get(port=OTHER).body
-    assert '"shop"' in get(port=PORT).body
-    assert fake_recorder.reasons == ["Starting"]
-
-
 def test_service_gone_closes_the_listener(servers: HttpServers) -> None:
     """Service gone, policy Cluster or another type: connection refused, kept connections ended."""
     servers.service_health.update({WEB: checked(v6=1), SHOP: checked(OTHER)})
@@ -181,15 +172,6 @@ def test_service_gone_closes_the_listener(servers: HttpServers) -> None:
         with suppress(ConnectionResetError):
             assert kept.recv(4096) == b""
     assert get(port=OTHER).code == 200
-
-
-def test_update_of_the_same_mapping_is_seen(servers: HttpServers) -> None:
-    """Whoever tells may keep one mapping and change it."""
-    wanted = {WEB: checked(v4=1)}
-    servers.service_health.update(wanted)
-    wanted[WEB] = checked(v4=5)
-    servers.service_health.update(wanted)
-    assert get().headers["X-Load-Balancing-Endpoint-Weight"] == "5"
 
 
 def test_stop_closes_everything(servers: HttpServers) -> None:

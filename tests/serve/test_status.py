@@ -3,7 +3,6 @@
 
 import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,14 +43,6 @@ def publish_in(paths: Paths) -> None:
 def publish(paths: Paths, **more: object) -> None:
     """As an agent does that has published nothing yet."""
     status.StatusFile(paths).write(some(**more))
-
-
-def test_initial() -> None:
-    """The status of a new agent names it, and has nothing yet."""
-    first = status.initial(node="node-1", source="manifests in /m")
-    assert (first.pid, first.node, first.source) == (os.getpid(), "node-1", "manifests in /m")
-    assert not first.lists_complete
-    assert first.programs == "current"
 
 
 def test_read(paths: Paths, held: IO[str]) -> None:
@@ -153,15 +144,6 @@ def test_lock_is_held_for_a_moment(paths: Paths, monkeypatch: pytest.MonkeyPatch
         fcntl.flock(other, fcntl.LOCK_SH)
         monkeypatch.setattr("ebpflb.serve.status.time.sleep", lambda _: other.close())
         status.lock(paths).close()
-
-
-def test_two_state_directories(paths: Paths, held: IO[str]) -> None:
-    """Another state directory has another agent, another status and another lock."""
-    other = Paths(state=Path("/sys/fs/bpf/there"), run=paths.run)
-    publish(paths)
-    assert not status.is_running(other)
-    assert status.read(other) is None
-    status.lock(other).close()
 
 
 def test_no_run_directory(tmp_path: Path) -> None:
