@@ -64,7 +64,7 @@ def test_nothing(node: NativeNode, packet: Tuple) -> None:
 
 
 @both
-@pytest.mark.parametrize("becomes", ["gone", "another service's"])
+@pytest.mark.parametrize("becomes", ["gone", "another's", "another service's"])
 def test_its_backend(node: NativeNode, packet: Tuple, becomes: str) -> None:
     """It ends when the backend goes, also if the id was given to another service's backend."""
     remember(node, packet, 1, WEB)
@@ -72,6 +72,9 @@ def test_its_backend(node: NativeNode, packet: Tuple, becomes: str) -> None:
     slot = node.kernel.get("backend_slots", node.backend_id(2, DNS))
     if becomes == "gone":
         node.put("backend_slots", id, NO_SLOT)
+    elif becomes == "another's":
+        own = node.kernel.get("backend_slots", id)
+        node.put("slots", own, node.kernel.get("slots", own)._replace(id=id + 100))
     else:
         node.put("slots", slot, node.kernel.get("slots", slot)._replace(id=id))
         node.put("backend_slots", id, slot)
