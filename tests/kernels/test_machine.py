@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run counts only if it said how it ended; whatever happens, nothing stays behind."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -159,23 +158,3 @@ def _wait(value: Callable[[], object]) -> str:
         time.sleep(0.02)
     assert found
     return str(found)
-
-
-def test_no_qemu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line that says how to get it."""
-    monkeypatch.setattr(machine, "QEMU", "qemu-system-none")
-    with pytest.raises(LabError, match="apt install --no-install-recommends qemu-system-x86"):
-        machine.qemu_command(Path(), Path())
-
-
-def test_not_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is not is told so in one line."""
-    monkeypatch.setattr(os, "geteuid", lambda: 65534)
-    with pytest.raises(LabError, match="run it as root"):
-        machine.is_root()
-
-
-def test_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is hears nothing."""
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    machine.is_root()

@@ -16,22 +16,9 @@ FAMILIES, PROTOCOLS, KINDS = ["v4", "v6"], ["tcp", "udp", "sctp"], ["cluster", "
 EVERY: list[Set[Hashable]] = [set(each) for each in product(FAMILIES, PROTOCOLS, KINDS)]
 
 
-@pytest.mark.parametrize("start", range(len(EVERY)))
-def test_every_value(start: int) -> None:
-    """Three sets of twelve have every family, protocol and kind; two have both families."""
-    assert set().union(*(EVERY[at] for at in spread(EVERY, 3, start))) == set().union(*EVERY)
-    assert set().union(*(EVERY[at] for at in spread(EVERY, 2, start))) >= {*FAMILIES, *KINDS}
-
-
 @pytest.mark.parametrize("sets", [[], [set()], EVERY[:2]])
 def test_no_more_than_there_are(sets: list[Set[Hashable]]) -> None:
     assert sorted(spread(sets, 3)) == list(range(len(sets)))
-
-
-def test_start() -> None:
-    """Where nothing tells one from another it begins at its start, so that tests differ."""
-    alike: list[Set[Hashable]] = [{number} for number in range(10)]
-    assert spread(alike, 2, 4) == [4, 5]
 
 
 NETWORKS = ["bridge", "routed"]
@@ -83,12 +70,6 @@ def test_in_pytest(tmp_path: Path, options: list[str], many: int) -> None:
     counts = [sum(word in name for name in names) for word in ("bridge", "routed", "TestOne")]
     assert counts == [min(many, 6), min(many, 6), many]
     assert "test_plain" in names
-
-
-def test_what_is_left_out_is_not_made(tmp_path: Path) -> None:
-    """Most of the time of a collection would go into it, in each worker."""
-    (tmp_path / "test_it.py").write_text(TESTS)
-    assert "deselected" not in output(tmp_path, "--parameter-sets=2", "--one-set-up=test_it")
 
 
 def test_in_turns(tmp_path: Path) -> None:

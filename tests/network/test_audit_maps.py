@@ -3,7 +3,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from ipaddress import ip_address, ip_network
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,16 +112,6 @@ def test_each_map_is_compared_or_the_programs_own() -> None:
 EMPTY = {"route_sources": (route_key(1, ip_network("198.51.100.0/24")), UNPLANNED)}
 
 
-@pytest.mark.parametrize("name", EMPTY)
-def test_an_entry_of_an_empty_map_goes(
-    cluster: Cluster, maps: Maps, logged: Callable[[str], bool], name: str
-) -> None:
-    before = content(maps, name)
-    maps[name].write([EMPTY[name]])
-    wait_until("it is gone", lambda: content(maps, name) == before)
-    settled(cluster, logged, f"map {name}: ")
-
-
 def other(value: Any) -> Any:
     """Another value of the same kind."""
     if isinstance(value, int):
@@ -225,16 +214,6 @@ def test_a_place_of_an_array_is_corrected(
     settled(cluster, logged, f"map {name}: #{at}" if name != "secret" else "map secret: ")
 
 
-def test_an_id_that_no_backend_has_gets_no_slot(
-    cluster: Cluster, maps: Maps, logged: Callable[[str], bool]
-) -> None:
-    """Whatever others write there."""
-    slots = maps["backend_slots"]
-    slots.write([(IDS - 1, 3)])
-    wait_until("it has none", lambda: slots.get(IDS - 1) == 2**32 - 1)
-    settled(cluster, logged, f"map backend_slots: #{IDS - 1} is not planned")
-
-
 @pytest.mark.parametrize("field", ["first_port", "flags", "span_v4", "node_v4", "host_netns"])
 def test_a_setting_is_corrected(
     cluster: Cluster, maps: Maps, logged: Callable[[str], bool], field: str
@@ -253,19 +232,3 @@ def test_a_setting_is_corrected(
 
     wait_until("it is corrected", is_corrected)
     settled(cluster, logged, f"map settings: {field} differs")
-
-
-def test_all_of_a_map_at_once(
-    cluster: Cluster, maps: Maps, logged: Callable[[str], bool], tmp_path: Path
-) -> None:
-    """Every entry of every hash removed by somebody: all of it is back, with the same ids."""
-    before = {name: content(maps, name) for name in HASHES}
-    for name, entries in before.items():
-        maps[name].delete(list(entries))
-    for name in HASHES:
-
-        def is_back(name: str = name) -> bool:
-            return content(maps, name) == before[name]
-
-        wait_until(f"{name} is back", is_back)
-    settled(cluster, logged, "map services: ")

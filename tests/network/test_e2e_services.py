@@ -3,33 +3,22 @@
 
 import subprocess
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from tests.kit import requests
 from tests.kit.cluster import NODEPORT, TARGET, VIP, VIP6, Cluster, endpoint, web
-from tests.kit.requests import Send
 from tests.kit.sockets import CALL_SECONDS, Sockets
 
 ENDPOINT_CHANGE, SERVICE_CHANGE = 30, 120  # seconds (kube-proxy.md 16.8)
 A_MOMENT = 0.3  # seconds after which nobody is going to answer
 SECOND_VIP, HOST_PORT, HOST_UDP_PORT = "10.96.0.20", 10180, 10181
-UNREADY = {"ready": False, "serving": False}
 
 
 def up(sockets: Sockets, *pods: str, host: str = VIP, port: int = 80) -> None:
     """These endpoints answer, and no others."""
     assert requests.backends(sockets, host, port=port).keys() == set(pods)
-
-
-def down(sockets: Sockets, host: str = VIP, port: int = 80, send: Send = requests.tcp) -> None:
-    """Every request is refused: the e2e tests accept nothing else as "down"."""
-    with pytest.raises(ConnectionRefusedError):
-        send(sockets, host, port)
 
 
 def reaches(sockets: Sockets, host: str, port: int, *, is_up: bool = True) -> bool:
@@ -43,17 +32,6 @@ def reaches(sockets: Sockets, host: str, port: int, *, is_up: bool = True) -> bo
         return True
 
 
-def test_serve_a_basic_endpoint(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
-    """Endpoints come and go one by one; the service answers from what there is."""
-    cluster.publish(web())
-    down(sockets)
-    for here in (pods[:1], pods[:2], pods[1:2]):
-        cluster.publish(web(*map(endpoint, here)))
-        up(sockets, *(pod.name for pod in here))
-    cluster.publish(web())
-    down(sockets)
-
-
 def test_in_time(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
     """An endpoint's change is seen within 30 s, a Service's within 2 min: e2e's time budgets."""
     cluster.publish(web(endpoint(pods[0])))
@@ -63,36 +41,6 @@ def test_in_time(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
     cluster.write(web(endpoint(pods[1]), nodeport=NODEPORT))
     seen = lambda: reaches(sockets, cluster.node.v4, NODEPORT, is_up=False)  # noqa: E731
     wait_until("the NodePort answers", seen, SERVICE_CHANGE)
-
-
-def test_up_and_down(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
-    """Deleting one of two services with the same pods makes only it unreachable."""
-    named = [{"name": "tcp", "port": 80, "protocol": "TCP"}]
-    other = [
-        manifests.service("other", [SECOND_VIP], named),
-        manifests.endpoint_slice(
-            "other", "IPv4", list(map(endpoint, pods)), [{**named[0], "port": TARGET}]
-        ),
-    ]
-    names = [pod.name for pod in pods]
-    cluster.publish(web(*map(endpoint, pods)), other)
-    up(sockets, *names)
-    up(sockets, *names, host=SECOND_VIP)
-    cluster.publish(other)
-    assert not reaches(sockets, VIP, 80, is_up=False)
-    up(sockets, *names, host=SECOND_VIP)
-
-
-@pytest.mark.parametrize("ip", [VIP, "10.96.0.99"])
-def test_recreated(cluster: Cluster, sockets: Sockets, pods: list[Host], ip: str) -> None:
-    """A service that is deleted and made again, at the same address or another, works."""
-    cluster.publish(web(endpoint(pods[0])))
-    up(sockets, "web-1")
-    cluster.publish()
-    service, *slices = web(endpoint(pods[1]))
-    service["spec"] |= {"clusterIP": ip, "clusterIPs": [ip], "ipFamilies": ["IPv4"]}
-    cluster.publish(service, *slices)
-    up(sockets, "web-2", host=ip)
 
 
 def test_types(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
@@ -110,20 +58,6 @@ def test_types(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
         cluster.publish(published)
         assert reaches(sockets, VIP, 80, is_up=cluster_ip) is cluster_ip
         assert reaches(sockets, node, NODEPORT, is_up=nodeport) is nodeport
-
-
-def test_not_ready_addresses(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
-    """As published they are ready, though unready or terminating; else they are not reached."""
-    node = cluster.node.v4
-    states: list[dict[str, Any]] = [{}, UNREADY, {"serving": False, "terminating": True}, UNREADY]
-    for conditions in states:
-        cluster.publish(web(endpoint(pods[0], **conditions), nodeport=NODEPORT))
-        if conditions.get("ready", True):
-            up(sockets, "web-1")
-            up(sockets, "web-1", host=node, port=NODEPORT)
-        else:
-            down(sockets)
-            down(sockets, node, NODEPORT)
 
 
 def test_route_localnet(cluster: Cluster, host: Sockets, pods: list[Host]) -> None:

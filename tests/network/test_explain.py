@@ -6,7 +6,6 @@ sockets, and for clients whose packets are translated, by both engines.
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +13,8 @@ from typing import Any
 
 import pytest
 
-from ebpflb.cli.explain import PAGE
-from ebpflb.errors import NodeError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.bpf_map import Counters, CpuArrays, MappedArray
-from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.kernel.node import namespaces
@@ -119,33 +115,6 @@ def test_each_endpoint_with_its_chance(cluster: Cluster, pod: Sockets, address: 
     assert connect.endswith(f" instead; getpeername() says {to}")
 
 
-def test_a_node_port_from_outside(cluster: Cluster, pods: list[Host]) -> None:
-    """The endpoint of that very port, and as whom the endpoint sees the client."""
-    cluster.publish(
-        web(endpoint(pods[0]), endpoint(pods[1]), nodeport=NODEPORT, externalTrafficPolicy="Local")
-    )
-    said = ask(cluster, f"192.0.2.1:{NODEPORT}", "--from", "outside", "--from-port", "40123")
-    assert (said.status, said.data["verdict"]) == (0, "translated")
-    assert said.chances() == {"web-1": 0.5, "web-2": 0.5}
-    steps = [it["step"] for it in said.data["steps"]]
-    assert steps[:4] == ["hook", "frontend", "policy", "endpoint"]
-    assert {"DNAT", "route", "reply"} <= set(steps)
-    hooks = [it["says"] for it in said.data["steps"] if it["step"] == "hook"]
-    assert hooks == ["ingress of eth0", "egress of cni0"]
-    assert f"comes from 192.0.2.1:{NODEPORT}" in said.data["steps"][-1]["says"]
-
-
-def test_a_node_port_of_another_node(cluster: Cluster) -> None:
-    """At an address that this node does not have, the answer says where to ask."""
-    said = ask(cluster, f"192.0.2.99:{NODEPORT}", netns=cluster.node.netns)
-    assert said.status == 3
-    where = (
-        "192.0.2.99 is not an address of this node: run `ebpflb explain` on the node that has it"
-    )
-    named = f"port {NODEPORT} is a NodePort of default/web:tcp/TCP"
-    assert said.data["says"] == f"left alone: {named}, but {where}"
-
-
 @pytest.mark.parametrize(
     ("spec", "to", "sender", "verdict", "status"),
     [
@@ -209,65 +178,6 @@ def test_only_a_network_namespace_is_opened(cluster: Cluster, tmp_path: Path) ->
             1,
             f"ebpflb: no network namespace {path}: it was removed or never existed\n",
         )
-
-
-def test_an_endpoint_on_another_node(cluster: Cluster, pods: list[Host]) -> None:
-    """A pod that runs elsewhere is named with its node."""
-    away = endpoint(pods[0], node="other") | {"addresses": ["10.244.9.9"]}
-    away["targetRef"] = {"kind": "Pod", "name": "far"}
-    cluster.publish(web(away))
-    said = ask(cluster, f"{VIP}:80", "--from", "default/far")
-    assert said.status == 1
-    assert "pod far is not on this node but on other: run `ebpflb explain` there" in said.err
-
-
-def test_without_rights_or_maps(cluster: Cluster, tmp_path: Path) -> None:
-    """One sentence: which capabilities are missing, or that maps are, or are of another version."""
-    command = [sys.executable, "-m", "ebpflb", "explain", f"{VIP}:80"]
-    poor = ["setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=-all", *command]
-    done = subprocess.run(poor, capture_output=True, text=True, check=False, cwd="/")
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1 and "missing capabilities" in done.stderr
-    with pytest.raises(NodeError, match="is not in a bpffs here"):
-        StateDir(tmp_path).read_maps()
-    empty = cluster.agent.paths.state.with_name(f"{cluster.agent.paths.state.name}-empty")
-    other = empty / "0123456789ab"
-    empty.mkdir()
-    try:
-        with pytest.raises(NodeError, match=r"there are no maps of this version in .*: did `ebpf"):
-            StateDir(empty).read_maps()
-        other.mkdir()
-        with pytest.raises(NodeError, match="by another version of ebpflb: use that version"):
-            StateDir(empty).read_maps()
-    finally:
-        for each in (other, empty):
-            each.rmdir()
-
-
-def test_no_agent_is_needed(cluster: Cluster) -> None:
-    """The pins suffice; without them the sentence says what to start."""
-    cluster.agent.stop()
-    try:
-        assert ask(cluster, f"{VIP}:80", "--from", cluster.client.v4).status == 0
-    finally:
-        cluster.agent.start()
-
-
-def test_eighty_columns_and_pages(cluster: Cluster, pods: list[Host]) -> None:
-    """A table of 80 columns; of very many endpoints one page, and how to see the others."""
-    many = [
-        endpoint(pods[0])
-        | {"addresses": [f"10.244.1.{i}"], "targetRef": {"kind": "Pod", "name": f"p{i}"}}
-        for i in range(11, 91)
-    ]
-    cluster.publish(web(*many))
-    said = ask(cluster, f"{VIP}:80", "--from", cluster.client.v4, output="table")
-    steps, endpoints = said.out.split("\n\n")
-    assert steps.startswith("STEP        WHAT\nconnection  ")
-    assert len(endpoints.splitlines()) == 1 + PAGE
-    assert said.err.startswith("page 1 of 4, 80 endpoints: --page\n")
-    last = ask(cluster, f"{VIP}:80", "--page", "4", output="table")
-    assert f":{TARGET}" in last.out and "page 4 of 4" in last.err
 
 
 @contextmanager

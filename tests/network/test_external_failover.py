@@ -91,44 +91,6 @@ def test_clients_outside_reach_the_other_cluster(
 
 
 @families
-@pytest.mark.parametrize("send", [requests.tcp, requests.connected_udp])
-def test_it_is_off_by_default(clusters: Clusters, send: Send, v6: bool) -> None:
-    two, where = clusters.two, WEB.to("balancer", clusters.two.near, v6=v6)
-    asked = send, two.sockets(two.outside), where, A_MOMENT
-    clusters.publish(policy=None)
-    with pytest.raises(ConnectionRefusedError):
-        requests.is_answered(*asked)
-    clusters.publish(two.there, policy="Elsewhere")  # is not read, so it is None
-    assert not requests.is_answered(*asked)
-
-
-@families
-@pytest.mark.parametrize("who", ["hooked", "unhooked", "near"])
-@sends
-def test_clients_of_the_node(clusters: Clusters, who: str, send: Send, v6: bool) -> None:
-    """They get endpoints of all nodes; the other cluster's only if there is none in this one."""
-    two, where = clusters.two, WEB.to("balancer", clusters.two.near, v6=v6)
-    client = getattr(two, who)
-    clusters.publish(two.there)
-    assert clusters.answer(client, send, where) == "there"
-    clusters.publish()
-    assert clusters.answer(client, send, where) == "site"
-
-
-@families
-def test_connections_stay_where_they_are(clusters: Clusters, v6: bool) -> None:
-    """One to the other cluster goes on when an endpoint comes, and new ones get the endpoint."""
-    two, where = clusters.two, WEB.to("balancer", clusters.two.near, v6=v6)
-    clusters.publish(two.there)
-    client, name = requests.connected(two.sockets(two.outside), *where)
-    with client:
-        assert name == "site"
-        for pods in ([two.here], [two.there], []):
-            clusters.publish(*pods)
-            assert requests.lives(client)
-
-
-@families
 @pytest.mark.parametrize("who", ["outside", "hooked", "unhooked", "near"])
 def test_a_udp_flow_comes_back(clusters: Clusters, who: str, v6: bool) -> None:
     """A client that goes on to send gets an endpoint when there is one, and the site without."""
@@ -149,20 +111,6 @@ def test_a_udp_flow_comes_back(clusters: Clusters, who: str, v6: bool) -> None:
             if not name:
                 continue  # one of both
             wait_until(f"{name} answers", partial(requests.is_answered_by, client, where, name))
-
-
-@families
-def test_nodeports_and_cluster_ips_are_refused(clusters: Clusters, v6: bool) -> None:
-    """They are addresses of this cluster alone: no other one could answer there."""
-    two = clusters.two
-    clusters.publish()
-    for client, kind in (
-        (two.outside, "nodeport"),
-        (two.outside, "cluster"),
-        (two.hooked, "cluster"),
-    ):
-        where = WEB.to(kind, two.near, v6=v6)
-        assert clusters.answer(client, requests.tcp, where) == "refused"
 
 
 def test_it_is_shown(clusters: Clusters) -> None:

@@ -158,17 +158,6 @@ def test_an_unusable_kubeconfig_changes_nothing(node: Node, tmp_path: Path, cont
     assert node.look() == before
 
 
-def test_a_token_file_that_is_not_there_changes_nothing(node: Node, tmp_path: Path) -> None:
-    """Nor does one that is empty."""
-    kubeconfig = tmp_path / "kubeconfig"
-    content = json.loads(cluster(server="http://127.0.0.1:9"))
-    content["users"][0]["user"] = {"tokenFile": str(tmp_path / "token")}
-    kubeconfig.write_text(json.dumps(content))
-    before = node.look()
-    assert "tmp" in node.fail("--kubeconfig", kubeconfig)
-    assert node.look() == before
-
-
 def test_a_start_that_fails_late_is_undone(node: Node, tmp_path: Path) -> None:
     """The Node has no pod CIDR of its primary family: then maps and programs are there already."""
     (folder := tmp_path / "manifests").mkdir()

@@ -117,17 +117,6 @@ def test_forward_sees_the_first_packets(node: ServingOutside, v6: bool) -> None:
     client.close()
 
 
-@families
-def test_short_connections_are_seen_whole(node: ServingOutside, v6: bool) -> None:
-    """Handshake, a question and its answer, and ends."""
-    for _ in range(3):
-        before = seen(node)
-        client = node.connection(v6=v6)
-        assert goes_on(client)
-        client.close()
-        wait_until("its end has passed FORWARD", lambda: seen(node) >= before + 9)  # noqa: B023
-
-
 def test_what_others_translate_stays_in_the_stack(node: ServingOutside) -> None:
     """A rule of another program sends a port that is no frontend to the same pod."""
     pod = node.web[0]
@@ -243,15 +232,6 @@ def test_devices_come_and_go(node: ServingOutside) -> None:
         exchange(client)
     assert is_forwarded(node, client)
     assert f"active on {len(devices())} devices" in node.ebpflb("status").stdout
-    client.close()
-
-
-def test_connections_outlive_their_endpoint(node: ServingOutside) -> None:
-    """As with kube-proxy: one of TCP goes on to an endpoint that is listed no more."""
-    client = established(node)
-    node.serve()
-    exchange(client)
-    assert is_forwarded(node, client)
     client.close()
 
 

@@ -12,15 +12,12 @@ import pytest
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
-from tests.kit import requests
 from tests.kit.parameters import families
 from tests.kit.requests import family_of
 from tests.kit.sockets import Socket
-from tests.kit.two_nodes import Frontends, TwoNodes
+from tests.kit.two_nodes import TwoNodes
 
 PORT = 32100
-FRONTENDS = Frontends(7)
-LEAVING = {"ready": False, "terminating": True}
 
 
 class Reply(NamedTuple):
@@ -83,30 +80,6 @@ def test_asked_from_everywhere(two: TwoNodes, v6: bool) -> None:
         assert near[:2] == (200, 1)
         assert far[:2] == (503, 0)
         assert '"name": "checked"' in near.body
-
-
-@families
-def test_endpoint_terminates(two: TwoNodes, v6: bool) -> None:
-    """The health port of the only endpoint's node answers 503 while its NodePort still serves."""
-    two.publish(balanced(two, two.here))
-    tells(two, two.near, v6, 200)
-    two.publish(balanced(two, two.here, conditions=LEAVING))
-    tells(two, two.near, v6, 503)
-    for client in (two.outside, two.unhooked, two.hooked):
-        assert get(two, client, address(two.near, v6))[:2] == (503, 0)
-        where = FRONTENDS.to("nodeport", two.near, v6=v6)
-        assert requests.tcp(two.sockets(client), *where).name == "here"
-
-
-@families
-def test_healthz_from_outside(two: TwoNodes, v6: bool) -> None:
-    """10256 is for load balancers, on all addresses; the e2e tests use loopback as well."""
-    two.publish()
-    loopback = "::1" if v6 else "127.0.0.1"
-    for client, host in ((two.outside, address(two.near, v6)), (two.near, loopback)):
-        reply = get(two, client, host, 10256, "/healthz")
-        assert reply.code == 200
-        assert "lastUpdated" in reply.body
 
 
 def test_proxy_mode_on_loopback_only(two: TwoNodes) -> None:

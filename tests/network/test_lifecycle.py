@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.kernel.attach import cgroup_links
-from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
+from ebpflb.kernel.maps.state_dir import BPFFS
 from ebpflb.lab.agents import wait_until
 from tests.kit import requests
 from tests.kit.cluster import PORT, VIP, Cluster, endpoint, running, web
@@ -66,45 +66,6 @@ def test_cleanup(cluster: Cluster, pod: Sockets) -> None:
             client.connect((VIP, PORT))
 
 
-@pytest.mark.extended
-def test_after_cleanup(cluster: Cluster, pod: Sockets) -> None:
-    """Connections that were open stay open, and a new agent starts from nothing."""
-    with requests.tcp_socket(pod, VIP) as client:
-        client.connect((VIP, PORT))
-        client.recv(64)
-        cluster.agent.stop()
-        cluster.ebpflb("cleanup")
-        client.send(b"still there?")
-        assert client.recv(64) == b"still there?"
-    cluster.close_maps()
-    cluster.agent.start()
-    assert len(requests.backends(pod, VIP)) == 3
-
-
-def is_removed(cgroup: Path) -> bool:
-    """It is busy for a moment after its last process was killed."""
-    with suppress(OSError):
-        cgroup.rmdir()
-    return not cgroup.exists()
-
-
-@pytest.mark.extended
-def test_cgroup_made_anew(cluster: Cluster) -> None:
-    """A node whose cgroup was removed and made again is served again after a restart."""
-    cluster.agent.stop()
-    cluster.close_sockets()
-    for process in cluster.lab.processes:
-        process.kill()
-        process.wait()
-    wait_until("its last process has left it", lambda: is_removed(cluster.node.cgroup))
-    cluster.node.cgroup.mkdir()
-    for pod in cluster.web:
-        cluster.start_program(pod, "serve", pod.name, "8080")
-    cluster.agent.start()
-    assert len(requests.backends(cluster.sockets(cluster.client), VIP)) == 3
-    assert len(cgroup_links.attached(StateDir(cluster.agent.paths.state))) == len(hooks(cluster))
-
-
 def mounting(cluster: Cluster, before: str, *words: str) -> "subprocess.CompletedProcess[str]":
     """A command on the node, in a mount namespace of its own where ``before`` mounts something."""
     command = ["unshare", "--mount", "sh", "-ec", f'{before}; exec "$@"', "sh"]
@@ -134,18 +95,6 @@ def test_second_agent(cluster: Cluster, pod: Sockets, tmp_path: Path, where: str
     assert done.stderr.count("\n") == 1
     assert hooks(cluster) == attached
     assert len(requests.backends(pod, VIP)) == 3
-
-
-def test_one_option_is_enough(cluster: Cluster) -> None:
-    """`status` and `cleanup` find the run directory by the state directory."""
-    where = ["--state-dir", str(cluster.agent.paths.state)]
-    done = mounting(cluster, "true", "status", *where, "-o", "json")
-    shown = json.loads(done.stdout)
-    assert shown["agent"] == "runs"
-    assert shown["pid"] == (cluster.agent.process.pid if cluster.agent.process else 0)
-    done = mounting(cluster, "true", "cleanup", *where)
-    assert done.returncode == 1
-    assert "still serves" in done.stderr and str(shown["pid"]) in done.stderr
 
 
 def test_nobody_may_hold_its_locks(cluster: Cluster) -> None:

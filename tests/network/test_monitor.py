@@ -6,17 +6,13 @@ of packets with both engines, and with --shadow.
 import json
 import resource
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from ebpflb import unix_socket
 from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.kernel.monitoring import MonitorQuestion
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host
@@ -99,20 +95,6 @@ def test_filters(cluster: Cluster, pod: Sockets, host: Sockets, tmp_path: Path) 
         found = [(it["client"], it["service"]) for it in monitor.events()]
     assert found == [(cluster.client.v4, "default/web:tcp/TCP")]
     assert "1 events shown, 0 lost" in monitor.said()
-
-
-def test_namespace(cluster: Cluster, pod: Sockets, tmp_path: Path) -> None:
-    """By the namespace of the Service."""
-    other = manifests.service("other", [OTHER_VIP], [{"port": 80}], namespace="shop")
-    cluster.publish(web(endpoint(cluster.web[0])), other)
-    with watching(cluster.agent, tmp_path, "-o", "json", "-n", "shop") as monitor:
-        requests.tcp(pod, VIP)
-        with pytest.raises(ConnectionRefusedError):
-            requests.tcp(pod, OTHER_VIP)
-        monitor.wait_for(lambda it: it["frontend"] == f"{OTHER_VIP}:80")
-        assert monitor.interrupt() == 0
-        services = {it["service"] for it in monitor.events()}
-    assert services == {"shop/other/TCP"}
 
 
 def test_a_client_that_has_gone_meanwhile_is_told(cluster: Cluster, tmp_path: Path) -> None:
@@ -270,17 +252,6 @@ def test_bad_input_is_one_sentence(
     assert sentence in done.stderr and "Traceback" not in done.stderr
 
 
-def test_another_version_and_no_rights(cluster: Cluster, tmp_path: Path) -> None:
-    """An agent refuses a question of another layout, and a command without rights says which."""
-    with unix_socket.connect(cluster.agent.paths.monitor_socket, 10) as other:
-        other.sendall(msgspec.json.encode(MonitorQuestion("another", 2)) + b"\n")
-        assert b"the agent has another version: use the agent's own `ebpflb`" in other.recv(4096)
-    poor = ["setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=-all", sys.executable]
-    words = ["-m", "ebpflb", "monitor"]
-    done = subprocess.run([*poor, *words], capture_output=True, text=True, check=False, cwd="/")
-    assert done.returncode == 1 and "missing capabilities" in done.stderr
-
-
 def test_without_an_agent_one_is_asked_for(cluster: Cluster) -> None:
     """One sentence; the pins alone tell no events."""
     cluster.agent.stop()
@@ -303,17 +274,6 @@ def test_names_are_escaped(cluster: Cluster, pod: Sockets, tmp_path: Path, outpu
         assert monitor.process.wait(60) == 0
     assert "\x1b" not in monitor.text()
     assert output == "table" or "[2Jb" in monitor.text()
-
-
-def test_lines(cluster: Cluster, pod: Sockets, tmp_path: Path) -> None:
-    """Below the heads every event is a line, for grep, with its duration in microseconds."""
-    with watching(cluster.agent, tmp_path, "--count", "3") as monitor:
-        for _ in range(3):
-            requests.tcp(pod, VIP)
-        assert monitor.process.wait(60) == 0
-    lines = monitor.text().splitlines()
-    assert len(lines) == 4 and lines[0].split()[:4] == ["TIME", "VERDICT", "HOOK", "DURATION"]
-    assert f"  {VIP}:80/TCP  " in lines[1] and "  translated  " in lines[1] and " µs  " in lines[1]
 
 
 def answers_by_client(sockets: Sockets, pod: Host) -> dict[str, str]:

@@ -3,15 +3,12 @@
 destination, knows every flow, and finds a port as it does for every other rule.
 """
 
-from contextlib import ExitStack
-from ipaddress import ip_address
 from socket import IPPROTO_SCTP, SO_LINGER, SO_REUSEADDR, SOCK_RAW, SOL_SOCKET
 from struct import pack
 
 import pytest
 from scapy.layers.sctp import SCTP, SCTPChunkInit
 
-from bench.conntrack_filler import Served, amid
 from ebpflb.entries.flows import Connection
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
 from ebpflb.kernel.netfilter import conntrack
@@ -21,18 +18,14 @@ from tests.kernel.node import nodes
 from tests.kit import needs, requests
 from tests.kit.firewall import chain, rules
 from tests.kit.lab_cluster import TARGET
-from tests.kit.moved_flows import wait_until_only
 from tests.kit.parameters import families, netfilter, packet_clients, protocols
 from tests.kit.requests import Send
 from tests.kit.sockets import Socket
 from tests.kit.two_nodes import Frontends, TwoNodes
-from tests.load import scaled
 
 FRONTENDS = Frontends(10)
 A_MOMENT = 0.3  # seconds in which nothing may happen
-MANY = scaled(20_000)
 OPENED_AND_CLOSED = 40
-PORTS = 20
 
 pytestmark = netfilter
 
@@ -119,44 +112,6 @@ def test_pods_whose_route_a_mark_of_prerouting_chooses(two: TwoNodes, v6: bool, 
 
 
 @families
-@protocols
-def test_privileged_source_port_stays_privileged(two: TwoNodes, v6: bool, send: Send) -> None:
-    """Also where two clients with the same one become one address on the way to one endpoint."""
-    two.publish(two.service("web", 10, two.there))
-    where = FRONTENDS.to("nodeport", two.near, v6=v6)
-    opened = []
-    for host in (two.outside, two.far, two.unhooked):
-        client = requests.socket_of(send, two.sockets(host), where[0])
-        client.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
-        client.bind(("::" if v6 else "0.0.0.0", 777))
-        client.connect(where)
-        client.send(b"?")
-        assert client.recv(64)
-        opened.append(client)
-    ports = [
-        entry.reply.destination_port for entry in entries(two) if entry.original.source_port == 777
-    ]
-    assert len(set(ports)) == len(ports) == 3
-    assert all(port < 1024 for port in ports)
-    for client in opened:
-        client.close()
-
-
-@families
-@protocols
-def test_masqueraded_ports_are_random(two: TwoNodes, v6: bool, send: Send) -> None:
-    """They are no NodePorts, and not the client's own: kube-proxy masquerades at random too."""
-    two.publish(two.service("web", 10, two.there))
-    client, where = two.sockets(two.outside), FRONTENDS.to("nodeport", two.near, v6=v6)
-    for _ in range(PORTS):
-        send(client, *where)
-    ends = [(e.original.source_port, e.reply.destination_port) for e in entries(two)]
-    assert len(ends) == len({port for _, port in ends}) == PORTS
-    assert all(1024 <= port < 30000 or port >= 32768 for _, port in ends)
-    assert sum(own == port for own, port in ends) <= 1
-
-
-@families
 @pytest.mark.parametrize("resets", [False, True], ids=["closed", "reset"])
 def test_a_source_port_is_used_again_at_once(two: TwoNodes, resets: bool, v6: bool) -> None:
     """A connection that is over keeps no other one of its port from being translated."""
@@ -196,25 +151,6 @@ def test_what_a_cni_masquerades(two: TwoNodes, v6: bool, send: Send) -> None:
     finally:
         server.kill()
         server.wait()
-
-
-@families
-@pytest.mark.parametrize("same", [False, True], ids=["of others", "of the same Service"])
-def test_a_flow_moves_amid_many_entries(two: TwoNodes, same: bool, v6: bool) -> None:
-    """When its endpoint goes. No other entry goes, whether or not it is of the same Service."""
-    where = FRONTENDS.to("nodeport", two.near, v6=v6)
-    stays = (ip_address(two.there.v6 if v6 else two.there.v4), TARGET)
-    served = Served((ip_address(where[0]), where[1]), stays) if same else None
-    with amid(two.near, MANY, served), ExitStack() as stack:
-        while True:
-            client = stack.enter_context(requests.udp_socket(two.sockets(two.outside), where[0]))
-            if requests.exchange(client, *where).name == "here":
-                break
-        two.publish(two.service("web", 10, two.there))
-        wait_until_only(two.near, client.getsockname()[1], two.there)
-        assert requests.exchange(client, *where).name == "there"
-        with nodes.entered(two.near.netns):
-            assert conntrack.count() >= MANY
 
 
 @pytest.mark.parametrize("before", list(Engine))

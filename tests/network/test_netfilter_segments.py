@@ -184,26 +184,3 @@ def test_a_segment_out_of_window_ends_no_connection(
         assert dropped(two.near) == before + 1
         assert pair.answers()
         assert address(endpoint, v6) not in sources(raw)
-
-
-@families
-def test_asymmetric_routing_works(two: TwoNodes, v6: bool) -> None:
-    """A SYN/ACK of an endpoint passes, though this node has not seen the SYN: a client may reach
-    the endpoint itself by another way.
-    """
-    two.publish(two.service("web", 10, two.here))
-    with listening(two, two.outside, v6=v6) as raw:
-        to = address(two.outside, v6), 4321
-        send_segment(two, two.here, TARGET, to, SYN | ACK, 12345)
-        assert address(two.here, v6) in sources(raw)
-
-
-@families
-def test_what_is_no_endpoints_is_left_alone(two: TwoNodes, v6: bool) -> None:
-    """Of another port of the pod, conntrack's invalid segments pass, as with kube-proxy's nft."""
-    two.publish(two.service("web", 10, two.here))
-    with listening(two, two.outside, v6=v6) as raw:
-        before = dropped(two.near)
-        send_segment(two, two.here, TARGET + 5, (address(two.outside, v6), 4321), RST, 12345)
-        assert address(two.here, v6) in sources(raw)
-        assert dropped(two.near) == before

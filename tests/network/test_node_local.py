@@ -153,25 +153,6 @@ def test_what_rules_in_raw_exempt_goes_to_the_listener(
 
 
 @families
-def test_exempt_packets_are_not_refused(listening: Listening, v6: bool) -> None:
-    """A Service without an endpoint is served by the listener, as with kube-proxy."""
-    two = listening.two
-    two.publish(service(two))
-    with listener(two, two.near, DNS.cluster[v6]):
-
-        def until(who: str) -> None:
-            wait_until(who, lambda: answer(two, two.unhooked, requests.tcp, v6) == who)
-
-        until("refused")  # the rules of an earlier test may still count
-        with exempted(two.near, "nft"):
-            until("cache")
-            asked = f"[{DNS.cluster[v6]}]:{PORT}" if v6 else f"{DNS.cluster[v6]}:{PORT}"
-            source = two.unhooked.v6 if v6 else two.unhooked.v4
-            said = two.ebpflb("explain", asked, "--from", source).stdout
-            assert "rules in raw exempt its packets" in said
-
-
-@families
 @pytest.mark.parametrize("who", ["hooked", "near"])
 @pytest.mark.parametrize("send", [requests.tcp, requests.udp, requests.connected_udp])
 def test_sockets_go_to_the_listener_while_it_answers(

@@ -30,12 +30,10 @@ from ebpflb.serve.conditions import Cause
 from ebpflb.tools import ask
 from tests.kernel.node import nodes
 from tests.kit import answers, requests
-from tests.kit.parameters import families, protocols
+from tests.kit.parameters import protocols
 from tests.kit.two_nodes import Frontends, TwoNodes
 
 FRONTENDS = Frontends(10)
-UNSERVED = 30999  # a port of the node that no service has
-FIRST_SLOTS = 64
 SILENT = 0.5  # seconds without an answer
 ALL = 3  # ETH_P_ALL
 BEFORE_OURS, BEHIND_OURS = 1, 50  # a filter's priority
@@ -58,14 +56,6 @@ ONLY_FLAGGED = bytes.fromhex(
     "9500000000000000"
 )
 
-WITHOUT_CHOICE = bytes.fromhex(
-    "b700000000000000"  # r0 = TC_ACT_OK
-    "6112200000000000"  # r2 = skb->priority
-    "54020000000000ff"  # w2 &= 0xff000000
-    "56020100000000eb"  # if w2 != 0xeb000000 goto return
-    "b700000002000000"  # r0 = TC_ACT_SHOT
-    "9500000000000000"
-)
 
 DROP = bytes.fromhex("b7000000020000009500000000000000")  # return TC_ACT_SHOT
 FORGET = bytes.fromhex(
@@ -158,37 +148,6 @@ def test_a_program_behind_ours_lets_the_choice_pass(
         for v6 in (False, True):
             where = FRONTENDS.to("nodeport", two.near, v6=v6)
             assert send(two.sockets(two.outside), *where).name == "here"
-
-
-@families
-@protocols
-@pytest.mark.parametrize("two", [Engine.NETFILTER], indirect=True)
-def test_no_choice_leaves_the_node(two: TwoNodes, send: requests.Send, v6: bool) -> None:
-    """A queueing discipline would take the priority for a class, and the next node for a choice."""
-    two.publish(two.service("web", 10, two.here))
-    attached, where = (
-        by_tcx if tcx.works() else by_clsact,
-        FRONTENDS.to("nodeport", two.near, v6=v6),
-    )
-    with running(WITHOUT_CHOICE, two.near, "veth11", attached, "egress", BEHIND_OURS):
-        assert send(two.sockets(two.outside), *where).name == "here"
-
-
-@families
-@protocols
-@pytest.mark.parametrize("two", [Engine.NETFILTER], indirect=True)
-def test_a_choice_of_others_is_not_believed(two: TwoNodes, send: requests.Send, v6: bool) -> None:
-    """A priority that another program has written leads no packet to an endpoint."""
-    two.publish(two.service("web", 10, two.here))
-    attached = by_tcx if tcx.works() else by_clsact
-    node, pod = (host.v6 if v6 else host.v4 for host in (two.near, two.here))
-    backends = two.maps["slots"].get_range(0, FIRST_SLOTS)
-    backend = next(each for each in backends if str(each.address) == pod)
-    with running(choice(backend.id), two.near, "eth0", attached, "ingress", BEFORE_OURS):
-        client, served = two.sockets(two.outside), FRONTENDS.to("nodeport", two.near, v6=v6)
-        assert send(client, *served).name == "here"
-        with pytest.raises(ConnectionRefusedError):
-            requests.is_answered(send, client, (node, UNSERVED), SILENT)
 
 
 def canaries(two: TwoNodes) -> list[str]:

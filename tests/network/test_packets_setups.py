@@ -5,7 +5,6 @@ The packets of unhooked pods and of outside clients, to an endpoint on this node
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from ebpflb.lab.hosts import Host
 from ebpflb.model.packet_path import Engine
 from tests.kit import pod_networks, requests, two_nodes
 from tests.kit.parameters import families
-from tests.kit.sockets import CALL_SECONDS
 from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
 from tests.network import hardening
 
@@ -107,23 +105,6 @@ def test_nothing_fails(two: TwoNodes, who: str, protocol: str, v6: bool) -> None
 
 @families
 @pytest.mark.parametrize("who", CLIENTS)
-def test_large(two: TwoNodes, who: str, v6: bool) -> None:
-    """Datagrams of 2,000 bytes, in fragments, come and go as well.
-
-    A first one may be lost, where the client has yet to learn how much the path takes.
-    """
-    where = Frontends(NUMBER).to(CLIENTS[who], two.near, v6=v6)
-    for _ in range(20):
-        with requests.udp_socket(two.sockets(getattr(two, who)), where[0]) as client:
-            client.settimeout(0.5)
-            with suppress(TimeoutError):
-                requests.exchange_fragmented(client, *where)
-            client.settimeout(CALL_SECONDS)
-            assert requests.exchange_fragmented(client, *where).peer == where
-
-
-@families
-@pytest.mark.parametrize("who", CLIENTS)
 def test_bulk(two: TwoNodes, who: str, v6: bool) -> None:
     """A megabyte goes and comes back unchanged, with large segments on."""
     client: Host = getattr(two, who)
@@ -136,16 +117,6 @@ def test_bulk(two: TwoNodes, who: str, v6: bool) -> None:
         if len(names) > 1:
             break
     assert names == {"here", "there"}
-
-
-@families
-@pytest.mark.parametrize("protocol", ["tcp", "udp", "connected-udp"])
-def test_hairpin(two: TwoNodes, protocol: str, v6: bool) -> None:
-    """An unhooked pod that connects to its own service reaches itself, every time."""
-    where = Frontends(SELF).to("cluster", two.near, v6=v6)
-    said = two.request(two.twin, protocol, *where, TIMES)
-    assert not said["errors"]
-    assert said["names"] == {"twin": TIMES}
 
 
 @families

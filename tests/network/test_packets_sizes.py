@@ -16,7 +16,7 @@ from ebpflb.lab import cni
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.packet_path import Engine
 from tests.kit import requests, two_nodes
-from tests.kit.parameters import families, packet_clients
+from tests.kit.parameters import families
 from tests.kit.sockets import Socket
 from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes, address
 
@@ -69,22 +69,6 @@ def client(two: TwoNodes, where: Place) -> Iterator[Socket]:
     """A datagram socket outside."""
     with requests.udp_socket(two.sockets(two.outside), where[0]) as opened:
         yield opened
-
-
-@families
-@endpoints
-def test_longest(two: TwoNodes, frontends: Frontends, v6: bool) -> None:
-    """A datagram of many fragments is too."""
-    where = frontends.to("nodeport", two.near, v6=v6)
-    assert requests.fragmented(two.sockets(two.outside), *where, 30_000).name == name_of(frontends)
-
-
-@families
-@endpoints
-@packet_clients
-def test_bulk(two: TwoNodes, who: str, kind: str, frontends: Frontends, v6: bool) -> None:
-    """A megabyte goes and comes back unchanged, in segments larger than the path takes."""
-    assert two.echo(getattr(two, who), *frontends.to(kind, two.near, v6=v6)) == name_of(frontends)
 
 
 @families

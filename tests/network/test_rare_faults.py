@@ -5,7 +5,6 @@ the agent for its memory, the API server sends what nobody can use, the clock ju
 The agent takes its objects from an API server. A client who is not answered fails the test.
 """
 
-import copy
 import gzip
 import json
 import signal
@@ -160,103 +159,6 @@ def test_answers_that_nobody_can_use(cluster: OfApi) -> None:
 
     wait_until("the third list is good", lambda: asked() == [3, 3])
     assert peak_memory(cluster.agent.process.pid) - before < MOST_GROWTH
-
-
-JUNK: list[Any] = [
-    None,
-    -1,
-    2**63,
-    1.5,
-    True,
-    "",
-    "x" * 70_000,
-    "a\0b",
-    [],
-    {},
-    [None],
-    {"a": None},
-]
-
-
-def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where a manifest has a value."""
-    members = value.items() if isinstance(value, dict) else enumerate(value)
-    for name, member in members:
-        yield (*at, name)
-        if isinstance(member, dict | list):
-            yield from places(member, (*at, name))
-
-
-def with_junk(manifest: Any, at: tuple[Any, ...], junk: Any) -> Any:
-    """The manifest with something else in this place."""
-    changed = copy.deepcopy(manifest)
-    parent = changed
-    for name in at[:-1]:
-        parent = parent[name]
-    parent[at[-1]] = junk
-    return changed
-
-
-def strangers() -> list[Any]:
-    """Objects of a tenant, and another node."""
-    port = {"name": "a", "port": 80, "protocol": "TCP", "nodePort": 31_999}
-    service = manifests.service(
-        *("evil", ["10.96.55.1", "fd00:96::55"], [port]),
-        namespace="bad",
-        labels={"a": "b"},
-        annotations={"ebpflb.io/scheduler": "maglev", "ebpflb.io/on-removal": "reset"},
-        ingress=["198.51.100.7"],
-        type="LoadBalancer",
-        externalIPs=["203.0.113.9"],
-        loadBalancerSourceRanges=["10.0.0.0/8"],
-        sessionAffinity="ClientIP",
-        sessionAffinityConfig={"clientIP": {"timeoutSeconds": 60}},
-    )
-    listed = manifests.endpoint("10.244.99.1", node="node", target="pod")
-    hints = {"zone": "z", "hints": {"forZones": [{"name": "z"}]}}
-    named = [{"name": "a", "port": 8080, "protocol": "TCP"}]
-    return [
-        service,
-        manifests.endpoint_slice("evil", "IPv4", [listed | hints], named, namespace="bad"),
-        manifests.node("another", "192.0.2.99", pod_cidrs=["10.9.0.0/24"]),
-        manifests.service_cidr("10.97.0.0/16", name="more"),
-    ]
-
-
-@pytest.mark.extended
-def test_objects_with_junk_in_each_field(cluster: OfApi) -> None:
-    """Also objects that nobody asked for: another tenant's clients notice nothing."""
-    for manifest in strangers():
-        for number, at in enumerate(places(manifest)):
-            for junk in (JUNK[number % len(JUNK)], JUNK[(7 * number + 3) % len(JUNK)]):
-                changed = with_junk(manifest, at, junk)
-                if isinstance(changed["metadata"], dict):
-                    changed["metadata"]["resourceVersion"] = cluster.api.version
-                told = {"type": ("ADDED", "MODIFIED", "DELETED")[number % 3], "object": changed}
-                cluster.api.say(manifest["kind"], json.dumps(told).encode())
-        chosen = cluster.web[1:] if manifest["kind"] in ("Service", "Node") else cluster.web[:2]
-        cluster.serve(*chosen)
-        cluster.until_served_by(*chosen)
-    assert cluster.agent.process and cluster.agent.process.poll() is None
-    assert "Traceback" not in cluster.agent.log()
-
-
-@pytest.mark.extended
-def test_events_out_of_order(cluster: OfApi) -> None:
-    """Of an EndpointSlice, late and twice: the next watch puts right what they have left."""
-    former = [it for it in cluster.objects(cluster.web[0]) if it["kind"] == "EndpointSlice"]
-    old = [it | {"metadata": it["metadata"] | {"resourceVersion": "1"}} for it in former]
-    cluster.serve(*cluster.web[1:])
-    cluster.until_served_by(*cluster.web[1:])
-    for kind in ("MODIFIED", "DELETED", "ADDED", "ADDED"):
-        for slice in old:
-            cluster.api.say("EndpointSlice", json.dumps({"type": kind, "object": slice}).encode())
-    cluster.until_served_by(cluster.web[0])
-    cluster.serve(*cluster.web[:2])
-    cluster.until_served_by(*cluster.web[:2])
-    cluster.api.drop()
-    cluster.api.wait_for_watch("EndpointSlice", 2)
-    cluster.until_served_by(*cluster.web[:2])
 
 
 class Clock:

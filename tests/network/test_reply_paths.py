@@ -8,7 +8,6 @@ the kernel's flowtable. In each set-up requests, large transfers and ICMP errors
 for.
 """
 
-import errno
 import json
 import subprocess
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from typing import NamedTuple
 import pytest
 
 from ebpflb.lab.agents import wait_until
-from ebpflb.serve import status
 from tests.kit import needs, requests
 from tests.kit.lab_cluster import started
 from tests.kit.parameters import families
@@ -26,11 +24,9 @@ from tests.kit.policy_routed import OURS, OWN_TARGET, SERVED, TwoPlaces
 from tests.kit.requests import Send
 from tests.kit.sockets import Socket
 
-NARROW = 1280  # bytes
 IPPROTO_IP, IPPROTO_IPV6 = 0, 41
 # linux/in.h, linux/in6.h: level, IP_RECVERR, IP_TTL, IP_MTU_DISCOVER
 OPTIONS = {False: (IPPROTO_IP, 11, 2, 10), True: (IPPROTO_IPV6, 25, 16, 23)}
-PMTUDISC_DO = 2
 COUNTED = """
 table inet counted {
     chain forward {
@@ -123,19 +119,6 @@ def conversation(places: TwoPlaces, name: str, *, v6: bool) -> Iterator[tuple[So
         yield asking, server
 
 
-def error_after(sender: Socket, receiver: Socket, payload: bytes) -> int:
-    """The error that a socket gets for what it sends."""
-    sender.settimeout(5)
-    with pytest.raises(OSError) as caught:
-        sender.send(payload)
-        sender.recv(64)
-    assert not isinstance(caught.value, TimeoutError), "no error came"
-    receiver.settimeout(0.1)
-    with pytest.raises(TimeoutError):
-        receiver.recv(64)
-    return caught.value.errno or 0
-
-
 @each_set_up
 @families
 @endpoints
@@ -182,39 +165,3 @@ def test_most_datagrams(places: TwoPlaces, name: str, v6: bool) -> None:
             server.send(b"!")
             assert client.recv(64) == b"!"
         assert forwarded(places) - before < DATAGRAMS
-
-
-@each_set_up
-@families
-@endpoints
-def test_bottleneck(places: TwoPlaces, name: str, v6: bool) -> None:
-    """Where a router beyond takes less its ICMP errors reach the endpoint."""
-    places.lab.router.narrow(NARROW)
-    try:
-        assert places.echo(places.outside, *places.to(name, SERVED, v6=v6)) == name
-        level, _, _, discover = OPTIONS[v6]
-        with conversation(places, name, v6=v6) as (client, server):
-            server.setsockopt(level, discover, PMTUDISC_DO)
-            assert error_after(server, client, bytes(NARROW)) == errno.EMSGSIZE
-    finally:
-        places.lab.router.narrow()
-
-
-@each_set_up
-@families
-@endpoints
-@pytest.mark.parametrize("beyond", [0, 1], ids=["node", "router"])
-def test_time_exceeded_of_a_reply(places: TwoPlaces, name: str, beyond: int, v6: bool) -> None:
-    """Whether its last hop is this node or a router beyond: the endpoint is told."""
-    level, _, ttl, _ = OPTIONS[v6]
-    hops = (2 if name == "there" else 1) + beyond
-    with conversation(places, name, v6=v6) as (client, server):
-        server.setsockopt(level, ttl, hops)
-        assert error_after(server, client, b"too far") == errno.EHOSTUNREACH
-
-
-@fast_forward
-def test_status(places: TwoPlaces) -> None:
-    """It says that the option is in force."""
-    said = status.read(places.agent.paths)
-    assert said and (said.flowtable or "").startswith("active on ")

@@ -155,34 +155,3 @@ def test_open_connections_are_counted_until_they_end(cluster: ServingOutside) ->
     occupied = "ebpflb_occupancy_timestamp_seconds 0.0"
     wait_until("packets are counted", lambda: occupied not in cluster.metrics())
     wait_until("their flows have ended", partial(is_open, packets, 0))
-
-
-def test_the_busiest_alone(cluster: ServingOutside) -> None:
-    """The number bounds what is shown, whatever there is; the rest is counted."""
-    for _ in range(3):
-        requests.tcp(cluster.sockets(cluster.client), VIP)
-    cluster.restart(SERIES, "1")
-    assert series(cluster, "connections_total") == {("web", "tcp", "TCP"): 3}
-    assert "ebpflb_service_ports_without_series 4.0" in cluster.metrics()
-
-
-def test_labels_select(cluster: ServingOutside) -> None:
-    """However many connections others have."""
-    requests.tcp(cluster.sockets(cluster.client), VIP)
-    cluster.restart(SERIES, "5,metrics=on")
-    assert series(cluster, "connections_total") == {("empty", "tcp", "TCP"): 0}
-
-
-def test_series_end_with_their_service(cluster: ServingOutside) -> None:
-    """Those of others go on."""
-    requests.tcp(cluster.sockets(cluster.client), VIP)
-    assert {key[0] for key in series(cluster, "connections_total")} >= {"web", "empty"}
-    cluster.publish(*(it for it in services(cluster) if it["metadata"]["name"] != "empty"))
-    found = series(cluster, "connections_total")
-    assert "empty" not in {key[0] for key in found} and found["web", "tcp", "TCP"] == 1
-
-
-def test_off_by_default(cluster: ServingOutside) -> None:
-    """No Service is named in /metrics."""
-    cluster.restart()
-    assert not [line for line in cluster.metrics() if 'namespace="default"' in line]

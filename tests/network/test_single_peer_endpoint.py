@@ -2,11 +2,9 @@
 """An endpoint that answers only its node: a pod whose default route leads by another network."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import pytest
 
-from ebpflb.lab import cni
 from ebpflb.lab.router import NODES
 from ebpflb.model.packet_path import Engine
 from ebpflb.tools.neighbours import misled
@@ -90,30 +88,6 @@ def test_check_names_it(cluster: Cluster) -> None:
     assert any("have no route; requests come in by eth0" in line for line in said(cluster))
 
 
-@option()
-def test_check_names_it_for_clients_of_the_nodes_own_network(cluster: Cluster) -> None:
-    """A route to the node's neighbours alone that leads elsewhere is found by the gateway."""
-    (pod, *_) = cluster.web
-    gateway = cni.addresses(1, 1)[0]
-    pod.ip("route del default", f"route add default via {gateway}")
-    pod.ip(f"route add default via {cni.addresses(1, 1)[1]} metric 1", v6=True)
-    assert not said(cluster)
-    pod.ip(f"route add {NODES.networks[0]} dev net1")
-    (line,) = said(cluster)
-    assert f"such as {NODES.gateways[0]}, leave by net1" in line
-
-
-@option()
-def test_check_leaves_services_alone_that_kube_proxy_does_not_masquerade(cluster: Cluster) -> None:
-    """A policy Local, or a service without an external address."""
-    (pod, *_) = cluster.web
-    both: dict[str, Any] = {"v6": [endpoint(pod, v6=True)]}
-    cluster.publish(web(endpoint(pod), **both, nodeport=NODEPORT, externalTrafficPolicy="Local"))
-    assert not said(cluster)
-    cluster.publish(web(endpoint(pod), **both))
-    assert not said(cluster)
-
-
 @option("--masquerade-local-backends", engines=ENGINES)
 @families
 def test_with(cluster: Cluster, outside: Sockets, v6: bool) -> None:
@@ -121,9 +95,3 @@ def test_with(cluster: Cluster, outside: Sockets, v6: bool) -> None:
     where = node_address(cluster, v6)
     for send in (requests.tcp, requests.udp):
         assert send(outside, where, NODEPORT).name == "web-1"
-
-
-@option("--masquerade-local-backends")
-def test_check_is_content_with_the_option(cluster: Cluster) -> None:
-    """Clients are masqueraded then, and the endpoint answers its node."""
-    assert not said(cluster)

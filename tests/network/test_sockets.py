@@ -17,13 +17,11 @@ from socket import (
     SOCK_STREAM,
     inet_ntop,
 )
-from typing import Any
 
 import pytest
 
 from ebpflb.kernel import probe
 from ebpflb.lab import manifests
-from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from tests.kit import requests
 from tests.kit.cluster import (
@@ -41,17 +39,14 @@ from tests.kit.cluster import (
 from tests.kit.parameters import every_kind, families
 from tests.kit.requests import Send
 from tests.kit.sockets import Sockets
-from tests.kit.stale_udp import connect, dual_stack_web
 
 EXTERNAL6, BALANCER6 = "2001:db8::10", "2001:db8::20"
 ADDRESSES = [VIP, VIP6, EXTERNAL, EXTERNAL6, BALANCER, BALANCER6]
 MAPPED = [f"::ffff:{address}" for address in (VIP, EXTERNAL, BALANCER)]
 NAMES = {"web-1", "web-2", "web-3"}
 OF_THE_NODE = ["192.0.2.1", "fd02::1"]
-TAKEN = ["0.0.0.0", "::", "127.0.0.1", "::1", "192.0.2.1", "fd02::1"]
 KINDS = [SOCK_STREAM, SOCK_DGRAM]
 ERROR_BYTES = 16  # struct sock_extended_err; a sockaddr follows
-LOOPBACKS = ["127.0.0.1", "::1", "127.7.7.7", "::ffff:127.0.0.1", "0.0.0.0"]
 
 
 def everything(cluster: Cluster) -> list[Manifest]:
@@ -93,20 +88,6 @@ def test_nodeports(sockets: Sockets, send: Send, address: str) -> None:
     assert peer == (address, NODEPORT)
 
 
-@every_kind
-@pytest.mark.parametrize("address", LOOPBACKS)
-def test_loopback_of_the_node(host: Sockets, send: Send, address: str) -> None:
-    """The node's own processes reach NodePorts on loopback."""
-    assert send(host, address, NODEPORT).name in NAMES
-
-
-@pytest.mark.parametrize("address", ["10.244.1.1", "fd00:244:1::1"])
-def test_other_addresses_of_the_node(sockets: Sockets, address: str) -> None:
-    """With the default --nodeport-addresses only the primary address serves."""
-    with pytest.raises(ConnectionRefusedError):
-        requests.tcp(sockets, address, NODEPORT)
-
-
 needs_mptcp = pytest.mark.skipif(not requests.has_mptcp(), reason="this kernel has no MPTCP")
 TWO_COOKIES = "connect sees the subflow's socket, getpeername the MPTCP socket: two cookies"
 
@@ -132,15 +113,6 @@ def another_service(cluster: Cluster) -> object:
     cluster.publish(everything(cluster))
 
 
-@pytest.mark.usefixtures("another_service")
-@pytest.mark.parametrize("address", [VIP, VIP6])
-@every_kind
-def test_hairpin(cluster: Cluster, pods: list[Host], send: Send, address: str) -> None:
-    """A pod reaches itself through its own service."""
-    cluster.publish(web(endpoint(pods[0]), v6=[endpoint(pods[0], v6=True)]))
-    assert send(cluster.sockets(pods[0]), address)[:2] == ("web-1", (address, PORT))
-
-
 def bind(sockets: Sockets, kind: int, address: str, port: int = NODEPORT) -> int:
     """The errno, or 0."""
     with sockets.open(requests.family_of(address), kind) as opened:
@@ -152,14 +124,6 @@ def bind(sockets: Sockets, kind: int, address: str, port: int = NODEPORT) -> int
 
 
 guarded = pytest.mark.skipif(not probe.set_retval(), reason="this kernel cannot say EADDRINUSE")
-
-
-@guarded
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("address", TAKEN)
-def test_on_the_node(host: Sockets, kind: int, address: str) -> None:
-    """On the addresses that serve NodePorts, and on any address, the port is taken."""
-    assert bind(host, kind, address) == EADDRINUSE
 
 
 @guarded
@@ -181,34 +145,6 @@ def test_ipv6_only(cluster: Cluster, host: Sockets, kind: int, addresses: list[s
             else:
                 with pytest.raises(OSError, match=os.strerror(EADDRINUSE)):
                     opened.bind(("::", NODEPORT))
-
-
-@pytest.mark.usefixtures("another_service")
-@every_kind
-def test_sticks(cluster: Cluster, pod: Sockets, send: Send) -> None:
-    """One client comes to one endpoint with every connection and every new datagram socket, by all
-    addresses of the service's port.
-    """
-    pods = map(endpoint, cluster.web)
-    spec: dict[str, Any] = {"externalIPs": [EXTERNAL], "sessionAffinity": "ClientIP"}
-    cluster.publish(web(*pods, nodeport=NODEPORT, **spec))
-    (name,) = requests.backends(pod, VIP, send=send)
-    assert send(pod, EXTERNAL).name == name
-    assert send(pod, cluster.node.v4, NODEPORT).name == name
-    cluster.publish()  # the next test's service is another, whom nobody remembers
-
-
-@pytest.mark.usefixtures("another_service")
-@families
-def test_udp_disconnected(cluster: Cluster, sockets: Sockets, v6: bool) -> None:
-    """After connect() to AF_UNSPEC the backend is the backend, and the service the service."""
-    cluster.publish(dual_stack_web(cluster.web[0]))
-    vip, pod = (VIP6, cluster.web[0].v6) if v6 else (VIP, cluster.web[0].v4)
-    with requests.udp_socket(sockets, vip) as client:
-        assert connect(client, vip).peer == (vip, PORT)
-        client.disconnect()
-        assert requests.exchange(client, pod, TARGET).peer == (pod, TARGET)
-        assert requests.exchange(client, vip).peer == (vip, PORT)
 
 
 @pytest.mark.usefixtures("another_service")

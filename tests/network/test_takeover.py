@@ -183,19 +183,6 @@ def test_give_back(node: KubeProxyNode, load: Load) -> None:
     assert node.asks(requests.udp) == [NAMES] * len(node.ways)
 
 
-def test_stale_rules(node: KubeProxyNode) -> None:
-    """A service deleted since is still reached by kube-proxy's rules, as `status` warns."""
-    nftables(node)
-    node.agent.start()
-    node.publish()
-    said = " ".join(node.ebpflb("status").stdout.split())
-    assert "has stopped and left table ip kube-proxy" in said
-    assert set(requests.backends(node.sockets(node.outside), node.node.v4, port=NODEPORT)) == NAMES
-    node.ebpflb("cleanup", "--kube-proxy")
-    with pytest.raises(OSError, match="refused"):
-        requests.tcp(node.sockets(node.outside), node.node.v4, NODEPORT)
-
-
 def test_old_programs_keep_a_kube_proxy_from_serving(node: KubeProxyNode, tmp_path: Path) -> None:
     """An agent has ended, its endpoint has gone since, and a kube-proxy knows the new ones: clients
     fail until ebpflb is removed (or an agent starts), as `status` advises.

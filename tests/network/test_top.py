@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ebpflb top``: its rates are those of the connections that were made."""
 
-import os
-import pty
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import yaml
 
 from ebpflb.cli.top import ALL
 from ebpflb.lab import manifests
@@ -19,7 +15,6 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.tools import rates
 from ebpflb.tools.rates import Rate
-from ebpflb.workers import readable
 from tests.kit import answers, forked, requests
 from tests.kit.cluster import TARGET, VIP, Cluster, endpoint, web
 from tests.kit.sockets import Sockets
@@ -28,7 +23,6 @@ from tests.load import paused
 WEB, QUIET = "default/web:tcp/TCP", "default/quiet:tcp/TCP"
 QUIET_VIP, EMPTY_VIP = "10.96.0.30", "10.96.0.31"
 TCP = {"name": "tcp", "port": TARGET, "protocol": "TCP"}
-CLEARED = b"\x1b[H\x1b[2J"
 REQUESTS_TIME = str(20 * paused(0.025))  # seconds in which a client asks 20 times or more
 
 
@@ -60,13 +54,6 @@ def rate(row: dict[str, Any]) -> Rate:
     """What JSON has of a rate."""
     row["backend"] = row.pop("endpoint") or ""
     return msgspec.convert(row | {"refused": row["refused"] or 0.0}, Rate)
-
-
-def test_yaml(cluster: Cluster) -> None:
-    """A document for each row that JSON has a line for."""
-    done = command(cluster, "-o", "yaml", "--interval", "0.1")
-    rows = [rate(answers.as_text(each)) for each in yaml.safe_load_all(done.stdout)]
-    assert {row.service for row in rows} == {row.service for row in found(cluster)}
 
 
 @contextmanager
@@ -128,15 +115,6 @@ def test_rates_are_the_connections_that_were_made(
     assert services[QUIET].open == 1
 
 
-def test_half_the_time_is_twice_the_rate(cluster: Cluster, pod: Sockets) -> None:
-    before = rates.sample(cluster.maps)
-    for _ in range(6):
-        requests.tcp(pod, VIP)
-    after = rates.sample(cluster.maps)
-    [head, *_] = rates.rates(cluster.maps, before._replace(at=1.0), after._replace(at=1.5))
-    assert (head.service, head.new) == (WEB, 12)
-
-
 def table_with_rate(cluster: Cluster, *words: str) -> "subprocess.CompletedProcess[str]":
     """A table of a time in which there were connections to the Service under traffic."""
     while True:
@@ -160,45 +138,3 @@ def test_under_traffic(cluster: Cluster, pods: list[Host]) -> None:
     assert QUIET in done.stdout and "\x1b" not in done.stdout
     assert WEB in first.stdout and QUIET not in first.stdout
     assert "more rows: --limit" in first.stderr
-
-
-def test_without_an_agent(cluster: Cluster, pods: list[Host]) -> None:
-    """The pins suffice, for the programs go on counting."""
-    cluster.agent.stop()
-    try:
-        with traffic(cluster):
-            wait_until(
-                "its rate", lambda: is_busy(found(cluster, "--interval", REQUESTS_TIME), pods)
-            )
-    finally:
-        cluster.agent.start()
-
-
-def test_on_a_terminal_it_is_refreshed_in_place_until_ctrl_c(cluster: Cluster) -> None:
-    said = b""
-    leader, terminal = pty.openpty()
-    words = ["top", "--state-dir", str(cluster.agent.paths.state), "--interval", "0.1"]
-    with traffic(cluster), os.fdopen(terminal, "w") as out:
-        process = forked.start(
-            words, netns=cluster.node.netns, env=os.environ, stdout=out, stderr=out
-        )
-        try:
-            while said.count(CLEARED) < 3:
-                assert readable([leader], 60), said
-                said += os.read(leader, 4096)
-            process.send_signal(signal.SIGINT)
-            while process.poll() is None:
-                if readable([leader], 0.05):
-                    os.read(leader, 4096)
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
-            process.wait(60)
-            os.close(leader)
-    assert WEB.encode() in said
-
-
-def test_no_maps_is_one_sentence(cluster: Cluster) -> None:
-    done = forked.run("top", "--state-dir", "/sys/fs/bpf/ebpflb-none", netns=cluster.node.netns)
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 1

@@ -14,7 +14,7 @@ import pytest
 
 from ebpflb.lab import cni
 from ebpflb.lab.hosts import Host
-from tests.kit import answers, pings, requests, two_nodes
+from tests.kit import pings, requests, two_nodes
 from tests.kit.lab_cluster import PORT
 from tests.kit.parameters import families
 from tests.kit.requests import Send
@@ -23,7 +23,6 @@ from tests.kit.two_nodes import CLUSTER_CIDR, SERVICE_NETWORKS, Frontends, TwoNo
 WEB = Frontends(10)
 UNKNOWN = 81
 A_MOMENT = 1.0  # seconds; an answer that comes later would not count
-NO_HOST = "198.51.100.77"  # outside, and not an address of a namespace here
 SETTINGS = ["off", "pass", "reject", "drop"]  # of unknown ports; "off" is without any option
 
 
@@ -103,21 +102,6 @@ def test_pings_from_outside(vips: Vips, kind: str, v6: bool) -> None:
 
 
 @families
-@pytest.mark.parametrize("who", ["hooked", "unhooked"])
-@pytest.mark.parametrize("kind", ["balancer", "external", "cluster"])
-def test_pings_from_pods(vips: Vips, who: str, kind: str, v6: bool) -> None:
-    two = vips.two
-    two.publish(two.service("web", 10, two.there))
-    found = vips.ping(getattr(two, who), WEB.to(kind, two.near, v6=v6)[0])
-    if vips.setting != "off":
-        assert found == "answered"
-    elif kind == "cluster":
-        assert found == "refused"
-    else:
-        assert found != "answered"
-
-
-@families
 @pytest.mark.parametrize("send", [requests.tcp, requests.connected_udp])
 @pytest.mark.parametrize("served", [True, False])
 def test_unknown_ports(vips: Vips, send: Send, v6: bool, served: bool) -> None:
@@ -145,24 +129,3 @@ def sent_back(two: TwoNodes) -> int:
     rules: dict[str, Any] = json.loads(subprocess.run(words, check=True, stdout=PIPE).stdout)
     found = [item["rule"]["expr"] for item in rules["nftables"] if "rule" in item]
     return sum(part["counter"]["packets"] for expr in found for part in expr if "counter" in part)
-
-
-def test_it_is_shown(vips: Vips) -> None:
-    """By `explain`, `services get` and the verdicts' counters."""
-    two, address = vips.two, WEB.balancer[0]
-    two.publish(two.service("web", 10, two.there))
-    said = two.ebpflb("explain", f"{address}:{UNKNOWN}", "--from", NO_HOST).stdout
-    page = answers.read(two.ebpflb("services", "get", "default/web", "-o", "json").stdout)
-    kinds = {row["frontend"]: row["kind"] for port in page["ports"] for row in port["frontends"]}
-    if vips.setting == "off":
-        assert "Address" not in kinds.values()
-        return
-    assert kinds[address] == "Address"
-    assert "no service has this port, and the route leads back" in said
-    verdict = "refused" if vips.setting == "reject" else "unknown_port"
-    before = two.verdict(verdict), two.verdict("ping_answered")
-    assert verdict in said
-    assert vips.ping(two.outside, address) == "answered"
-    vips.asked(two.outside, requests.tcp, (address, UNKNOWN))
-    assert two.verdict(verdict) > before[0]
-    assert two.verdict("ping_answered") > before[1]

@@ -62,3 +62,17 @@ def test_nodeport_source_ranges(node: PacketNode, places: Places, protocol: str)
     assert node.ingress(request).verdicts == {"translated": 1}
     pod = opening(protocol, at(places.pod, 50123), where)
     assert node.ingress(pod, "pods").verdicts == {"source_denied": 1}
+
+
+def test_services_apart(node: PacketNode, places: Places, protocol: str) -> None:
+    """The ranges of one service do not count for another."""
+    serve(node, places, "balancer", protocol, "restricted", cluster=[at(places.there, 8080)])
+    node.admit(1, places.clients)
+    words = {f"{at(places.external, 443)}/{protocol}": "external load_balancer restricted"}
+    node.publish(2, words, cluster=[at(places.there, 8080)])
+    request = opening(protocol, at(places.client, 50123), at(places.external, 443))
+    assert node.ingress(request).verdicts == {"source_denied": 1}
+    node.admit(2, f"{places.client}/{32 if places.version == 4 else 128}")
+    assert node.ingress(request).verdicts == {"translated": 1}
+    neighbour = opening(protocol, at(f"{places.client[:-1]}8", 50123), at(places.external, 443))
+    assert node.ingress(neighbour).verdicts == {"source_denied": 1}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ebpflb.entries.services import NO_PREFIX
-from tests.packet.frames import at, destination, ends, host_of, opening, reply, source
+from tests.packet.frames import at, destination, ends, host_of, reply, segment, source
 from tests.packet.node import PacketNode
 from tests.packet.places import V4, V6, Places
 from tests.packet.services import KINDS, serve
@@ -30,16 +30,16 @@ TABLE = [
     *(("client", kind, "Cluster", "L R*", "L R*", "L R*") for kind in EXTERNAL),
     *(("client", kind, "Local", "L", "L", "L") for kind in EXTERNAL),
 ]
-ROWS = pytest.mark.parametrize(("sender", "kind", "policy", "detected", "blind", "all_"), TABLE)
+SETTINGS = {"detected": 0, "blind": 1, "all": 2}  # columns of the table
 
 
-def met(node: PacketNode, places: Places, protocol: str, sender: str, where: str) -> str:
+def met(node: PacketNode, places: Places, sender: str, where: str) -> str:
     """The endpoints that a client's flows reach, and the source that they see."""
     into = "pods" if sender == "pod" else "uplink"
     found = set()
     for port in range(50_000, 50_000 + CONNECTIONS):
         client = at(getattr(places, sender), port)
-        came = node.ingress(opening(protocol, client, where), into)
+        came = node.ingress(segment(client, where), into)
         letter = "L" if host_of(destination(came.packet)) == places.here else "R"
         by = "pods" if letter == "L" else "uplink"
         left = node.egress(came.packet, by)
@@ -50,50 +50,22 @@ def met(node: PacketNode, places: Places, protocol: str, sender: str, where: str
     return " ".join(sorted(found))
 
 
-def publish(node: PacketNode, places: Places, protocol: str, kind: str, policy: str) -> str:
+def publish(node: PacketNode, places: Places, kind: str, policy: str) -> str:
     here, there = at(places.here, 8080), at(places.there, 8080)
     words = ["local"] if policy == "Local" else []
     lists: dict[str, Any] = {"cluster": [here, there], "local": [here], "here": [here]}
-    return serve(node, places, kind, protocol, *words, **lists)
+    return serve(node, places, kind, "tcp", *words, **lists)
 
 
-@ROWS
-@pytest.mark.parametrize("setting", ["detected", "blind", "all"])
-def test_table(
-    node: PacketNode,
-    places: Places,
-    sender: str,
-    kind: str,
-    policy: str,
-    detected: str,
-    blind: str,
-    all_: str,
-    setting: str,
-) -> None:
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: " ".join(row[:3]))
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_table(node: PacketNode, places: Places, row: tuple[str, ...], setting: str) -> None:
     """Every cell, under three settings."""
+    sender, kind, policy, *cells = row
     words = {"detected": "detect_local", "blind": "guard_nodeports", "all": ""}[setting]
     node.settings(*words.split() or ("detect_local", "masquerade_all"))
-    where = publish(node, places, "tcp", kind, policy)
-    expected = {"detected": detected, "blind": blind, "all": all_}[setting]
-    assert met(node, places, "tcp", sender, where) == expected
-
-
-@ROWS
-@pytest.mark.parametrize("protocol", ["udp", "sctp"])
-def test_other_protocols(
-    node: PacketNode,
-    places: Places,
-    protocol: str,
-    sender: str,
-    kind: str,
-    policy: str,
-    detected: str,
-    blind: str,
-    all_: str,
-) -> None:
-    """Every row, for datagrams too."""
-    where = publish(node, places, protocol, kind, policy)
-    assert met(node, places, protocol, sender, where) == detected
+    where = publish(node, places, kind, policy)
+    assert met(node, places, sender, where) == cells[SETTINGS[setting]]
 
 
 @pytest.mark.parametrize("kind", EXTERNAL)
@@ -103,8 +75,8 @@ def test_masquerade_here(
 ) -> None:
     """Like with kube-proxy, external clients of an endpoint on this node need SNAT too."""
     node.settings("detect_local", "masquerade_here")
-    where = publish(node, places, "tcp", kind, policy)
-    assert met(node, places, "tcp", "client", where) == endpoints
+    where = publish(node, places, kind, policy)
+    assert met(node, places, "client", where) == endpoints
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -113,16 +85,16 @@ def test_device_tells_pods(node: PacketNode, places: Places, kind: str) -> None:
     nothing = {"pods_v4": NO_PREFIX, "pods_v6": NO_PREFIX}
     node.settings("detect_local", **nothing)
     node.device("pods", V4.bridge, V6.bridge, "pods")
-    where = publish(node, places, "tcp", kind, "Local")
-    assert met(node, places, "tcp", "pod", where) == ("L" if kind == "cluster" else "L R")
-    assert met(node, places, "tcp", "remote_pod", where) == ("L*" if kind == "cluster" else "L")
+    where = publish(node, places, kind, "Local")
+    assert met(node, places, "pod", where) == ("L" if kind == "cluster" else "L R")
+    assert met(node, places, "remote_pod", where) == ("L*" if kind == "cluster" else "L")
 
 
 def test_detector_of_one_family(node: PacketNode, places: Places) -> None:
     """Without a prefix of a family its pods are not recognized, and no client is masqueraded."""
     node.settings("detect_local", **{f"pods_v{places.version}": NO_PREFIX})
-    where = publish(node, places, "tcp", "cluster", "Cluster")
-    assert met(node, places, "tcp", "client", where) == "L R"
+    where = publish(node, places, "cluster", "Cluster")
+    assert met(node, places, "client", where) == "L R"
     other = V4 if places is V6 else V6
-    where = publish(node, other, "tcp", "cluster", "Cluster")
-    assert met(node, other, "tcp", "client", where) == "L* R*"
+    where = publish(node, other, "cluster", "Cluster")
+    assert met(node, other, "client", where) == "L* R*"

@@ -13,7 +13,7 @@ from ipaddress import ip_address, ip_network
 import pytest
 
 from ebpflb.entries.services import route_key
-from tests.packet.frames import at, host_of, opening, source
+from tests.packet.frames import at, destination, host_of, opening, source
 from tests.packet.node import PacketNode
 from tests.packet.places import IPV4, Places
 from tests.packet.services import exchange, serve
@@ -88,3 +88,12 @@ def test_no_route(node: PacketNode, places: Places, listed: bool) -> None:
     with configured(f"route add unreachable {places.there}/{length} metric 5"):
         left = node.through(opening("tcp", at(places.client, 50123), where), out="tunnel")
     assert host_of(source(left)) == (OTHER[places.version] if listed else places.node)
+
+
+def test_device_without_address(node: PacketNode, places: Places, protocol: str) -> None:
+    """A flow that must be masqueraded is dropped at a device that has no address for it."""
+    where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
+    came = node.ingress(opening(protocol, at(places.client, 50123), where))
+    left = node.egress(came.packet, "tunnel")
+    assert (left.action, left.verdicts) == ("drop", {"ports_exhausted": 1})
+    assert destination(node.egress(came.packet, "uplink").packet) == at(places.there, 8080)

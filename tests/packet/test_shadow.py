@@ -4,10 +4,12 @@ is counted. So they do until the first programs are at every device: the reply t
 request may come in at a device that has no program yet.
 """
 
+import pytest
+
 from tests.packet.frames import at, ends, opening, reply
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
-from tests.packet.services import ping, serve
+from tests.packet.services import serve
 
 
 def test_new_requests(node: PacketNode, places: Places, protocol: str) -> None:
@@ -32,21 +34,15 @@ def test_requests_of_the_node(node: PacketNode, places: Places, protocol: str) -
         assert node.egress(request, into=None) == ("pass", bytes(request), {verdict: 1})
 
 
-def test_pings(node: PacketNode, places: Places) -> None:
-    """A ping to a cluster IP goes on to whatever answers it with kube-proxy."""
-    serve(node, places, "cluster", cluster=[at(places.there, 8080)])
-    node.settings("detect_local", "shadow")
-    request = ping(places, places.cluster_ip, 56)
-    assert node.ingress(request, "pods") == ("pass", bytes(request), {"refused": 1})
-
-
-def test_known_flows(node: PacketNode, places: Places, protocol: str) -> None:
+@pytest.mark.parametrize("setting", ["shadow", "attaching"])
+def test_known_flows(node: PacketNode, places: Places, protocol: str, setting: str) -> None:
     """Connections from before go on, in both directions."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     client = at(places.client, 50123)
     request = node.through(opening(protocol, client, where))
-    node.settings("detect_local", "shadow")
+    node.settings("detect_local", setting)
     assert ends(node.through(reply(request))) == f"{where} > {client}"
+    assert ends(node.through(opening(protocol, client, where))) == ends(request)
 
 
 def test_no_new_flow_while_attaching(node: PacketNode, places: Places, protocol: str) -> None:
@@ -61,14 +57,3 @@ def test_no_new_flow_while_attaching(node: PacketNode, places: Places, protocol:
     node.settings("detect_local")
     request = opening(protocol, at(places.client, 50123), where)
     assert node.ingress(request).verdicts == {"translated": 1}
-
-
-def test_known_flow_while_attaching(node: PacketNode, places: Places, protocol: str) -> None:
-    """Flows that are known go on: an earlier agent's, after a crash during its first start."""
-    where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
-    client = at(places.client, 50123)
-    request = node.through(opening(protocol, client, where))
-    node.settings("detect_local", "attaching")
-    assert ends(node.through(reply(request))) == f"{where} > {client}"
-    again = node.through(opening(protocol, client, where))
-    assert ends(again) == ends(request)

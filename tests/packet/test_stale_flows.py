@@ -13,7 +13,7 @@ import pytest
 from tests.packet.frames import at, chunk, datagram, destination, ends, opening, reply, segment
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
-from tests.packet.services import KINDS, address, serve, written
+from tests.packet.services import KINDS, serve, written
 
 STATES = ("serving", "leaving", "gone")
 PORTS = (8080, 9090)  # as before, or the target port has changed
@@ -62,28 +62,6 @@ def test_endpoint_changes(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_never_translated(node: PacketNode, places: Places, kind: str) -> None:
-    """A flow that began before anything was programmed is served as soon as something is."""
-    client, where = at(places.client, 50123), address(places, kind)
-    request = datagram(client, where)
-    first = node.ingress(request)
-    assert first.verdicts == {"unallocated" if kind == "cluster" else "passed": 1}
-    serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
-    assert destination(node.through(request)) == at(places.there, 5353)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_unready_at_first(node: PacketNode, places: Places, kind: str) -> None:
-    """A client that sends before any endpoint is ready reaches the first one that is."""
-    client = at(places.client, 50123)
-    where = serve(node, places, kind, "udp")
-    request = datagram(client, where)
-    assert node.ingress(request).verdicts == {"refused": 1}
-    serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
-    assert destination(node.through(request)) == at(places.there, 5353)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_nobody_left(node: PacketNode, places: Places, kind: str) -> None:
     """A flow is refused if its service has no endpoint left; kube-proxy keeps the dead one."""
     where = serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
@@ -104,13 +82,3 @@ def test_deleted_service(node: PacketNode, places: Places, kind: str) -> None:
         node.publish(1, [])
         came = node.ingress(next_packet(protocol, client, where))
         assert came.verdicts == {verdict: 1}
-
-
-def test_unrelated_flow_to_a_node_port(node: PacketNode, places: Places) -> None:
-    """A flow to the same port number of another host is no flow of the NodePort's."""
-    serve(node, places, "nodeport", "udp", cluster=[at(places.there, 5353)])
-    request = datagram(at(places.pod, 50123), at(places.other_node, 30080))
-    assert node.ingress(request, "pods").verdicts == {"passed": 1}
-    serve(node, places, "nodeport", "udp", cluster=[at(places.elsewhere, 5353)])
-    assert node.ingress(request, "pods").verdicts == {"passed": 1}
-    assert not node.flows("udp")

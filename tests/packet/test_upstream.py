@@ -13,7 +13,7 @@ import pytest
 from tests.packet.cluster import Cluster
 from tests.packet.frames import at
 from tests.packet.node import PacketNode
-from tests.packet.places import IPV4, Places
+from tests.packet.places import Places
 
 FLOWS = [("pod", "cluster"), ("client", "cluster")] + [
     (sender, kind) for sender in ("pod", "client") for kind in ("external", "balancer", "nodeport")
@@ -65,27 +65,6 @@ def test_cluster_ip(cluster: Cluster, places: Places) -> None:
     cluster.endpoints("a", "c", "d")
     assert cluster.outcome_of("pod", where(places, "cluster")) == "a c d"
     assert cluster.outcome_of("a", where(places, "cluster")) == "a* c d"
-
-
-def test_target_port(tcp: Cluster, places: Places) -> None:
-    """The slice has the endpoint's port; two slices with different ports both count (2)."""
-    tcp.service(ports=[{"name": "p", "port": 80}])
-    tcp.endpoints("a", ports=[{"name": "p", "port": 9090}])
-    assert tcp.outcome_of("pod", where(places, "cluster")) == "a"
-    (slot,) = {backend.port for _, backend in tcp.node.maps["slots"].items() if backend.id}
-    assert slot == 9090
-
-
-def test_protocols_of_one_port(tcp: Cluster, places: Places) -> None:
-    """TCP, UDP and SCTP of one number are three service ports, each with its own target (1.4)."""
-    names = ("TCP", "UDP", "SCTP")
-    tcp.service(ports=[{"name": p.lower(), "port": 80, "protocol": p} for p in names])
-    for letter, p in zip("acd", names, strict=True):
-        ports = [{"name": p.lower(), "port": 9000, "protocol": p}]
-        tcp.endpoints(letter, ports=ports)
-        assert tcp.outcome_of("pod", where(places, "cluster"), p.lower()) == letter
-        for other in set(names) - {p}:
-            assert tcp.outcome_of("pod", where(places, "cluster"), other.lower()) == "refused"
 
 
 def test_wrong_port_or_protocol(tcp: Cluster, places: Places) -> None:
@@ -146,19 +125,24 @@ def test_source_ranges_precede_the_short_circuit(tcp: Cluster, places: Places) -
     assert tcp.outcome_of("pod", where(places, "external")) == "a c"
 
 
-def test_source_ranges_of_the_other_family(tcp: Cluster, places: Places) -> None:
-    """Ranges of the other family alone exclude no client (1.4)."""
-    public(tcp, loadBalancerSourceRanges=["2001:db8::/32" if places.version == 4 else "10.0.0.0/8"])
-    tcp.endpoints("c")
-    assert tcp.outcome_of("other_client", where(places, "balancer")) == "c*"
-
-
 def test_node_port_of_another_node(cluster: Cluster, places: Places) -> None:
     """Another node's NodePort is not intercepted: the packet goes on to that node (4)."""
     public(cluster)
     cluster.endpoints("a")
     for sender in ("pod", "client"):
         assert cluster.outcome_of(sender, at(places.other_node, 30080)) == "left alone"
+
+
+def test_protocols_of_one_port(tcp: Cluster, places: Places) -> None:
+    """TCP, UDP and SCTP of one number are three service ports, each with its own target (1.4)."""
+    names = ("TCP", "UDP", "SCTP")
+    tcp.service(ports=[{"name": p.lower(), "port": 80, "protocol": p} for p in names])
+    for letter, p in zip("acd", names, strict=True):
+        ports = [{"name": p.lower(), "port": 9000, "protocol": p}]
+        tcp.endpoints(letter, ports=ports)
+        assert tcp.outcome_of("pod", where(places, "cluster"), p.lower()) == letter
+        for other in set(names) - {p}:
+            assert tcp.outcome_of("pod", where(places, "cluster"), other.lower()) == "refused"
 
 
 def test_shared_address(tcp: Cluster, places: Places) -> None:
@@ -175,33 +159,6 @@ def test_shared_address(tcp: Cluster, places: Places) -> None:
     assert tcp.outcome_of("pod", at(places.balancer, 80)) == "a*"
     assert tcp.outcome_of("pod", at(places.balancer, 81)) == "c*"
     assert tcp.outcome_of("pod", at(places.balancer, 80), "udp") == "d*"
-
-
-@pytest.mark.parametrize(("mode", "served"), [("Proxy", False), ("VIP", True), (None, True)])
-def test_ip_mode(tcp: Cluster, places: Places, mode: str | None, served: bool) -> None:
-    """A packet to a VIP of the mode Proxy passes (1.4)."""
-    entry = {"ip": places.balancer} | ({"ipMode": mode} if mode else {})
-    public(tcp, ingress=[entry])
-    tcp.endpoints("c")
-    found = "c*" if served else "left alone"
-    assert tcp.outcome_of("client", where(places, "balancer")) == found
-
-
-@IPV4
-def test_sloppy_addresses(tcp: Cluster, places: Places) -> None:
-    """Leading zeros are decimal wherever a Service holds an address or a range (1.4)."""
-    public(
-        tcp,
-        clusterIPs=["172.030.000.010"],
-        externalIPs=["203.000.113.020"],
-        ingress=[{"ip": "203.0.113.010"}],
-        loadBalancerSourceRanges=["198.051.100.000/024"],
-    )
-    tcp.endpoints("c")
-    assert tcp.outcome_of("pod", where(places, "cluster")) == "c"
-    assert tcp.outcome_of("client", where(places, "external")) == "c*"
-    assert tcp.outcome_of("client", where(places, "balancer")) == "c*"
-    assert tcp.outcome_of("other_client", where(places, "balancer")) == "dropped"
 
 
 def test_repeated_changes(tcp: Cluster, places: Places) -> None:
