@@ -3,6 +3,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -59,6 +60,19 @@ def test_the_next_connection_goes_to_the_backend_with_fewer(node: NativeNode) ->
         loads = [load(node, 1, backend) for backend in BACKENDS[:2]]
         assert sum(loads) == number
         assert max(loads) - min(loads) == number % 2
+
+
+def test_any_other_backend_may_be_the_second(node: NativeNode) -> None:
+    """By the rest of the first draw: here the second of three is always drawn first."""
+    served(node)
+    met = set()
+    for number in range(2**32 // 3 + 1, 2 * 2**32 // 3, 2**27):
+        for backend, open_ in zip(BACKENDS, (0, 1, 2), strict=True):
+            id = node.backend_id(1, backend)
+            node.put("backend_loads", id, node.kernel.get("backend_loads", id)._replace(open=open_))
+        node.kernel.dice = partial(int, number)
+        met.add(node.socket().connect(LEAST).place)
+    assert met == {*BACKENDS[:2]}
 
 
 def test_released_sockets_make_space_at_their_backend(node: NativeNode) -> None:

@@ -117,3 +117,17 @@ def test_each_list_draws_of_its_own_part_of_the_table(node: NativeNode) -> None:
         node.put("services", frontend(each), entry._replace(table=Range(0, 7)))
     met = [{node.socket().connect(to).place for _ in range(50)} for to in frontends]
     assert met == [{backends(4)[0]}, {backends(2)[1]}]
+
+
+@given(number=some.integers(0, 2**32 - 1), below=some.integers(0, 2**32 - 1))
+def test_the_rest_of_a_draw_decides_between_the_two_slots_of_a_place(
+    new_node: Callable[[], NativeNode], number: int, below: int
+) -> None:
+    """A table with one place leaves the number that was drawn as the rest."""
+    node = new_node()
+    node.publish(1, {WEB: "by_tuple"}, cluster=backends(2))
+    service = node.kernel.get("services", frontend(WEB))
+    node.put("choices", 0, Choice(service.cluster.base, service.cluster.base + 1, below))
+    node.put("services", frontend(WEB), service._replace(table=Range(0, 1)))
+    node.kernel.dice = lambda: number
+    assert node.socket().connect(WEB).place == backends(2)[number >= below]
