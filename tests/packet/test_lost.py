@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from ebpflb.kernel import bpf
 from tests.packet.frames import at, destination, ends, opening, reply, segment
 from tests.packet.node import PacketNode, spelled
 from tests.packet.places import Places
@@ -18,28 +17,6 @@ def evict(node: PacketNode, protocol: str, entry: str) -> None:
     found = [key for key, _ in table.items() if spelled(key) == entry]
     assert found
     table.delete(found)
-
-
-def test_slots_of_another(node: PacketNode, places: Places, protocol: str) -> None:
-    """Slots that were given to another service are noticed, read again, and not used."""
-    where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
-    slots = node.maps["slots"]
-    slots.write([(0, slots.get(0)._replace(service=2))])
-    came = node.ingress(opening(protocol, at(places.pod, 50123), where), "pods")
-    assert came.action == "drop"
-    assert came.verdicts == {"retried": 1, "recycled": 1}
-    assert not node.flows(protocol)
-
-
-def test_recycled_frontend(node: PacketNode, places: Places, protocol: str) -> None:
-    """A map element that names another frontend is read again, and not used."""
-    where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
-    services = node.maps["services"]
-    ((key, service),) = services.items()
-    _, foreign = services.packed(key._replace(port=81), service)
-    bpf.map_update(services.fd, services.key.pack(key), foreign)
-    came = node.ingress(opening(protocol, at(places.pod, 50123), where), "pods")
-    assert (came.action, came.verdicts) == ("drop", {"retried": 1, "recycled": 1})
 
 
 @pytest.mark.parametrize("protocol", ["udp", "sctp"])

@@ -1,24 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A packet whose entry was given to another flow meanwhile is dropped, never sent elsewhere."""
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from ebpflb.entries.flows import Hook
 from ebpflb.kernel import bpf
-from ebpflb.kernel.maps.layout import MAPS
-from ebpflb.kernel.programs import loader
-from ebpflb.kernel.programs.compiler import Compiled
-from tests.packet.conftest import loaded
-from tests.packet.frames import Ether, at, datagram, destination, ends, opening, reply
+from tests.packet.frames import at, ends, opening, reply
 from tests.packet.network import routed_from
 from tests.packet.node import Outcome, PacketNode
-from tests.packet.places import V4, Places
+from tests.packet.places import Places
 from tests.packet.services import serve
-
-CLIENTS, ROUNDS = 150, 20
 
 
 @pytest.fixture
@@ -53,38 +44,6 @@ def test_entries_of_others_are_not_believed(
     assert dropped(node.ingress(opening(protocol, client, where)))
     came = node.ingress(answer)
     assert dropped(came) or dropped(node.egress(came.packet))
-
-
-@pytest.fixture
-def crowded(compiled: Compiled, devices: dict[str, int]) -> Iterator[PacketNode]:
-    """A node with such small flow tables that entries are evicted all the time."""
-    small = {name: MAPS[name]._replace(entries=64) for name in ("tcp_flows", "other_flows")}
-    with loaded(compiled, **small) as found:
-        yield PacketNode(*found, devices)
-
-
-def test_eviction_at_full_speed_translates_nothing_wrong(crowded: PacketNode) -> None:
-    """Two threads open and follow flows through a table that is much too small for them."""
-    backends = [at(V4.there, 8080), at(V4.elsewhere, 8080)]
-    frontends = [at(V4.cluster_ip, port) for port in (80, 81)]
-    for service in (1, 2):
-        text = f"{frontends[service - 1]}/udp"
-        crowded.publish(service, [text], cluster=[backends[service - 1]])
-
-    def ask(way: int) -> set[str]:
-        """Return the destinations of the datagrams of one thread's clients."""
-        clients = [at(V4.pod, 20_000 + 2 * number + way) for number in range(CLIENTS)]
-        frames = [bytes(datagram(client, frontends[way])) for client in clients] * ROUNDS
-        ifindex = crowded.devices["uplink"]
-        ran = [
-            loader.run_program(crowded.hooks["ingress"], each, ifindex=ifindex) for each in frames
-        ]
-        passed = {each.packet for each in ran if each.retval == loader.PASS}
-        return {destination(Ether(packet)) for packet in passed}
-
-    with ThreadPoolExecutor(2) as threads:
-        assert list(threads.map(ask, (0, 1))) == [{backends[0]}, {backends[1]}]
-    assert crowded.flow_counters("udp")[0] > 64
 
 
 def test_a_reply_is_not_redirected_by_the_entry_of_another(

@@ -80,14 +80,6 @@ def test_end_of_what_nobody_has_answered(node: PacketNode, client: str, where: s
     assert ended(node) == {"fin"}
 
 
-@pytest.mark.parametrize("numbers", [{"seq": 1001 + NEAR - 1}, {"seq": 1002, "ack": 5002 - NEAR}])
-def test_lost_before(node: PacketNode, client: str, where: str, numbers: dict[str, int]) -> None:
-    """A FIN may follow as much lost data as a sender keeps, and so may what it acknowledges."""
-    shake(node, client, where)
-    node.through(segment(client, where, "FA", **{k: v % 2**32 for k, v in numbers.items()}))
-    assert ended(node) == {"fin"}
-
-
 def test_another_attempt(node: PacketNode, client: str, where: str) -> None:
     """A client that tries again with other numbers, before it was answered, is followed."""
     node.through(reply(node.through(segment(client, where, seq=77_000))))
@@ -121,17 +113,6 @@ def test_numbers_are_not_known(node: PacketNode, client: str, where: str, flags:
         table.write([(key, flow._replace(end=0, acknowledged=0, asked=0))])
     node.through(segment(client, where, flags, seq=77_777, ack=88_888))
     assert ended(node) == {"rst" if flags == "R" else "fin"}
-
-
-def test_forged_opening(node: PacketNode, client: str, where: str) -> None:
-    """A SYN does not bring numbers of its own into a connection that is established."""
-    shake(node, client, where)
-    node.through(segment(client, where, "S", seq=700_000_000))
-    node.through(segment(client, where, "R", seq=700_000_001))
-    node.through(segment(client, where, "FA", seq=700_000_001))
-    assert ended(node) == set()
-    node.through(segment(client, where, "FA"))
-    assert ended(node) == {"fin"}
 
 
 def later(node: PacketNode, client: str, where: str, flags: str) -> Packet:
