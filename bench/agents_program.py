@@ -75,7 +75,7 @@ def run_agent(library: Library, url: str, folder: Path) -> None:
         source = ApiSource(inbox.put, node_name=NODE, master=url)
         inbox.put(devices(1))
         life = Life(
-            *(bpffs.root(node.kernel), folder, inbox, source, Metrics(), time.monotonic, SPECS),
+            *(bpffs.root(node.kernel), folder, inbox, Metrics(), time.monotonic, SPECS),
             lambda maps: idle_workers(maps, inbox),
             lambda drifts: None,
         )
@@ -84,6 +84,7 @@ def run_agent(library: Library, url: str, folder: Path) -> None:
             stack.enter_context(patch.object(loop, "time", time))  # the simulation's does not sleep
             stack.enter_context(patch.object(files, "replace", REPLACE))  # of the status
             stack.enter_context(loop.startup())
+            source.start()
             life.agent.run()
 
 

@@ -10,14 +10,19 @@ reported.
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from ebpflb.agent.netfilter_sync import NetfilterSync
+from ebpflb.agent.engine import NetfilterSync
+from ebpflb.agent.loop import Ask, Part
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.service_sync import ServiceSync
-from ebpflb.errors import EbpflbError, in_words, log_once
+from ebpflb.cluster.source import Emit, Source, make_source
+from ebpflb.errors import ClusterError, EbpflbError, in_words, log_once
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.netfilter import flowtable
@@ -25,7 +30,24 @@ from ebpflb.kernel.netfilter.elements import Change
 from ebpflb.kernel.netfilter.table import TABLE
 from ebpflb.kernel.netfilter.watch import NatWatch
 from ebpflb.model import events
-from ebpflb.model.events import Drift, Part
+from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.events import (
+    MAX_LISTED,
+    AuditAnswer,
+    AuditReport,
+    Changed,
+    Disturbed,
+    Drift,
+    Event,
+    Kind,
+    Removed,
+    Replaced,
+    SourceStatus,
+    Together,
+    named,
+)
+from ebpflb.model.services import KUBERNETES
+from ebpflb.options import REPORT, Options
 from ebpflb.plan import comparison
 from ebpflb.plan.comparison import Wrong
 from ebpflb.serve.agent_lock import AgentLock
@@ -165,11 +187,11 @@ class TableCheck:
     def steps(self) -> Iterator[list[Drift]]:
         put_back = self._watch.put_back
         if put_back > self._reported:
-            yield [Drift(Part.TABLE, str(TABLE), _REMOVED)]
+            yield [Drift(events.Part.TABLE, str(TABLE), _REMOVED)]
         self._reported = put_back
-        yield [Drift(Part.TABLE, str(TABLE), said) for said in self._watch.lacking]
+        yield [Drift(events.Part.TABLE, str(TABLE), said) for said in self._watch.lacking]
         differs = self._watch.take_differs()
-        yield [Drift(Part.FLOWTABLE, str(flowtable.TABLE), said) for said in differs]
+        yield [Drift(events.Part.FLOWTABLE, str(flowtable.TABLE), said) for said in differs]
 
     def repair(self) -> None:
         """Do nothing: the watch has already repaired it."""
@@ -193,7 +215,7 @@ class ElementsCheck:
         for changes in self._netfilter.compare():
             wrong = [each for each in changes if not self._is_quarantined(each)]
             self._wrong += wrong
-            yield [Drift(Part.TABLE, f"{TABLE}: {each}", "") for each in wrong]
+            yield [Drift(events.Part.TABLE, f"{TABLE}: {each}", "") for each in wrong]
 
     def repair(self) -> None:
         wrong, self._wrong = self._wrong, []
@@ -340,8 +362,11 @@ class RepeatedCheck:
         self._retry = min(2 * self._retry, self.check.period)
 
 
-class Audit:
-    """All checks; the loop calls ``turn`` in each of its turns."""
+class Audit(Part):
+    """All checks."""
+
+    name = "audit"
+    takes = (Disturbed,)
 
     def __init__(
         self,
@@ -363,10 +388,13 @@ class Audit:
         """When ``turn`` has something to do, by the clock."""
         return min(each.due for each in self.passes.values())
 
-    def wake(self, check: str) -> None:
-        """Note that something may be gone that this check compares."""
-        if check in self.passes:
-            self.passes[check].wake()
+    def take(self, message: Disturbed) -> None:
+        """Note that something may be gone that a check compares."""
+        if message.check in self.passes:
+            self.passes[message.check].wake()
+
+    def status(self) -> Mapping[str, Any]:
+        return {"drift": named(self.drift), "audit_errors": self.errors}
 
     def begin_now(self) -> dict[str, int]:
         """Begin all comparisons now; return their numbers."""
@@ -390,3 +418,173 @@ class Audit:
     def errors(self) -> dict[str, str]:
         """Check -> why it cannot compare, or cannot correct a difference."""
         return {name: each.error for name, each in self.passes.items() if each.error}
+
+
+# The audit for `ebpflb doctor`: the cluster's objects, then everything that the audit compares.
+#
+# A fresh list of the agent's own source is compared with the objects that the loop has. An event
+# may be on its way, so only what differs twice counts, and only if no event has come in between.
+
+LIST_SECONDS = 30.0
+AGAIN_SECONDS = 1.0  # until what differs is compared again
+CHECK_SECONDS = 10.0  # for the checks of the audit; in a large cluster they take longer
+POLL_SECONDS = 0.1
+KEPT_SECONDS = 5.0  # for a doctor that asks again; then its result is of the past
+_NAME = "doctor audit"
+_NOT_NEEDED = "/servicecidrs"  # older roles do not allow them
+
+_Objects = Mapping[str, object]  # by kind and name
+
+
+class DoctorAudit(Part):
+    """``differ``: object -> how the agent's copy differs; written by the loop."""
+
+    def __init__(self, options: Options, ask: Ask, cluster: ClusterState, audit: Audit) -> None:
+        """``ask`` belongs to the inbox."""
+        self.differ: Mapping[str, str] = {}
+        self._options, self._ask, self._cluster, self._audit = options, ask, cluster, audit
+        self._thread: threading.Thread | None = None
+        self._made: tuple[float, AuditReport] | None = None
+
+    name = _NAME
+
+    def status(self) -> Mapping[str, Any]:
+        return {"objects_differ": self.differ}
+
+    def poll(self) -> AuditAnswer:
+        """Return the report that is ready; if there is none, one is being made from now on."""
+        made, self._made = self._made, None
+        if made and time.monotonic() - made[0] < KEPT_SECONDS:
+            return AuditAnswer(made[1])
+        if not (self._thread and self._thread.is_alive()):
+            self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
+            self._thread.start()
+        return AuditAnswer()
+
+    def _run(self) -> None:
+        def make() -> None:
+            with suppress(TimeoutError):  # the loop does not answer: doctor asks again
+                self._made = time.monotonic(), self.report()
+
+        parts.attempt(_NAME, make)
+
+    def report(self) -> AuditReport:
+        """Compare now. Raises TimeoutError if the loop does not answer."""
+        not_listed = self._compare_objects()
+        wanted = self._ask(self._audit.begin_now)
+        until = time.monotonic() + CHECK_SECONDS
+        while self._ask(lambda: self._audit.unfinished(wanted)):
+            if time.monotonic() >= until:
+                break
+            time.sleep(POLL_SECONDS)
+        return self._ask(lambda: self._report(wanted, not_listed))
+
+    def _report(self, wanted: Mapping[str, int], not_listed: str) -> AuditReport:
+        audit = self._audit
+        return AuditReport(
+            drift=audit.drift[:MAX_LISTED],
+            errors=audit.errors,
+            unfinished=audit.unfinished(wanted),
+            objects=dict(self.differ),
+            not_listed=not_listed,
+            repairs=self._options.audit != REPORT,
+        )
+
+    def _compare_objects(self) -> str:
+        """Compare the objects; return why they could not be listed, or ""."""
+        first = second = self._ask(lambda: _copy(self._cluster))
+        found: dict[str, str] = {}
+        for is_again in (False, True):
+            if is_again and not found:
+                break
+            time.sleep(AGAIN_SECONDS if is_again else 0)
+            try:
+                fresh = _copy(listed(self._options))
+            except ClusterError as error:
+                return str(error)
+            first, second = second, self._ask(lambda: _copy(self._cluster))
+            now = dict(_differences(second, fresh))
+            found = {
+                name: how
+                for name, how in now.items()
+                if not is_again or (name in found and first.get(name) is second.get(name))
+            }
+        self._ask(lambda: setattr(self, "differ", dict([*found.items()][:MAX_LISTED])))
+        return ""
+
+
+def _copy(cluster: ClusterState) -> _Objects:
+    """Return the valid objects; slices of the API servers may be held back on purpose."""
+    valid = cluster.invalid.keys()
+    found: dict[str, object] = {
+        f"Service {key}": ports
+        for key, ports in cluster.services.items()
+        if (Kind.SERVICE, key) not in valid
+    }
+    for key, stored in cluster.slices.items():
+        if stored.service != KUBERNETES and (Kind.ENDPOINT_SLICE, key) not in valid:
+            found[f"EndpointSlice {key}"] = stored
+    return found | ({f"Node {cluster.node_name}": cluster.node} if cluster.node else {})
+
+
+def _differences(ours: _Objects, fresh: _Objects) -> Iterator[tuple[str, str]]:
+    for name in sorted(ours.keys() | fresh.keys()):
+        if name not in ours:
+            yield name, "the agent does not know it"
+        elif name not in fresh:
+            yield name, "was deleted, but the agent still has it"
+        elif ours[name] != fresh[name]:
+            yield name, "the agent has an outdated copy"
+
+
+def listed(options: Options) -> ClusterState:
+    """Return the state of the cluster by a fresh list.
+
+    Raises ClusterError, with the last reason, if the lists are not complete within LIST_SECONDS,
+    and as soon as a list that is needed is forbidden.
+    """
+    cluster = ClusterState(
+        options.node_name, bind_address=options.bind_address, admission=options.admission
+    )
+    inbox = SimpleQueue[Event | Together]()
+    source = _source(options, inbox.put)
+    source.start()
+    try:
+        _receive(inbox, cluster, options.source)
+    finally:
+        source.stop()
+    return cluster
+
+
+def _source(options: Options, emit: Emit) -> Source:
+    name = options.node_name
+    if options.manifests:
+        return make_source(emit, node_name=name, manifests=options.manifests)
+    from ebpflb.cluster.api_servers import ApiServers
+    from ebpflb.cluster.list_watch import NEWEST
+
+    return make_source(
+        emit,
+        node_name=name,
+        manifests=None,
+        kubeconfig=options.kubeconfig,
+        master=options.master,
+        servers=ApiServers(options.api_servers),
+        first_version=NEWEST,
+    )
+
+
+def _receive(inbox: SimpleQueue[Event | Together], cluster: ClusterState, source: str) -> None:
+    until, reason = time.monotonic() + LIST_SECONDS, "no answer"
+    while not cluster.complete:
+        try:
+            event = inbox.get(timeout=max(0.0, until - time.monotonic()))
+        except Empty:
+            raise ClusterError(f"{source} cannot be listed: {reason}") from None
+        for each in event.events if isinstance(event, Together) else (event,):
+            if isinstance(each, Replaced | Changed | Removed):
+                cluster.apply(each)
+            elif isinstance(each, SourceStatus):
+                reason = each.error or reason
+                is_needed = not each.source.endswith(_NOT_NEEDED)
+                until = -math.inf if each.is_forbidden and is_needed else until

@@ -7,36 +7,42 @@ from contextlib import ExitStack, contextmanager
 from typing import NamedTuple, Protocol
 
 from ebpflb import stopping
-from ebpflb.agent import engine_choice, loop
-from ebpflb.agent.api_servers import ApiServersFile
+from ebpflb.agent import engine, loop
 from ebpflb.agent.audit import (
     ELEMENTS_NAME,
     TABLE_NAME,
     Audit,
-    AuditCheck,
+    DoctorAudit,
     ElementsCheck,
     HooksCheck,
     MapsCheck,
     TableCheck,
 )
-from ebpflb.agent.canary_sync import local_pages
-from ebpflb.agent.doctor_audit import DoctorAudit
-from ebpflb.agent.endpoint_health import EndpointHealthSync, EndpointWatch
-from ebpflb.agent.engine_choice import EngineChoice
-from ebpflb.agent.loop import Agent, DevicesAttached, Inbox, Stop
+from ebpflb.agent.canary_sync import CanaryRequests, CanarySync, UplinkCanary
+from ebpflb.agent.endpoint_health import EndpointWatch
+from ebpflb.agent.engine import EngineChoice, NetfilterSync
+from ebpflb.agent.inspection import Inspection, answer, local_pages
+from ebpflb.agent.loop import Agent, Inbox, Stop
 from ebpflb.agent.missed_ends import EndedConnections, UnreleasedSockets
 from ebpflb.agent.monitoring import Monitoring
-from ebpflb.agent.netfilter_sync import NetfilterSync
-from ebpflb.agent.node_local import NodeLocalSync, NodeLocalWatch, answering_in
+from ebpflb.agent.node_local import NodeLocalWatch, answering_in
 from ebpflb.agent.node_readiness import NodeReadiness
-from ebpflb.agent.node_sync import HostChanges, NodeSync, flow_timeouts
+from ebpflb.agent.node_sync import HostChanges, NodeSync, ProgramLoader, flow_timeouts
 from ebpflb.agent.on_removal.reset_worker import ConnectionsReset, ResetWorker
 from ebpflb.agent.on_removal.resets import ConntrackConnections, FlowConnections, SocketConnections
-from ebpflb.agent.program_loader import ProgramLoader
-from ebpflb.agent.reporter import Reporter
+from ebpflb.agent.reporter import (
+    ApiServersFile,
+    BesideKubeProxy,
+    Publisher,
+    Recorder,
+    Reporter,
+    SourceErrors,
+    Stale,
+    Told,
+)
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale_udp.worker import StaleUdpWorker
-from ebpflb.agent.uplink_canary import UplinkCanary
+from ebpflb.agent.sync import DevicesAttached, Sync
 from ebpflb.cluster.api_servers import ApiServers
 from ebpflb.cluster.event_recorder import (
     EventRecorder,
@@ -59,14 +65,16 @@ from ebpflb.kernel.node.device_watch import DeviceWatch
 from ebpflb.kernel.node.namespaces import Namespaces
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import FrameProgram
-from ebpflb.model.api_servers import KeptApiServers, Reached
+from ebpflb.model.api_servers import KeptApiServers
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.events import Disturbed
+from ebpflb.model.events import Disturbed, in_force
+from ebpflb.model.facts import Fact, Observed
 from ebpflb.model.nodes import FORWARD_AUTO
 from ebpflb.options import REPORT, Options
 from ebpflb.plan.removed_endpoints import restore_watched
 from ebpflb.serve import status
 from ebpflb.serve.agent_lock import AgentLock
+from ebpflb.serve.listener import Handler
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.metrics_pages import MetricsPages
 from ebpflb.serve.metrics_read import AgentSeen, Sources
@@ -120,11 +128,10 @@ class _Builder:
     ) -> None:
         self._options, self._lock, self._inbox, self._stack = options, lock, inbox, stack
         self._metrics = Metrics()
-        self._uplink_canary = UplinkCanary(inbox.put)
-        self._doctor_audit = DoctorAudit(options, inbox.put)
         stack.callback(self._metrics.close)
         self._api_servers = ApiServers(
-            options.api_servers, on_reached=lambda places: inbox.put(Reached(places))
+            options.api_servers,
+            on_reached=lambda places: inbox.put(Observed(Fact.REACHED_SERVERS, places)),
         )
         self._source = self._make_source()
         self._source.prepare()
@@ -133,19 +140,19 @@ class _Builder:
         missing = self._open_datapath()
         self._history = History(options.paths)
         self._history.start()
+        self._pages: dict[str, Handler] = {}  # of the local socket
         self._servers = self._make_servers(flags)
         self._engine = self._make_engine(missing)
-        self._flowtable = engine_choice.flowtable_of(options, missing)
+        self._flowtable = engine.flowtable_of(options, missing)
         self._nat_watch = self._make_nat_watch()
         self._ends = self._end_programs()
         self._cluster = self._make_cluster()
-        self._node_sync = NodeSync(
-            options, self._datapath, self._cluster, self._engine, self._flowtable
-        )
-        self._servers.health.set_in_force(self._node_sync.is_reached)
+        about = self._datapath, self._cluster
+        self._node_sync = NodeSync(options, *about, self._engine, self._flowtable)
         self._service_sync = ServiceSync(
-            self._datapath, self._cluster, self._node_sync, record_lack=self._servers.record_lack
+            *about, self._node_sync, record_lack=self._servers.record_lack
         )
+        self._sync = Sync(self._node_sync, self._service_sync, self._host)
 
     def _start(self, *workers: Works) -> None:
         """Start the workers in this order; the stack stops them."""
@@ -157,14 +164,16 @@ class _Builder:
         """Open maps, programs and engine; return why netfilter cannot serve, or None."""
         options, inbox = self._options, self._inbox
         with ThreadPoolExecutor(1, "probe") as beside:  # while the kernel allocates the maps
-            probing = beside.submit(engine_choice.probe_netfilter, options)
+            probing = beside.submit(engine.probe_netfilter, options)
             self._datapath = datapath = Datapath(
                 StateDir(options.paths.state, options.map_sizes),
                 on_attached=lambda: inbox.put(DevicesAttached()),
             )
             self._maps = datapath.maps
             self._stack.callback(datapath.close)
-            self._loader = ProgramLoader(datapath, options)
+            self._loader = ProgramLoader(
+                datapath, options, on_loaded=lambda: self._sync.programs_loaded()
+            )
             self._start(self._loader)
         missing, sctp = probing.result()
         datapath.netfilter = self._netfilter = NetfilterSync(self._maps, options, sctp=sctp)
@@ -212,7 +221,7 @@ class _Builder:
             pages,
             metrics.answered,
             families=families,
-            local=local_pages(inbox.put, self._uplink_canary.report, self._doctor_audit.poll),
+            local=local_pages(self._pages),
             waiting=lambda: inbox.age,
         )
 
@@ -259,62 +268,83 @@ class _Builder:
             bind_address=options.bind_address,
             admission=options.admission,
         )
-        cluster.set_untracked(untracked([]), ())  # what cannot be read is said by the watch
+        exempt = untracked([])  # what cannot be read is said by the watch
+        cluster.observe(Fact.UNTRACKED_DESTINATIONS, exempt.destinations)
         return cluster
 
     def started_agent(self) -> Agent:
         """Return the agent, with its workers started and its metrics connected."""
-        agent = self._agent()
+        options, inbox, sync = self._options, self._inbox, self._sync
+        reporter = Reporter(self._servers, self._metrics, sync)
+        audit = self._audit(reporter)
+        doctor = DoctorAudit(options, inbox.ask, self._cluster, audit)
+        canary = CanarySync(sync)
+        uplinks = UplinkCanary(inbox.ask, canary, self._node_sync)
+        udp, on_removal, readiness = self._stale_udp(), self._reset_worker(), self._node_readiness()
+        parts = (
+            self._loader,
+            canary,
+            sync,
+            self._service_sync,
+            self._node_sync,
+            audit,
+            doctor,
+            reporter,
+            Stale(udp, on_removal, sync),
+            uplinks,
+            Recorder(self._history, sync),
+            self._api_servers_file(),
+            SourceErrors(self._source.received),
+            Told("node readiness", lambda: {"node_not_written": readiness.error}),
+            BesideKubeProxy(options.left_to_kube_proxy),
+        )
+        self._pages |= {
+            "/v1/audit": lambda request: answer(doctor.poll()),
+            "/v1/canary/": CanaryRequests(inbox.ask, canary, uplinks.report).respond,
+            "/v1/service": Inspection(inbox.ask, sync).respond,
+        }
+        self._start_workers(udp, on_removal, uplinks)
+
+        health = self._servers.health
+        publisher = Publisher(
+            options, health, lambda: in_force(audit.drift) and self._node_sync.is_reached
+        )
+        agent = Agent(inbox, parts, sync, publisher.publish, health.turned)
         self._connect_metrics(agent)
-        options, datapath, inbox, maps = self._options, self._datapath, self._inbox, self._maps
-        sweeper = Sweeper(maps, flow_timeouts(options.conntrack), self._ends.flow.run)
-        monitoring = Monitoring(options.paths, datapath, agent.node_sync, inbox.put)
-        self._start(sweeper, UnreleasedSockets(maps, options.paths.cache))
-        self._start(agent.stale_udp, agent.on_removal, agent.uplink_canary)
-        self._start(EndedConnections(maps, options.paths.cache))
-        self._start(agent.endpoint_health.watch)
-        self._start(agent.node_local.watch, UntrackedWatch(inbox.put, agent.cluster.untracked))
-        self._start(self._servers)
-        self._start(agent.node_readiness)
-        if options.has_flowtable and options.fast_forward == FORWARD_AUTO:
-            self._start(EachPacketWatch(inbox.put))
-        self._start(kube_proxy.KubeProxyWatch(inbox.put))
-        self._start(self._nat_watch, monitoring)
-        self._metrics.socket_destroy_supported(agent.stale_udp.can_end)
+        self._metrics.socket_destroy_supported(udp.can_end)
+        self._start(
+            self._servers, readiness, DeviceWatch(inbox.put, route_sources=not probe.route_source())
+        )
         return agent
 
-    def _agent(self) -> Agent:
-        """Return the loop with everything that it calls."""
-        options, history, servers = self._options, self._history, self._servers
-        reporter = Reporter(servers, self._metrics)
-        drift_found = history.explaining(reporter.drift_found)
-        audit = Audit(self._checks(), drift_found, report_only=options.audit == REPORT)
-        self._doctor_audit.audit = audit
-        return Agent(
-            options=options,
-            inbox=self._inbox,
-            source=self._source,
-            device_watch=DeviceWatch(
-                self._inbox.put,
-                route_sources=not probe.route_source(),
-            ),
-            cluster=self._cluster,
-            node_sync=self._node_sync,
-            service_sync=self._service_sync,
-            endpoint_health=self._endpoint_health(),
-            node_local=self._node_local(),
-            node_readiness=self._node_readiness(),
-            stale_udp=self._stale_udp(),
-            uplink_canary=self._uplink_canary,
-            on_removal=self._reset_worker(),
-            reporter=reporter,
-            loader=self._loader,
-            audit=audit,
-            doctor_audit=self._doctor_audit,
-            host=self._host,
-            history=history,
-            api_servers_file=self._api_servers_file(),
+    def _start_workers(self, *others: Works) -> None:
+        options, inbox, maps = self._options, self._inbox, self._maps
+        self._endpoint_health, self._node_local = self._endpoint_watch(), self._node_local_watch()
+        self._start(
+            Sweeper(maps, flow_timeouts(options.conntrack), self._ends.flow.run),
+            UnreleasedSockets(maps, options.paths.cache),
+            *others,
+            EndedConnections(maps, options.paths.cache),
+            self._endpoint_health,
+            self._node_local,
+            UntrackedWatch(inbox.put, self._cluster.untracked),
         )
+        if options.has_flowtable and options.fast_forward == FORWARD_AUTO:
+            self._start(EachPacketWatch(inbox.put))
+        self._start(
+            kube_proxy.KubeProxyWatch(inbox.put),
+            self._nat_watch,
+            Monitoring(options.paths, self._datapath, self._node_sync, inbox.put),
+        )
+
+    def _audit(self, reporter: Reporter) -> Audit:
+        inbox, service_sync = self._inbox, self._service_sync
+        hooks = HooksCheck(self._node_sync, self._lock, lambda: inbox.put(Stop()))
+        maps = MapsCheck(self._datapath, self._node_sync, service_sync)
+        elements = ElementsCheck(self._netfilter, service_sync, maps.period)
+        checks = hooks, TableCheck(self._nat_watch, hooks.period), maps, elements
+        drift_found = self._history.explaining(reporter.drift_found)
+        return Audit(checks, drift_found, report_only=self._options.audit == REPORT)
 
     def _stale_udp(self) -> StaleUdpWorker:
         return StaleUdpWorker(
@@ -325,29 +355,28 @@ class _Builder:
             shadow=self._options.shadow,
         )
 
-    def _endpoint_health(self) -> EndpointHealthSync:
-        options = self._options
-        watch = EndpointWatch(self._maps, options.paths.cache, options.cgroup, self._inbox.put)
-        record_set_aside = self._servers.record_set_aside
-        return EndpointHealthSync(self._cluster, watch, self._history.because, record_set_aside)
+    def _endpoint_watch(self) -> EndpointWatch:
+        options, inbox = self._options, self._inbox
+        return EndpointWatch(
+            self._maps,
+            options.paths.cache,
+            options.cgroup,
+            self._cluster,
+            inbox.put,
+            inbox.ask,
+            self._servers.record_set_aside,
+        )
 
-    def _node_local(self) -> NodeLocalSync:
-        """Return the sync; listeners that an earlier agent found serve until they are asked."""
+    def _node_local_watch(self) -> NodeLocalWatch:
+        """Return the watch; listeners that an earlier agent found serve until they are asked."""
         answering = answering_in(self._service_sync.planner.actual)
-        self._cluster.set_answering(answering)
-        return NodeLocalSync(self._cluster, NodeLocalWatch(self._inbox.put, answering))
+        self._cluster.observe(Fact.ANSWERING_LISTENERS, answering)
+        return NodeLocalWatch(self._cluster, self._inbox.put, self._inbox.ask)
 
     def _node_readiness(self) -> NodeReadiness:
         options = self._options
         about = options.node_readiness, options.node_name, self._servers.health
         return NodeReadiness(*about, self._writing_server(), self._metrics.node_written)
-
-    def _checks(self) -> tuple[AuditCheck, ...]:
-        inbox, service_sync = self._inbox, self._service_sync
-        hooks = HooksCheck(self._node_sync, self._lock, lambda: inbox.put(Stop()))
-        maps = MapsCheck(self._datapath, self._node_sync, service_sync)
-        elements = ElementsCheck(self._netfilter, service_sync, maps.period)
-        return hooks, TableCheck(self._nat_watch, hooks.period), maps, elements
 
     def _api_servers_file(self) -> ApiServersFile:
         """Return the file; its API servers are asked when the agent's own are gone."""
@@ -355,7 +384,7 @@ class _Builder:
         def on_change(found: KeptApiServers) -> None:
             self._api_servers.name(found.urls)
 
-        file = ApiServersFile(self._options.paths.api_servers_file, on_change)
+        file = ApiServersFile(self._options.paths.api_servers_file, self._cluster, on_change)
         if self._options.keeps_api_servers:
             file.read()
         return file
@@ -377,7 +406,7 @@ class _Builder:
 
     def _connect_metrics(self, agent: Agent) -> None:
         """Connect the metrics to the objects that they read on request."""
-        options, aside, labels = self._options, agent.endpoint_health, agent.cluster.labels
+        options, aside, labels = self._options, self._endpoint_health, self._cluster.labels
 
         def look() -> AgentSeen:
             return AgentSeen(
@@ -385,13 +414,13 @@ class _Builder:
                 health=self._servers.health,
                 endpoints_set_aside=aside.count,
                 times_set_aside=aside.times,
-                node_local=agent.node_local.watch.counts,
+                node_local=self._node_local.counts,
                 events_dropped=self._servers.events.dropped,
             )
 
         sources = Sources(
             datapath=self._datapath,
-            planner=lambda: agent.service_sync.planner,
+            planner=lambda: self._service_sync.planner,
             agent=look,
             restored=lambda: self._nat_watch.put_back,
             series=options.service_metrics,

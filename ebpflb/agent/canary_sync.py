@@ -4,60 +4,56 @@
 Doctor connects through these service ports to an endpoint of its own. That tests the attached
 programs and the maps that they read. The canary stays for some seconds after each request, so if
 doctor is killed it soon disappears; when the agent ends, it or the next agent withdraws the canary.
-The agent uses the same service ports for its own frames (agent/uplink_canary.py). The canary takes
+The agent uses the same service ports for its own frames (UplinkCanary, below). The canary takes
 no space that a Service could need: if a map is nearly full it is refused.
 """
 
+import logging
 import math
 import secrets
+import struct
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qs
 
-from ebpflb.agent.inspection import Call, Inspection, answer, error
+from ebpflb.agent.inspection import answer, error
+from ebpflb.agent.loop import Ask, Part, Turn
 from ebpflb.agent.node_sync import NodeSync
-from ebpflb.agent.service_sync import ServiceSync
+from ebpflb.agent.sync import Sync
 from ebpflb.entries.services import Frontend
-from ebpflb.errors import EbpflbError, KernelError
-from ebpflb.model.cluster_state import ClusterState
+from ebpflb.errors import EbpflbError, KernelError, in_words
+from ebpflb.files import DOCS
+from ebpflb.kernel.netfilter.arrivals import Arrival, arrivals
+from ebpflb.kernel.netlink import Subscription
 from ebpflb.model.devices import Addresses, Device
-from ebpflb.model.events import AuditAnswer
-from ebpflb.model.services import PortName
-from ebpflb.options import Options
 from ebpflb.plan.canary import CANARY_PROTOCOLS, CanaryLease, UplinkReport, is_canary, service_ports
-from ebpflb.plan.desired import ANY, DesiredService
-from ebpflb.serve.listener import Handler, Request, Response
+from ebpflb.plan.desired import ANY
+from ebpflb.serve.listener import NOT_FOUND, Request, Response
+from ebpflb.workers import DescriptorWorker
 
 LEASE_SECONDS = 10.0
 MOST_FILLED = 0.9  # of a map
-
-CanaryPorts = Mapping[PortName, DesiredService]
 
 
 class CanaryRefused(EbpflbError):
     """The reason why there is no canary now."""
 
 
-class CanarySync:
+class CanarySync(Part):
     """Keeps the canary; called by the agent's loop. ``clock`` is a monotonic clock, in seconds."""
 
-    def __init__(
-        self,
-        options: Options,
-        cluster: ClusterState,
-        node_sync: NodeSync,
-        service_sync: ServiceSync,
-        write: Callable[[CanaryPorts], str | None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """``write``: like ServiceSync.write_canary."""
-        self._options, self._cluster, self._node_sync = options, cluster, node_sync
-        self._service_sync, self._write, self._clock = service_sync, write, clock
+    name = "canary"
+    due = math.inf  # when the canary is withdrawn
+
+    def __init__(self, sync: Sync, clock: Callable[[], float] = time.monotonic) -> None:
+        self._options, self._cluster = sync.options, sync.cluster
+        self._node_sync, self._service_sync = sync.node_sync, sync.service_sync
+        self._write, self._clock = sync.write_canary, clock
         self._id, self._nodeport = "", 0
         self._id_of_frames = ""
-        self.due = math.inf  # when the canary is withdrawn
 
     @property
     def _is_there(self) -> bool:
@@ -80,6 +76,8 @@ class CanarySync:
         if was_there and self._service_sync.complete:
             with suppress(KernelError):
                 self._write({})
+
+    turn = ended = withdraw
 
     def begin_frames(self) -> dict[Device, Addresses]:
         """Write the canary for frames; return the devices to probe, with addresses.
@@ -150,62 +148,32 @@ class CanarySync:
 #
 # /v1/canary/hold?nodeport=          writes the canary, or keeps it for some seconds more
 # /v1/canary/end
-# /v1/canary/uplinks                 probes each uplink now (agent/uplink_canary.py)
-
-
-def local_pages(
-    put: Callable[[Any], None],
-    uplinks: Callable[[], UplinkReport],
-    audit: Callable[[], AuditAnswer],
-) -> Handler:
-    """Return the handler of the local socket; ``put`` belongs to the inbox."""
-    return CanaryRequests(put, uplinks, Inspection(put, audit).respond).respond
+# /v1/canary/uplinks                 probes each uplink now
 
 
 class CanaryRequests:
-    """A handler of the local socket, before ``others``; ``put`` belongs to the inbox."""
+    """``ask`` belongs to the inbox."""
 
-    def __init__(
-        self,
-        put: Callable[[Call[CanaryLease]], None],
-        uplinks: Callable[[], UplinkReport],
-        others: Handler,
-    ) -> None:
-        self._put, self._uplinks, self._others = put, uplinks, others
+    def __init__(self, ask: Ask, canary: CanarySync, uplinks: Callable[[], UplinkReport]) -> None:
+        self._ask, self._canary, self._uplinks = ask, canary, uplinks
 
     def respond(self, request: Request) -> Response:
+        """Raises TimeoutError, and ValueError for a wrong question."""
         try:
             match request.path:
                 case "/v1/canary/hold":
-                    return answer(self._hold(_nodeport(request.query)))
+                    nodeport = _nodeport(request.query)
+                    return answer(self._ask(lambda: self._canary.hold(nodeport)))
                 case "/v1/canary/end":
-                    return answer(self._end())
+                    self._ask(self._canary.withdraw)
+                    return answer(CanaryLease(""))
                 case "/v1/canary/uplinks":
                     return answer(self._uplinks())
-        except TimeoutError:
-            return error(503, "the agent is busy or starting")
-        except ValueError as wrong:
-            return error(400, str(wrong))
         except CanaryRefused as refused:
             return error(409, str(refused))
         except EbpflbError as failed:
             return error(503, str(failed))
-        return self._others(request)
-
-    def _hold(self, nodeport: int) -> CanaryLease:
-        return self._call(lambda canary: canary.hold(nodeport))
-
-    def _end(self) -> CanaryLease:
-        def end(canary: CanarySync) -> CanaryLease:
-            canary.withdraw()
-            return CanaryLease("")
-
-        return self._call(end)
-
-    def _call(self, do: Callable[[CanarySync], CanaryLease]) -> CanaryLease:
-        call = Call(lambda cluster, planner, canary: do(canary))
-        self._put(call)
-        return call.result()
+        return NOT_FOUND
 
 
 def _nodeport(query: str) -> int:
@@ -214,3 +182,118 @@ def _nodeport(query: str) -> int:
     if not 0 < nodeport < 1 << 16:
         raise ValueError("nodeport has to be a port")
     return nodeport
+
+
+# The canary at each uplink: requests that are not translated there, although a program chose.
+#
+# A filter or program of others behind ours can send packets past netfilter, or change the field
+# that carries the choice (skb->priority). Nothing else of the agent would notice. So frames are put
+# into the ingress of each of the node's own devices (kernel/netfilter/arrivals.py): at the start,
+# after a change of the device, of its qdiscs or of its filters, for `ebpflb doctor`, and repeatedly
+# while something is wrong. Programs that others attach by tcx are noticed by doctor alone: the
+# kernel does not report them.
+
+log = logging.getLogger(__name__)
+
+SETTLE_SECONDS = 0.5  # after a change of filters, which is often several
+AGAIN_SECONDS = 10.0  # while something is wrong, or nothing can be probed
+_TRAFFIC_CONTROL = 4  # RTNLGRP_TC
+_CHANGES = {36, 37, 44, 45}  # RTM_NEWQDISC, _DELQDISC, _NEWTFILTER, _DELTFILTER
+_INDEX = struct.Struct("=4xI")  # of struct tcmsg
+
+Uplinks = Mapping[Device, Addresses]
+
+
+class UplinkCanary(DescriptorWorker, Part):
+    """``lost``: device -> what becomes of its requests; written by the loop."""
+
+    name = "uplinks"
+
+    def __init__(
+        self,
+        ask: Ask,
+        canary: CanarySync,
+        node_sync: NodeSync,
+        probe: Callable[[Uplinks], Mapping[str, Arrival]] = arrivals,
+    ) -> None:
+        """``ask`` belongs to the inbox."""
+        super().__init__(self.name)
+        self.lost: Mapping[str, str] = {}
+        self._ask, self._canary, self._node_sync, self._probe = ask, canary, node_sync, probe
+        self._uplinks: Uplinks = {}
+        self._probe_at = math.inf
+        self._one_probe = threading.Lock()
+        self._changes = Subscription(_TRAFFIC_CONTROL)
+
+    def observe(self, turn: Turn) -> None:
+        """Probe the node's devices soon if they differ from the last ones."""
+        if turn.node and (uplinks := self._node_sync.uplinks) != self._uplinks:
+            self._uplinks, self._probe_at = uplinks, time.monotonic()
+            self.wake()
+
+    def status(self) -> Mapping[str, Any]:
+        return {"choices_lost": self.lost if self._node_sync.engine.is_netfilter else {}}
+
+    def report(self) -> UplinkReport:
+        """Probe now, for doctor. Raises CanaryRefused, NodeError, KernelError or TimeoutError."""
+        found = self._probed()
+        lost = [name for name, arrival in found.items() if arrival.is_loss]
+        return UplinkReport(dict(found), lost)
+
+    def start(self) -> None:
+        self._changes.begin()
+        super().start()
+
+    def stop(self) -> None:
+        super().stop()
+        self._changes.close()
+
+    def run(self) -> None:
+        while not self.stopped.is_set():
+            wait = max(self._probe_at - time.monotonic(), 0.0)
+            if self.wait([self._changes], wait) and self._concern_uplinks():
+                self._probe_at = min(self._probe_at, time.monotonic() + SETTLE_SECONDS)
+            if time.monotonic() >= self._probe_at and not self.stopped.is_set():
+                self._turn()
+
+    def _concern_uplinks(self) -> bool:
+        """Whether the messages are about filters of an uplink, or some were lost (ENOBUFS)."""
+        taken = self._changes.take()
+        about = {_INDEX.unpack_from(it)[0] for kind, it in taken or () if kind in _CHANGES}
+        return taken is None or any(device.index in about for device in self._uplinks)
+
+    def _turn(self) -> None:
+        self._probe_at = again = time.monotonic() + AGAIN_SECONDS
+        try:
+            self._probed()
+        except (EbpflbError, OSError) as error:
+            log.debug("uplinks are not probed: %s", in_words(error))
+            return
+        if not self.lost and self._probe_at == again:
+            self._probe_at = math.inf
+
+    def _probed(self) -> Mapping[str, Arrival]:
+        """Raises CanaryRefused, NodeError, KernelError or TimeoutError."""
+        with self._one_probe:
+            if not (uplinks := self._ask(self._canary.begin_frames)):
+                return {}
+            found: Mapping[str, Arrival] | None = None
+            try:
+                found = self._probe(uplinks)
+            finally:
+                is_valid = self._ask(lambda: self._take_found(found))
+        if not is_valid:
+            raise CanaryRefused("the agent has withdrawn the canary meanwhile: try again")
+        return found
+
+    def _take_found(self, found: Mapping[str, Arrival] | None) -> bool:
+        """End the frames; return whether what was found is true. Called by the loop."""
+        if not self._canary.end_frames() or found is None:
+            return False
+        lost = {name: str(arrival) for name, arrival in found.items() if arrival.is_loss}
+        for name in lost.keys() - self.lost.keys():
+            log.error("device %s: %s: see %s/runbook.md, choices lost", name, lost[name], DOCS)
+        for name in self.lost.keys() - lost.keys():
+            log.warning("device %s: requests are translated again", name)
+        self.lost = lost
+        return True

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Endpoint health: read what programs count of failed connections, and set endpoints aside.
+"""Endpoint health: set endpoints aside to which connections from this node fail to open.
 
-Called by the agent's loop only: it takes what the watch has read, and the next sync plans the
-Services whose endpoints have changed.
+While some Service wants it, a thread keeps a program attached for the connections of sockets
+(bpf/hooks/socket_opening.c), has the programs at the devices note the connections of packets
+(bpf/path/attempt.h), and reads the counts every READ_SECONDS (bpf/core/endpoint_health.h). It
+decides by model/endpoint_health.py, and by what the loop says of the endpoints. The attached
+program has no pin: it ends with the agent, as nothing is set aside without one. Otherwise nothing
+is attached or read.
 """
 
 import logging
@@ -10,15 +14,17 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from struct import Struct
+from typing import NamedTuple
 
+from ebpflb.agent.loop import Ask
 from ebpflb.cluster.event_recorder import object_limit
 from ebpflb.entries.services import service_name
-from ebpflb.errors import EbpflbError, in_words, log_once
-from ebpflb.history.records import WriteCause
+from ebpflb.errors import EbpflbError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.bpf_map import Map, MappedArray
 from ebpflb.kernel.maps.layout import columns, ffi
@@ -27,19 +33,13 @@ from ebpflb.kernel.programs import compiler, loader, precompile
 from ebpflb.model.addresses import Family, host_port
 from ebpflb.model.annotations import HEALTH_OFF
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.endpoint_health import EndpointHealth, Outcome, Outcomes, Place
-from ebpflb.model.endpoints import UnusedReason, places
+from ebpflb.model.endpoint_health import EndpointHealth, Outcome, Place
+from ebpflb.model.endpoint_slices import StoredSlice
+from ebpflb.model.endpoints import merge, places
 from ebpflb.model.events import MAX_LISTED, Key
+from ebpflb.model.facts import Fact, Observed
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.workers import DueWorker
-
-# Read what the programs count about endpoints that do not answer (bpf/core/endpoint_health.h).
-#
-# While some Service wants it, a thread keeps a program attached for the connections of sockets
-# (bpf/hooks/socket_opening.c), has the programs at the devices note the connections of packets
-# (bpf/path/attempt.h), and reads the counts every READ_SECONDS. The attached program has no pin: it
-# ends with the agent, as nothing is set aside without one. Otherwise nothing is attached or read.
-
+from ebpflb.workers import PeriodicWorker
 
 log = logging.getLogger(__name__)
 
@@ -50,36 +50,56 @@ MOST_OUTCOMES = 64  # in one read: each may change a Service; the others stay fo
 _KEY, _SWITCH = Struct("=II"), Struct("=Q")
 _SWITCH_AT = ffi.offsetof("struct flow_gate", "endpoint_health")
 _COUNTED = columns("struct backend_health", third="Q", has_opened="I")
+_SET_ASIDE = (
+    "endpoint {} is set aside on this node for {:g} s: three clients that had reached the Service"
+    " could not open connections to it"
+)
 
 
-class EndpointWatch(DueWorker):
-    """``put`` takes the outcomes; ``clock`` is a monotonic clock, in seconds."""
+Slices = tuple[StoredSlice, ...]
+
+
+class _Listed(NamedTuple):
+    """The slices of a service port, and its endpoints that the API calls ready."""
+
+    slices: Slices
+    ready: frozenset[Place]
+
+
+class EndpointWatch(PeriodicWorker):
+    """Emits the endpoints that do not answer, after each change; ``ask`` belongs to the inbox.
+
+    ``record`` makes an Event about a Service. ``count``: how many endpoints are set aside now;
+    ``times``: how often one was, since the start. ``clock`` is a monotonic clock, in seconds.
+    """
 
     def __init__(
         self,
         maps: Mapping[str, Map],
         cache: Path,
         cgroup: Path,
-        put: Callable[[Outcomes], None],
+        cluster: ClusterState,
+        emit: Callable[[Observed], None],
+        ask: Ask,
+        record: Callable[[Key, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__("endpoint-health", clock)
-        self._maps, self._cache, self._cgroup, self._put = maps, cache, cgroup, put
-        self._is_wanted = False
-        self._due = math.inf
+        failing = "endpoints that do not answer are not noticed"
+        super().__init__("endpoint-health", READ_SECONDS, failing=failing)
+        self._maps, self._cache, self._cgroup, self._cluster = maps, cache, cgroup, cluster
+        self._emit, self._ask, self._record, self._clock = emit, ask, record, clock
         self._link: int | None = None
-        self._error = ""
+        self._rests_until = -math.inf
+        self._may_warn = object_limit(clock).allows
+        self._health = EndpointHealth()
+        self._outcomes: list[Outcome] = []  # not applied yet
+        self._listed: dict[PortName, _Listed] = {}
+        self._aside = frozenset[tuple[PortName, Place]]()  # as emitted last
+        self.times = 0
 
     @property
-    def due(self) -> float:
-        return self._due
-
-    def set(self, *, wanted: bool) -> None:
-        """Watch the endpoints, or end it."""
-        if wanted != self._is_wanted:
-            with self.changed:
-                self._is_wanted, self._due = wanted, self._clock()
-                self.changed.notify()
+    def count(self) -> int:
+        return len(self._aside)
 
     def start(self) -> None:
         self._watch_packets(watched=False)  # an earlier agent's may have been left on
@@ -90,30 +110,68 @@ class EndpointWatch(DueWorker):
         self._detach()
 
     def turn(self) -> None:
-        try:
-            self._turn()
-            self._error = ""
-        except (EbpflbError, OSError) as error:
-            line = "endpoints that do not answer are not noticed: %s"
-            self._error = log_once(log.error, line, in_words(error), self._error)
-            self._again(RETRY_SECONDS)
-
-    def _turn(self) -> None:
-        if not self._is_wanted:
-            self._detach()
-            self._again(math.inf)
+        """Raises EbpflbError or OSError; the next turns then do nothing for a while."""
+        if self._clock() < self._rests_until:
             return
-        if self._link is None:
-            self._attach()
-        outcomes = tuple(self._read())
-        if outcomes:
-            self._put(Outcomes(outcomes))
-        self._again(READ_SECONDS)
+        try:
+            self._look(is_wanted=bool(self._cluster.with_passive_health))
+        except (EbpflbError, OSError):
+            self._rests_until = self._clock() + RETRY_SECONDS
+            raise
 
-    def _again(self, seconds: float) -> None:
-        with self.changed:
-            is_asked = (self._link is None) == self._is_wanted and not self._error
-            self._due = self._clock() + (0.0 if is_asked else seconds)
+    def _look(self, *, is_wanted: bool) -> None:
+        if is_wanted and self._link is None:
+            self._attach()
+        elif not is_wanted:
+            self._detach()
+        self._outcomes += self._read() if is_wanted else ()
+        if ports := {each.port for each in self._outcomes} | set(self._health.ports):
+            with suppress(TimeoutError):  # a busy loop is asked again by the next turn
+                self._apply(self._ask(lambda: {port: self._slices(port) for port in ports}))
+
+    def _slices(self, port: PortName) -> Slices:
+        """Return the port's slices; none if its endpoints' health does not matter."""
+        ports = self._cluster.services.get(port.owner, ())
+        is_watched = any(it.name == port and it.endpoint_health != HEALTH_OFF for it in ports)
+        return self._cluster.slices_for(port.owner) if is_watched else ()
+
+    def _apply(self, listed: Mapping[PortName, Slices]) -> None:
+        """Take what was counted of these service ports."""
+        self._listed = {port: self._ready(port, slices) for port, slices in listed.items()}
+        outcomes, self._outcomes = self._outcomes, []
+        for outcome in outcomes:
+            self._take_outcome(outcome, self._listed[outcome.port].ready)
+        self._health.expire(self._clock())
+        for port, its in self._listed.items():
+            self._health.keep(port, its.ready)
+        every = ((port, place) for port in listed for place in self._health.set_aside(port))
+        if (aside := frozenset(every)) != self._aside:
+            for port, place in self._aside - aside:
+                if self._may_warn(port.owner):
+                    log.info("Service %s: endpoint %s is used again", port, host_port(*place))
+            self._aside = aside
+            self._emit(Observed(Fact.FAILING_ENDPOINTS, aside))
+
+    def _take_outcome(self, outcome: Outcome, ready: frozenset[Place]) -> None:
+        port, place = outcome.port, outcome.place
+        if outcome.has_opened:
+            self._health.opens(port, place)
+        if not outcome.has_failed:
+            return
+        if seconds := self._health.fails(port, place, ready, self._clock()):
+            self.times += 1
+            note = _SET_ASIDE.format(host_port(*place), seconds)
+            if self._may_warn(port.owner):
+                log.warning("Service %s: %s", port, note)
+                self._record(port.owner, note)
+
+    def _ready(self, port: PortName, slices: Slices) -> _Listed:
+        """Return the endpoints that the API calls ready; many are merged after a change only."""
+        former = self._listed.get(port)
+        if former and former.slices == slices:
+            return former
+        found = merge(slices, port, self._cluster.node_name)
+        return _Listed(slices, places(each for each in found if each.ready and each.weight))
 
     def _attach(self) -> None:
         """Attach the program; counts of an earlier agent do not matter any more."""
@@ -177,95 +235,11 @@ class EndpointWatch(DueWorker):
         return Outcome(port, place, bool(counted.has_opened), bool(counted.third))
 
 
-_SET_ASIDE = (
-    "endpoint {} is set aside on this node for {:g} s: three clients that had reached the Service"
-    " could not open connections to it"
-)
-
-
-class EndpointHealthSync:
-    """``record`` makes an Event about a Service, and ``because`` a line of the history.
-
-    ``count``: how many endpoints are set aside now; ``times``: how often one was, since the start.
-    Other threads may read both. ``watching``: whether a Service asked for it at the last ``turn``;
-    otherwise there is no turn to be made. ``clock`` is a monotonic clock, in seconds.
-    """
-
-    def __init__(
-        self,
-        cluster: ClusterState,
-        watch: EndpointWatch,
-        because: Callable[[WriteCause], None],
-        record: Callable[[Key, str], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._cluster, self._clock = cluster, clock
-        self.watch = watch
-        self._because, self._record = because, record
-        self._may_warn = object_limit(clock).allows
-        self._health = EndpointHealth()
-        self.count = self.times = 0
-        self.watching = False
-
-    @property
-    def due(self) -> float:
-        """When ``turn`` brings an endpoint back, by the clock."""
-        return self._health.due
-
-    @property
-    def listed(self) -> Mapping[str, str]:
-        """Service port -> its endpoints that are set aside, for any reason; of some ports only."""
-        ports = islice(self._cluster.unhealthy, MAX_LISTED)
-        return {
-            service_name(port, 0): set_aside_in_words(self._cluster.set_aside(port))
-            for port in ports
-        }
-
-    def take(self, message: Outcomes) -> None:
-        """Apply what the programs have counted."""
-        for outcome in message.outcomes:
-            if ready := self._ready(outcome.port):
-                self._apply(outcome, ready)
-
-    def turn(self) -> None:
-        """Bring endpoints back whose time has ended; forget those that are not ready."""
-        self.watching = bool(self._cluster.with_passive_health)
-        self.watch.set(wanted=self.watching)
-        for port, place in self._health.expire(self._clock()):
-            self._changed(port, place, "used again after its time")
-        changed = self._cluster.changed_services
-        for port in [port for port in self._health.ports if port.owner in changed]:
-            for place in self._health.keep(port, self._ready(port)):
-                self._changed(port, place, "not set aside any more")
-
-    def _apply(self, outcome: Outcome, ready: frozenset[Place]) -> None:
-        port, place = outcome.port, outcome.place
-        if outcome.has_opened and self._health.opens(port, place):
-            self._changed(port, place, "reached again")
-        if not outcome.has_failed:
-            return
-        if seconds := self._health.fails(port, place, ready, self._clock()):
-            self.times += 1
-            self._changed(port, place, "set aside")
-            note = _SET_ASIDE.format(host_port(*place), seconds)
-            if self._may_warn(port.owner):
-                log.warning("Service %s: %s", port, note)
-                self._record(port.owner, note)
-
-    def _ready(self, port: PortName) -> frozenset[Place]:
-        """Return the endpoints that the API calls ready; none if they are not watched."""
-        ports = self._cluster.services.get(port.owner, ())
-        if not any(it.name == port and it.endpoint_health != HEALTH_OFF for it in ports):
-            return frozenset()
-        found = self._cluster.listed_endpoints(port)
-        return places(each for each in found if each.ready and each.weight)
-
-    def _changed(self, port: PortName, place: Place, event: str) -> None:
-        self._cluster.set_unhealthy(port, UnusedReason.SET_ASIDE, self._health.set_aside(port))
-        self.count = sum(len(self._health.set_aside(each)) for each in self._health.ports)
-        self._because(WriteCause(event, "endpoint", f"{port} {host_port(*place)}"))
-
-
-def set_aside_in_words(aside: Iterable[Place]) -> str:
-    """Return the endpoints, or some of many."""
-    return ", ".join(sorted(host_port(*place) for place in islice(aside, MAX_LISTED)))
+def set_aside_in_words(cluster: ClusterState) -> dict[str, str]:
+    """Return service port -> its endpoints that are set aside, of some ports and some of many."""
+    return {
+        service_name(port, 0): ", ".join(
+            sorted(host_port(*place) for place in islice(cluster.aside[port], MAX_LISTED))
+        )
+        for port in islice(cluster.aside, MAX_LISTED)
+    }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's answers to ``ebpflb services``: a page of one Service, or a list of Services.
+"""The agent's answers at its local socket: pages of Services, and those of other modules.
 
 A handler in its own thread puts a Call into the inbox. The loop answers it with immutable
 values, which takes microseconds; the thread makes the page from them. So a page shows one moment,
@@ -7,22 +7,23 @@ and no request, however large, keeps the loop busy for long.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 from urllib.parse import parse_qs
 
 import msgspec
 
+from ebpflb.agent.loop import Ask
+from ebpflb.agent.sync import Sync
 from ebpflb.model import services
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.endpoints import Topology
-from ebpflb.model.events import AuditAnswer, Key, Kind
+from ebpflb.model.events import Key, Kind
 from ebpflb.model.services import likely_service
 from ebpflb.plan.planner import Planner
-from ebpflb.serve.listener import JSON, NOT_FOUND, Request, Response
+from ebpflb.serve.listener import JSON, NOT_FOUND, Handler, Request, Response
 from ebpflb.serve.service_page import (
     NOT_ALL_LISTS,
     ServiceFacts,
@@ -32,45 +33,28 @@ from ebpflb.serve.service_page import (
     summary,
 )
 
-ANSWER_SECONDS = 2.0  # a loop that is starting, or waiting for the kernel, does not answer
 MOST_SERVICES = 500  # in one answer
 AT_ONCE = 100  # services in one call of the loop
 NOTHING_SERVED = (
     "nothing to serve: no cluster IP (headless or ExternalName), or labelled for another proxy"
 )
 
-_Answer = TypeVar("_Answer")
+Pages = Mapping[str, Handler]
 
 
-class Call(Generic[_Answer]):
-    """A message to the loop: a function that the loop calls, and the answer of the function."""
+def local_pages(pages: Pages) -> Handler:
+    """Return the handler of the local socket; ``pages``: beginning of a path -> its handler."""
 
-    def __init__(self, do: Callable[..., _Answer]) -> None:
-        """``do`` gets the arguments of ``answer``: cluster's state, planner and canary."""
-        self._do = do
-        self._answer: Future[_Answer] = Future()
-
-    def answer(self, *about: object) -> None:
-        """Call the function; called by the loop. Raises nothing."""
-        if not self._answer.set_running_or_notify_cancel():
-            return
+    def respond(request: Request) -> Response:
+        page = next((it for begins, it in pages.items() if request.path.startswith(begins)), None)
         try:
-            self._answer.set_result(self._do(*about))
-        except Exception as error:
-            self._answer.set_exception(error)
-
-    def cancel(self) -> None:
-        """Cancel the call: its answer is no longer needed."""
-        self._answer.cancel()
-
-    def result(self, seconds: float | None = None) -> _Answer:
-        """Return the answer. Raises TimeoutError if the loop does not begin to answer in time."""
-        try:
-            return self._answer.result(seconds or ANSWER_SECONDS)
+            return page(request) if page else NOT_FOUND
         except TimeoutError:
-            if self._answer.cancel():
-                raise
-            return self._answer.result()
+            return error(503, "the agent is busy or starting")
+        except ValueError as wrong:
+            return error(400, str(wrong))
+
+    return respond
 
 
 class _Listing(NamedTuple):
@@ -86,44 +70,26 @@ class _Listing(NamedTuple):
 
 
 class Inspection:
-    """The handler of the local socket; ``put`` belongs to the inbox.
+    """The handler of the local socket's questions about Services; ``ask`` is the inbox's."""
 
-    ``audit`` is the ``poll`` of DoctorAudit.
-    """
-
-    def __init__(self, put: Callable[[Call[Any]], None], audit: Callable[[], AuditAnswer]) -> None:
-        self._put, self._audit = put, audit
+    def __init__(self, ask: Ask, sync: Sync) -> None:
+        self._ask, self._sync, self._cluster = ask, sync, sync.cluster
         self._listing: _Listing | None = None  # the last one, whose further parts are asked for
 
     def respond(self, request: Request) -> Response:
-        """Serve /v1/audit, /v1/service?namespace=&name=, and
-        /v1/services?match=&selector=&after=&limit=.
-        """
-        pages = {
-            "/v1/audit": lambda query: answer(self._audit()),
-            "/v1/service": self._service,
-            "/v1/services": self._services,
-        }
-        page = pages.get(request.path)
-        if page is None:
-            return NOT_FOUND
-        try:
-            return page(parse_qs(request.query, keep_blank_values=True))
-        except TimeoutError:
-            return error(503, "the agent is busy or starting")
-        except ValueError as wrong:
-            return error(400, str(wrong))
+        """Serve /v1/service?namespace=&name=, and /v1/services?match=&selector=&after=&limit=.
 
-    def _ask(self, ask: Callable[[ClusterState, Planner], _Answer]) -> _Answer:
-        call = Call(lambda cluster, planner, _: ask(cluster, planner))
-        self._put(call)
-        return call.result()
+        Raises TimeoutError, and ValueError for a wrong question.
+        """
+        pages = {"/v1/service": self._service, "/v1/services": self._services}
+        page = pages.get(request.path)
+        return page(parse_qs(request.query, keep_blank_values=True)) if page else NOT_FOUND
 
     def _service(self, query: dict[str, list[str]]) -> Response:
         key = Key(_only(query, "namespace"), _only(query, "name"))
-        facts = self._ask(lambda cluster, planner: _facts(key, cluster, planner))
+        facts = self._ask(lambda: _facts(key, self._cluster, self._sync.service_sync.planner))
         if facts is None:
-            known = self._ask(lambda cluster, _: list(map(str, cluster.services)))
+            known = self._ask(lambda: list(map(str, self._cluster.services)))
             return error(404, f"no Service {key}: {likely_service(str(key), known)}")
         return answer(make_service_page(facts))
 
@@ -146,7 +112,8 @@ class Inspection:
     def _list(self, patterns: list[str], selector: str) -> _Listing:
         """Select from all Services. Raises ValueError for an invalid selector."""
         required = services.parse_requirements(selector)
-        labels, complete = self._ask(lambda cluster, _: (_labelled(cluster), cluster.complete))
+        cluster = self._cluster
+        labels, complete = self._ask(lambda: (_labelled(cluster), cluster.complete))
         found = (
             key
             for key in labels
@@ -158,7 +125,11 @@ class Inspection:
 
     def _each(self, keys: list[Key]) -> Iterator[ServiceFacts]:
         for start in range(0, len(keys), AT_ONCE):
-            yield from self._ask(partial(_all_facts, keys[start : start + AT_ONCE]))
+            yield from self._ask(partial(self._all_facts, keys[start : start + AT_ONCE]))
+
+    def _all_facts(self, keys: list[Key]) -> list[ServiceFacts]:
+        found = (_facts(key, self._cluster, self._sync.service_sync.planner) for key in keys)
+        return [facts for facts in found if facts]
 
 
 def _labelled(cluster: ClusterState) -> dict[Key, str]:
@@ -180,10 +151,6 @@ def _facts(key: Key, cluster: ClusterState, planner: Planner) -> ServiceFacts | 
         (*_notes(key, cluster, invalid),),
         {port.name: cluster.set_aside(port.name) for port in ports},
     )
-
-
-def _all_facts(keys: list[Key], cluster: ClusterState, planner: Planner) -> list[ServiceFacts]:
-    return [facts for key in keys if (facts := _facts(key, cluster, planner))]
 
 
 def _notes(key: Key, cluster: ClusterState, invalid: str | None) -> Iterator[str]:

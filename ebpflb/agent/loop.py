@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's loop: take an event, apply it to the cluster state, plan, apply the plan, publish.
+"""The agent's loop over its parts: take messages, give each part that is due its turn, publish.
 
-Sources put messages into the inbox, each from its own thread. One thread runs the loop. In each
-turn it waits for messages and takes those that wait; then it syncs if a sync is due, which writes
-the differences to the maps; then it publishes the agent's status.
-
-Nothing is written before Services, EndpointSlices and the Node have been received. The programs are
-attached after the first sync that wrote everything, so half-filled maps never serve: neither at a
-start nor at an upgrade or a restart. A failed write is named in the status and tried again every
-second; meanwhile the content of the maps keeps serving.
+Sources and watches put messages into the inbox, each from its own thread. One thread runs the loop:
+it waits for messages, hands them to the parts that take them, and gives each part its turn that is
+due. Most important is the part that writes the maps (sync.py). Then every part may look at what was
+taken and written, and the agent's status is published. A part that fails stops no other.
 """
 
 import ctypes
@@ -16,94 +12,120 @@ import gc
 import logging
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from ebpflb import stopping
-from ebpflb.agent.api_servers import ApiServersFile
-from ebpflb.agent.audit import TABLE_NAME, Audit
-from ebpflb.agent.canary_sync import CanaryPorts, CanarySync
-from ebpflb.agent.doctor_audit import DoctorAudit
-from ebpflb.agent.endpoint_health import EndpointHealthSync
-from ebpflb.agent.inspection import Call
-from ebpflb.agent.node_local import NodeLocalSync
-from ebpflb.agent.node_readiness import NodeReadiness
-from ebpflb.agent.node_sync import HostChanges, NodeSync, do_all
-from ebpflb.agent.on_removal.reset_worker import ConnectionsReset, ResetWorker
-from ebpflb.agent.program_loader import ProgramLoader
-from ebpflb.agent.reporter import Publisher, Reporter, make_status
-from ebpflb.agent.service_sync import ServiceSync
-from ebpflb.agent.stale_udp.worker import StaleUdpWorker
-from ebpflb.agent.uplink_canary import UplinkCanary
-from ebpflb.cluster.source import Source
-from ebpflb.errors import ConfigurationError, KernelError, NodeError
-from ebpflb.history.recorder import (
-    API_SERVERS,
-    CANARY,
-    DEVICES,
-    NODE_LOCAL,
-    UNTRACKED,
-    History,
-)
-from ebpflb.kernel.attach import cgroup_links
-from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.kernel.node.device_watch import DevicesChanged, DeviceWatch
-from ebpflb.model.addresses import host_port
-from ebpflb.model.api_servers import Reached
-from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.endpoint_health import Outcomes
-from ebpflb.model.events import (
-    Changed,
-    Disturbed,
-    Event,
-    Kind,
-    ObjectEvent,
-    PartStatus,
-    Removed,
-    Replaced,
-    SourceStatus,
-    Together,
-    in_force,
-)
-from ebpflb.model.kube_proxy import Detection
-from ebpflb.model.nodes import Answering, EachPacketRules, Untracked
-from ebpflb.options import Options
+from ebpflb.history.records import WriteCause
+from ebpflb.model.cluster_state import Applied
+from ebpflb.model.events import ObjectEvent, PartStatus, Together
 from ebpflb.serve.status import AgentStatus
 from ebpflb.stopping import parts
 
-# The messages of other threads to the agent's loop.
+log = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 2.0  # a loop that is starting, or waiting for the kernel, does not answer
+_Answer = TypeVar("_Answer")
 
 
 class Stop:
-    """Ends the loop. A signal handler may put it: ``Inbox.put`` is reentrant."""
+    """A message that ends the loop. A signal handler may put it: ``Inbox.put`` is reentrant."""
 
 
-class DevicesAttached:
-    """Devices have got programs."""
+class Call(Generic[_Answer]):
+    """A message: a function that the loop calls, and the answer of the function."""
+
+    def __init__(self, do: Callable[[], _Answer]) -> None:
+        self._do = do
+        self._answer: Future[_Answer] = Future()
+
+    def answer(self) -> None:
+        """Call the function; called by the loop. Raises nothing."""
+        if not self._answer.set_running_or_notify_cancel():
+            return
+        try:
+            self._answer.set_result(self._do())
+        except Exception as error:
+            self._answer.set_exception(error)
+
+    def cancel(self) -> None:
+        """Cancel the call: its answer is no longer needed."""
+        self._answer.cancel()
+
+    def result(self, seconds: float | None = None) -> _Answer:
+        """Return the answer. Raises TimeoutError if the loop does not begin to answer in time."""
+        try:
+            return self._answer.result(seconds or ANSWER_SECONDS)
+        except TimeoutError:
+            if self._answer.cancel():
+                raise
+            return self._answer.result()
 
 
-Message = (
-    Event
-    | Together
-    | DevicesAttached
-    | DevicesChanged
-    | Detection
-    | Disturbed
-    | EachPacketRules
-    | PartStatus
-    | ConnectionsReset
-    | Reached
-    | Outcomes
-    | Answering
-    | Untracked
-    | Call[Any]
-    | Stop
-)
+class Ask(Protocol):
+    """Have the loop call a function; return its answer, or raise its exception.
+
+    Raises TimeoutError if the loop does not begin to answer in time.
+    """
+
+    def __call__(self, do: Callable[[], _Answer]) -> _Answer: ...
+
+
+@dataclass(eq=False)
+class Turn:
+    """What the loop has taken and written in one turn.
+
+    ``seconds``: of writing all changes, or of the failed attempt; None if there was none. ``full``:
+    everything was planned. ``node``: the node's devices or addresses may be others.
+    """
+
+    applied: list[tuple[ObjectEvent, Applied]] = field(default_factory=list)
+    causes: list[WriteCause] = field(default_factory=list)
+    seconds: float | None = None
+    has_failed: bool = False
+    full: bool = False
+    node: bool = False
+    has_new_devices: bool = False  # that have got programs: packets may have passed them before
+
+
+class Part:
+    """A part of the agent; build.py lists all parts, in the order of their turns.
+
+    ``name``: in the status, if the part fails. ``takes``: the types of messages that it takes.
+    """
+
+    name: ClassVar[str]
+    takes: ClassVar[tuple[type, ...]] = ()
+
+    @property
+    def due(self) -> float:
+        """When ``turn`` is due, by the loop's clock; infinity means not before a message."""
+        return math.inf
+
+    def started(self) -> None:
+        """Prepare the first turn. Raises what ends the agent."""
+
+    def take(self, message: Any) -> None:
+        """Take a message."""
+
+    def turn(self) -> None:
+        """Do what is due."""
+
+    def observe(self, turn: Turn) -> None:
+        """Look at what was taken and written, at the end of each turn of the loop."""
+
+    def status(self) -> Mapping[str, Any]:
+        """Return the fields of AgentStatus that this part knows."""
+        return {}
+
+    def ended(self) -> None:
+        """Clean up at the end of the agent. Raises nothing."""
 
 
 class Inbox:
@@ -114,14 +136,20 @@ class Inbox:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._messages: SimpleQueue[Message] = SimpleQueue()
+        self._messages: SimpleQueue[object] = SimpleQueue()
         self._put_at: deque[float] = deque()  # of messages not handled yet
 
-    def put(self, message: Message) -> None:
+    def put(self, message: object) -> None:
         self._put_at.append(self._clock())
         self._messages.put(message)
 
-    def take(self, seconds: float) -> Message | None:
+    def ask(self, do: Callable[[], _Answer]) -> _Answer:
+        """Have the loop call the function; as ``Ask``."""
+        call = Call(do)
+        self.put(call)
+        return call.result()
+
+    def take(self, seconds: float) -> object | None:
         """Return the next message; wait for one up to ``seconds``."""
         try:
             return self._messages.get(timeout=seconds)
@@ -166,7 +194,7 @@ class Bursts:
         self._close = 0  # such turns in succession
         self._taken = 0  # messages taken by the last call
 
-    def waiting(self, seconds: float, most: float = MOST_TAKING) -> Iterator[Message]:
+    def waiting(self, seconds: float, most: float = MOST_TAKING) -> Iterator[object]:
         """Yield the waiting messages; wait for the first one up to ``seconds``.
 
         Messages that take longer than ``most`` seconds are left to the next call, so that what is
@@ -242,397 +270,119 @@ def _return_freed_memory() -> None:
         trim(0)
 
 
-log = logging.getLogger(__name__)
+class Core(Protocol):
+    """The part that writes the maps.
 
-WRITE_RETRY_SECONDS = 1.0  # between two attempts to write
-
-
-def _server_of(source: str) -> str:
-    """Return the address of an API server of whose objects the source is; else the source."""
-    scheme, is_url, rest = source.partition("://")
-    return f"{scheme}://{rest.partition('/')[0]}" if is_url else source
-
-
-class _Part:
-    """A part of each turn. If it fails, nothing else does, and it rests before the next attempt.
-
-    ``due``: when a turn is needed, by the clock, if no message comes before.
+    ``serves``: whether everything is in force. ``fatal``: the error that ends the agent.
     """
 
-    def __init__(
-        self,
-        name: str,
-        turn: Callable[[], object],
-        due: Callable[[], float],
-        clock: Callable[[], float],
-    ) -> None:
-        self.name, self.turn, self._due, self._clock = name, turn, due, clock
-        self._rests_until = -math.inf
+    @property
+    def serves(self) -> bool: ...
 
     @property
-    def due(self) -> float:
-        return max(self._due(), self._rests_until)
+    def is_starting(self) -> bool: ...
 
-    def take_turn(self) -> None:
-        now = self._clock()
-        if now >= self._rests_until and not parts.attempt(self.name, self.turn):
-            self._rests_until = now + stopping.RETRY_SECONDS
+    @property
+    def fatal(self) -> Exception | None: ...
+
+    def take_turn(self) -> Turn: ...
 
 
-@dataclass(eq=False)
+Publish = Callable[[Mapping[str, Any]], AgentStatus]
+
+
 class Agent:
     """One node's agent. Other threads may read ``status``, the last published one."""
 
-    options: Options
-    inbox: Inbox
-    source: Source  # of the cluster's objects, started
-    device_watch: DeviceWatch
-    cluster: ClusterState
-    node_sync: NodeSync
-    service_sync: ServiceSync
-    endpoint_health: EndpointHealthSync
-    node_local: NodeLocalSync
-    node_readiness: NodeReadiness
-    stale_udp: StaleUdpWorker
-    uplink_canary: UplinkCanary
-    on_removal: ResetWorker
-    reporter: Reporter
-    loader: ProgramLoader
-    audit: Audit
-    doctor_audit: DoctorAudit
-    host: HostChanges
-    history: History
-    api_servers_file: ApiServersFile
-    clock: Callable[[], float] = time.monotonic  # in seconds
-
-    def __post_init__(self) -> None:
-        self.stopped = self.in_sync = False  # in_sync: nothing has failed since the last sync
-        self.sync_error: str | None = None
-        self.wrong_node: ConfigurationError | NodeError | None = None  # ends the agent
-        self.last_sync = -math.inf  # when it ended; all times are of the monotonic clock
-        self.next_check = self.clock() + self.options.sync_period
-        self.source_errors: dict[str, str] = {}
-        self.failing_parts: dict[str, str] = {}
-        self.kube_proxy: str | None = None  # a kube-proxy that runs on this node, or its leftovers
-        self.kube_proxy_runs = False
-        self.ports_not_reserved: str | None = None
-        self.burst = Bursts(self.inbox, self.clock)
-        self.publisher = Publisher(self.options, self.reporter)
-        about = self.options, self.cluster, self.node_sync, self.service_sync
-        self.canary = CanarySync(*about, self._write_canary, self.clock)
-        self.parts_before = (
-            self._part("programs", self._load_programs, lambda: self.loader.due),
-            self._part("canary", self._withdraw_canary, lambda: self.canary.due),
-            self._part("endpoint health", self._look_at_endpoints, self._look_at_endpoints_due),
-            self._part("node-local", self._look_at_listeners, lambda: self.node_local.due),
-            self._part("sync", self._sync_if_due, self._next_sync),
-            self._part("services", self.service_sync.turn, lambda: self.service_sync.due),
-        )
-        self.parts_after = (
-            self._part("engine", self._choose_engine, self._choose_engine_due),
-            self._part("audit", self.audit.turn, lambda: self.audit.due),
-            self._part("history", self._commit_history),
-            self._part("status", self._publish),
-        )
-
-    def _part(
+    def __init__(
         self,
-        name: str,
-        turn: Callable[[], object],
-        due: Callable[[], float] = lambda: math.inf,
-    ) -> "_Part":
-        return _Part(name, turn, due, self.clock)
+        inbox: Inbox,
+        parts: Sequence[Part],
+        core: Core,
+        publish: Publish,
+        turned: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``core`` is one of the parts; ``turned`` is called after each turn while it serves.
 
-    @property
-    def status(self) -> AgentStatus:
-        return self.publisher.status
+        ``publish`` takes the fields of the status that have changed.
+        """
+        self.parts, self._core = parts, core
+        self._publish_fields, self._turned, self._clock = publish, turned, clock
+        self.burst = Bursts(inbox, clock)
+        self.stopped = False
+        self.failing_parts: dict[str, str] = {}
+        self._rests_until: defaultdict[Part, float] = defaultdict(lambda: -math.inf)
+        self._takers: defaultdict[type, list[Part]] = defaultdict(list)
+        for part in parts:
+            for kind in part.takes:
+                self._takers[kind].append(part)
+        self._observers = [each for each in parts if type(each).observe is not Part.observe]
+        self.status = publish({})
 
     def run(self) -> None:
-        """Run the loop.
+        """Run the loop until a Stop is taken.
 
         Raises CompileError, VerifierError or KernelError if no programs at all can serve,
         ConfigurationError for addresses that do not fit the Node, and NodeError for conntrack
         settings that cannot be set.
         """
-        self.device_watch.start()
         try:
-            self.loader.load()
-            while not self.stopped:
+            for part in self.parts:
+                part.started()
+            while not (self.stopped or self._core.fatal):
                 self._turn()
         finally:
-            stopping.run_all(self.canary.withdraw, self.source.stop)
-        if self.wrong_node:
-            raise self.wrong_node
-        if cgroup_links.attached(StateDir(self.options.paths.state)):
-            log.info("stopped; the loaded programs and maps keep serving")
-        else:
-            log.warning("stopped; no programs are pinned, so nothing serves until an agent starts")
+            stopping.run_all(*(part.ended for part in self.parts))
+        if self._core.fatal:
+            raise self._core.fatal
 
     def _turn(self) -> None:
         for message in self._wait():
             self._take(message)
         if self.stopped:
             return
-        for part in self.parts_before:
-            part.take_turn()
-        if self.node_sync.take_new_devices():
-            self.stale_udp.check_connections()
-            self.uplink_canary.look_at(self.node_sync.uplinks)
-        for part in self.parts_after:
-            part.take_turn()
-        if self.node_sync.attached and self.cluster.complete:
+        for part in self.parts:
+            if self._due(part) <= (now := self._clock()):
+                self._rests_until[part] = -math.inf
+                if not parts.attempt(part.name, part.turn):
+                    self._rests_until[part] = now + stopping.RETRY_SECONDS
+        turn = self._core.take_turn()
+        for part in self._observers:
+            parts.attempt(part.name, partial(part.observe, turn))
+        parts.attempt("status", self._publish)
+        if self._core.serves:
             end_startup()
-            self.reporter.turned()
+            self._turned()
 
-    def _load_programs(self) -> None:
-        if self.clock() >= self.loader.due and self.loader.try_again():
-            self.node_sync.programs_loaded()
-            self.in_sync = False
+    def _due(self, part: Part) -> float:
+        return max(part.due, self._rests_until[part])
 
-    def _withdraw_canary(self) -> None:
-        if self.clock() >= self.canary.due:
-            self.canary.withdraw()
+    def _wait(self) -> Iterator[object]:
+        """Yield the messages in the inbox; wait for the first one until a part is due."""
+        most = math.inf if self._core.is_starting else MOST_TAKING  # a start takes all first
+        until = min(map(self._due, self.parts))
+        return self.burst.waiting(max(until - self._clock(), 0.0), most)
 
-    def _look_at_endpoints(self) -> None:
-        if self.cluster.with_passive_health or self.endpoint_health.watching:
-            self.endpoint_health.turn()
-
-    def _look_at_endpoints_due(self) -> float:
-        return self.endpoint_health.due if self.endpoint_health.watching else math.inf
-
-    def _look_at_listeners(self) -> None:
-        if self.cluster.node_local.changed:
-            self.node_local.turn()
-
-    def _publish(self) -> None:
-        is_in_force = in_force(self.audit.drift) and self.node_sync.is_reached
-        self.publisher.publish(make_status(self), in_force=is_in_force)
-
-    def _commit_history(self) -> None:
-        if not (self.sync_error or self.service_sync.must_start_over):
-            changed, now = self.service_sync.take_changed(), self.service_sync.planner.actual
-            keep = self._has_changes() or bool(self.service_sync.backlog)
-            self.history.commit(changed, now, keep=keep)
-
-    def _wait(self) -> Iterator[Message]:
-        """Yield the messages in the inbox; wait for the first one until something else is due."""
-        of_parts = (part.due for part in (*self.parts_before, *self.parts_after))
-        most = MOST_TAKING if self.node_sync.attached else math.inf  # a start takes all first
-        return self.burst.waiting(max(min(of_parts) - self.clock(), 0.0), most)
-
-    def _take_source(self, source: str, error: str | None) -> None:
-        """Take the error of a source, or its recovery.
-
-        An API server is a source for each kind: its error is logged once, and its recovery when it
-        has recovered for all kinds.
-        """
-        self.source_errors.pop(source, None)
-        server = _server_of(source)
-        others = [it for name, it in self.source_errors.items() if _server_of(name) == server]
-        if error:
-            self.source_errors[source] = error
-            if error not in others:
-                log.warning("%s: %s", source, error)
-        elif not others:
-            log.info("%s: recovered", server)
-
-    def _take(self, message: Message) -> None:
+    def _take(self, message: object) -> None:
         match message:
             case Together(events):
                 for event in events:
                     self._take(event)
-            case Replaced() | Changed() | Removed():
-                self._take_objects(message)
-            case DevicesChanged() | EachPacketRules():
-                self._take_of_node(message)
-            case DevicesAttached():
-                self._take_attached()
-            case SourceStatus(source, error):
-                self._take_source(source, error)
+            case Call():
+                message.answer()
             case PartStatus(part, error):
                 self.failing_parts.pop(part, None)
                 if error:
                     self.failing_parts[part] = error
-            case Detection():
-                found = message._replace(left_to_it=self.options.left_to_kube_proxy)
-                self.kube_proxy, self.kube_proxy_runs = found.message, found.running
-                if found.log_message:
-                    log.warning("%s", found.log_message)
-            case Disturbed(check):
-                self.audit.wake(check)
-                if check == TABLE_NAME:
-                    self.stale_udp.check_connections()
-            case ConnectionsReset(name, (address, port), kind, count):
-                self.history.reset(name, host_port(address, port), f"{count} {kind}")
-            case Reached() | Outcomes() | Answering() | Untracked():
-                part = f"observed {type(message).__name__.lower()}"
-                parts.attempt(part, partial(self._take_seen, message))
-            case Call():
-                message.answer(self.cluster, self.service_sync.planner, self.canary)
             case Stop():
                 self.stopped = True
+            case _:
+                for taker in self._takers[type(message)]:
+                    taker.take(message)
 
-    def _take_objects(self, event: ObjectEvent) -> None:
-        applied = self.cluster.apply(event)
-        if isinstance(event, Replaced) and event.kind is Kind.SERVICE:
-            self.service_sync.plan_all()  # repairs any fault of the plan, hours apart
-        self.reporter.event_applied(applied, self.cluster.node)
-        self.history.event(event, applied)
-
-    def _take_seen(self, message: Reached | Outcomes | Answering | Untracked) -> None:
-        """Take what this node has seen itself about endpoints and frontends."""
-        match message:
-            case Reached(places):
-                self.cluster.set_reached(places)
-                self._free_api_servers()
-                self.history.because(API_SERVERS)
-            case Outcomes():
-                self.endpoint_health.take(message)
-            case Answering(listeners):
-                self.cluster.set_answering(listeners)
-                self.history.because(NODE_LOCAL)
-            case Untracked():
-                claimants = self.service_sync.planner.claims.claimants
-                self.cluster.set_untracked(message, claimants.items())
-                self.history.because(UNTRACKED)
-
-    def _has_changes(self) -> bool:
-        """Whether there is anything new to write; False before the needed lists are received."""
-        services = bool(self.cluster.changed_services) or self._has_backlog
-        changed = services or self.node_sync.changed or not self.in_sync
-        return self.cluster.complete and changed
-
-    @property
-    def _has_backlog(self) -> bool:
-        """Whether Services remain to be planned whose namespace may use more processor time now."""
-        return self.service_sync.backlog.due <= self.clock()
-
-    def _next_sync(self) -> float:
-        """When the next sync is due; infinity means only a message can make one necessary.
-
-        Changes wait for the minimal sync period after a sync (kube-proxy.md 16.2). After a failed
-        sync, and for unfinished work, the pause is WRITE_RETRY_SECONDS.
-        """
-        if self._has_changes() and not self.sync_error:
-            pause = 0.0 if self._has_backlog else self.options.min_sync_period
-            return self.last_sync + pause
-        if self.sync_error or self.node_sync.not_served:
-            return self.last_sync + WRITE_RETRY_SECONDS
-        return self.service_sync.retry_due
-
-    def _sync_if_due(self) -> None:
-        if has_changes := self._has_changes():
-            self.reporter.sync_queued()
-        if self.clock() >= self._next_sync():
-            try:
-                self._sync(has_changes=has_changes)
-            except (ConfigurationError, NodeError) as error:
-                self.wrong_node, self.stopped = error, True
-            except Exception:
-                self.in_sync = False
-                raise
-            self.last_sync = self.clock()
-
-    def _sync(self, *, has_changes: bool) -> None:
-        """Write the changes, and retry unfinished work.
-
-        If a step fails the others still run; programs are attached only when all have succeeded. A
-        sync without changes is not reported. kube-proxy.md 16.7 gives the order at the end.
-        """
-        full, begun = not self.in_sync, self.clock()
-        if full and not self.sync_error:
-            self.node_sync.check_families()
-        try:
-            self.node_sync.require_engine()  # before any write: what is in force keeps serving
-            do_all([self._write_node, self.service_sync.write])
-            if not self.node_sync.attached:
-                self.ports_not_reserved = self.host.make()
-                self.node_sync.attach()
-                self.service_sync.planner.programs_replaced()
-                log.info("serving %d service ports", self.service_sync.service_ports)
-        except KernelError as error:
-            self._set_error(error)
-            self.reporter.sync_failed(self.clock() - begun, full=full)
-            return
-        self.in_sync, self.sync_error = True, None
-        if self.cluster.complete and (found := self.cluster.api_servers()):
-            self.api_servers_file.keep(found)
-        if has_changes:
-            self._report_sync(self.clock() - begun, full=full)
-        self._check_stale_udp()
-        if full:
-            self.stale_udp.check_everything()
-        self.on_removal.update(self.service_sync.take_watched(), all_named=full)
-
-    def _check_stale_udp(self) -> None:
-        self.stale_udp.check(self.service_sync.planner.take_backend_changes())
-
-    def _write_canary(self, wanted: CanaryPorts) -> str | None:
-        self.history.because(CANARY)
-        was_in_sync, self.in_sync = self.in_sync, False  # for any exception
-        try:
-            full = self.service_sync.write_canary(wanted)
-        except KernelError as error:
-            self._set_error(error)
-            raise
-        self.in_sync = was_in_sync
-        self._check_stale_udp()
-        return full
-
-    def _write_node(self) -> None:
-        if self.node_sync.changed or self.node_sync.not_served or not self.in_sync:
-            self.node_sync.write(self.service_sync.cover_service_cidrs())
-            self.uplink_canary.look_at(self.node_sync.uplinks)
-
-    def _take_of_node(self, message: DevicesChanged | EachPacketRules) -> None:
-        match message:
-            case DevicesChanged():
-                self.node_sync.device_list = message
-                self.cluster.set_own_addresses(message.addresses)
-                self._free_api_servers()
-                self.history.because(DEVICES)
-            case EachPacketRules():
-                self.node_sync.take_each_packet(message)
-
-    def _free_api_servers(self) -> None:
-        """Before the first lists: an earlier agent may have let a Service hide the API servers."""
-        if self.cluster.complete:
-            return
-        try:
-            self.service_sync.free_api_servers()
-        except KernelError as error:
-            self._set_error(error)
-
-    def _take_attached(self) -> None:
-        try:
-            self.node_sync.take_attached()
-        except KernelError as error:
-            self._set_error(error)
-
-    def _report_sync(self, seconds: float, *, full: bool) -> None:
-        self.reporter.synced(
-            seconds,
-            full=full,
-            checks=self.service_sync.health_checks,
-            listening=self.node_sync.health_check_addresses,
-            no_local=self.service_sync.no_local,
-            waiting=self.service_sync.backlog.namespaces,
-        )
-
-    def _choose_engine_due(self) -> float:
-        return min(self.next_check, self.node_sync.engine.due)
-
-    def _choose_engine(self) -> None:
-        """Decide the engine once per sync period, since bridge settings change without an event.
-
-        The engine is also decided when a reason for another engine has lasted long enough.
-        """
-        if self.clock() >= self._choose_engine_due():
-            self.next_check = self.clock() + self.options.sync_period
-            self.node_sync.choose_engine()
-
-    def _set_error(self, error: KernelError) -> None:
-        """Note a failed write; the next sync is a full one, and may follow in the same turn."""
-        if str(error) != self.sync_error:
-            log.error("%s; trying again every %g s", error, WRITE_RETRY_SECONDS)
-        self.in_sync, self.sync_error = False, str(error)
+    def _publish(self) -> None:
+        fields: dict[str, Any] = {"failing_parts": dict(self.failing_parts)}
+        for part in self.parts:
+            fields |= part.status()
+        self.status = self._publish_fields(fields)

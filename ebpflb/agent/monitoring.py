@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from ebpflb import unix_socket
-from ebpflb.agent.inspection import Call
+from ebpflb.agent.loop import Call
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.errors import EbpflbError, KernelError, NodeError, in_words
 from ebpflb.kernel.datapath import Datapath
@@ -174,7 +174,7 @@ class Monitoring(DescriptorWorker):
 
     def _exchange(self, programs: ProgramSet | None) -> None:
         """Let the loop exchange the programs. Raises NodeError or KernelError."""
-        self._call = Call(lambda *_: self._node_sync.exchange(programs))
+        self._call = Call(lambda: self._node_sync.exchange(programs))
         self._put(self._call)
         try:
             self._call.result(EXCHANGE_SECONDS)

@@ -8,7 +8,6 @@ nothing leaves a node that does not have that address.
 """
 
 import logging
-import math
 import os
 import selectors
 import socket
@@ -16,10 +15,12 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 
+from ebpflb.agent.loop import Ask
 from ebpflb.errors import in_words
 from ebpflb.model.addresses import host_port
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.nodes import ANSWERING, SILENT, Answering, Listener
+from ebpflb.model.facts import Fact, Observed
+from ebpflb.model.nodes import ANSWERING, SILENT, Listener
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.service_entries import ServiceEntries
 from ebpflb.workers import PeriodicWorker
@@ -33,35 +34,32 @@ _QUERY = bytes.fromhex("eb9f00000001000000000000 0776657273696f6e 0462696e64 00 
 
 
 class NodeLocalWatch(PeriodicWorker):
-    """``emit`` gets the listeners that answer, after each change.
+    """Emits the listeners that answer, after each change; ``ask`` belongs to the inbox.
 
-    ``answering`` are those that an earlier agent found: they serve until they do not answer.
+    Those that an earlier agent found serve until they do not answer.
     """
 
-    def __init__(
-        self, emit: Callable[[Answering], None], answering: Collection[Listener] = ()
-    ) -> None:
+    def __init__(self, cluster: ClusterState, emit: Callable[[Observed], None], ask: Ask) -> None:
         super().__init__("node-local", _INTERVAL_SECONDS, steady=True)
-        self._emit = emit
-        self._wanted: frozenset[Listener] | None = None  # not known yet
-        self._answering = frozenset(answering)
+        self._cluster, self._emit, self._ask = cluster, emit, ask
+        self._wanted: frozenset[Listener] = frozenset()
+        self._answering: frozenset[Listener] = cluster.observed[Fact.ANSWERING_LISTENERS]
         self._silent: dict[Listener, int] = {}  # questions without an answer, in succession
-
-    def set(self, wanted: frozenset[Listener]) -> None:
-        """Ask these listeners and no others."""
-        self._wanted = wanted
 
     @property
     def counts(self) -> dict[str, int]:
         """The number of listeners by state, for the metrics."""
-        wanted = self._wanted or frozenset()
+        wanted = self._wanted
         answering = len(wanted & self._answering)
         return {ANSWERING: answering, SILENT: len(wanted) - answering}
 
     def turn(self) -> None:
-        wanted = self._wanted
-        if wanted is None:
+        if not self._cluster.complete:
             return
+        if self._cluster.node_local.changed:
+            with suppress(TimeoutError):  # a busy loop is asked again by the next turn
+                self._wanted = self._ask(self._cluster.node_local.take_wanted)
+        wanted = self._wanted
         found = ask(wanted) if wanted else {}
         self._silent = {each: self._silent[each] for each in wanted & self._silent.keys()}
         answering = frozenset(it for it in wanted if self._still_answers(it, found[it]))
@@ -69,7 +67,7 @@ class NodeLocalWatch(PeriodicWorker):
             for each in sorted(answering ^ self._answering, key=str):  # of both families
                 self._say(each, found.get(each, "no Service names it"), answering)
             self._answering = answering
-            self._emit(Answering(answering))
+            self._emit(Observed(Fact.ANSWERING_LISTENERS, answering))
 
     def _still_answers(self, listener: Listener, error: str | None) -> bool:
         """Whether the listener answers, now or last time; ``error`` is "" for silence."""
@@ -134,34 +132,6 @@ def _end(opened: socket.socket) -> str | None:
     if error := opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
         return os.strerror(error)
     return None
-
-
-class NodeLocalSync:
-    """Tells the watch which listeners to ask, at most once a second; called by the agent's loop.
-
-    ``clock`` is a monotonic clock, in seconds.
-    """
-
-    def __init__(
-        self,
-        cluster: ClusterState,
-        watch: NodeLocalWatch,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._cluster, self.watch, self._clock = cluster, watch, clock
-        self._next = clock()
-
-    @property
-    def due(self) -> float:
-        """When ``turn`` has something to do, by the clock."""
-        is_known = self._cluster.complete and self._cluster.node_local.changed
-        return self._next if is_known else math.inf
-
-    def turn(self) -> None:
-        now = self._clock()
-        if now >= self.due:
-            self.watch.set(self._cluster.node_local.take_wanted())
-            self._next = now + _INTERVAL_SECONDS
 
 
 def answering_in(programmed: Mapping[PortName, ServiceEntries]) -> frozenset[Listener]:

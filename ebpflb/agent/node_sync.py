@@ -6,7 +6,11 @@ written to the maps.
 """
 
 import logging
+import math
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
@@ -14,13 +18,14 @@ from types import TracebackType
 from typing import Any
 
 from ebpflb import stopping
-from ebpflb.agent.engine_choice import EngineChoice
+from ebpflb.agent.engine import EngineChoice
+from ebpflb.agent.loop import Part
 from ebpflb.config import validation
 from ebpflb.config.fields import KubeProxyConfiguration
 from ebpflb.config.validation import NodeFamilies
 from ebpflb.entries.flows import Timeouts
 from ebpflb.entries.services import Prefix, Settings, service_range
-from ebpflb.errors import EbpflbError, NodeError
+from ebpflb.errors import CompileError, EbpflbError, KernelError, NodeError, VerifierError
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps.layout import MAPS
 from ebpflb.kernel.maps.state_dir import StateDir
@@ -31,17 +36,16 @@ from ebpflb.kernel.node import sysctls
 from ebpflb.kernel.node.device_watch import DevicesChanged
 from ebpflb.kernel.node.sysctls import supported_families
 from ebpflb.kernel.programs.loader import ProgramSet
-from ebpflb.model import devices, nodes
+from ebpflb.model import devices, events, nodes
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.devices import Addresses, Device, Devices
-from ebpflb.model.events import Drift, Kind, Part
+from ebpflb.model.events import Drift, Kind
 from ebpflb.model.nodes import EachPacketRules, why_off
-from ebpflb.model.packet_path import PacketPath
 from ebpflb.options import ConntrackOptions, Options
 from ebpflb.plan.comparison import DIFFERS, NOT_PLANNED, key_text
 from ebpflb.plan.desired import DesiredNode
-from ebpflb.serve.status import log_new
+from ebpflb.serve.status import CURRENT_PROGRAMS, FORMER_PROGRAMS, log_new
 
 log = logging.getLogger(__name__)
 
@@ -123,13 +127,15 @@ def flow_timeouts(options: ConntrackOptions) -> Timeouts:
     return Timeouts(options.established, options.close_wait, options.udp, options.udp_stream)
 
 
-class NodeSync:
+class NodeSync(Part):
     """The facts about this node in the maps.
 
     ``device_list`` is the watch's last one; ``write`` writes what follows from it.
     ``engine`` is decided at each ``write`` and written with the settings. ``flowtable`` gets
     devices and addresses from here, and frontends from ServiceSync.
     """
+
+    name = "engine"
 
     def __init__(
         self,
@@ -138,7 +144,10 @@ class NodeSync:
         cluster: ClusterState,
         engine: EngineChoice,
         flowtable: FlowtableSync | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
+        self._next_choice = clock() + options.sync_period
         self.options = options
         self.datapath = datapath
         self.cluster = cluster
@@ -157,11 +166,6 @@ class NodeSync:
         self._written: object = None  # the inputs of the last ``write``
         self._served: set[int] = set()  # devices that have programs
         self._has_new_devices = False
-
-    @property
-    def packet_path(self) -> PacketPath | None:
-        """The engine that translates new flows; None before the first ``write``."""
-        return self.engine.path
 
     def check_families(self) -> None:
         """Raise ConfigurationError for addresses with which this Node could serve nothing."""
@@ -208,18 +212,18 @@ class NodeSync:
             yield list(self._map_differences(name))
         if not self.changed:
             fields = self.datapath.settings_difference(self._settings(covering()))
-            yield [Drift(Part.MAP, f"map settings: {name}", DIFFERS) for name in fields]
+            yield [Drift(events.Part.MAP, f"map settings: {name}", DIFFERS) for name in fields]
         if self.datapath.secret_differs():
-            yield [Drift(Part.MAP, "map secret: #0", DIFFERS)]
+            yield [Drift(events.Part.MAP, "map secret: #0", DIFFERS)]
         wrong = self.datapath.no_frontends.wrong()
-        yield [Drift(Part.MAP, f"map no_frontends: #{at}", DIFFERS) for at in wrong]
+        yield [Drift(events.Part.MAP, f"map no_frontends: #{at}", DIFFERS) for at in wrong]
 
     def _map_differences(self, name: str) -> Iterator[Drift]:
         new, removed = self.datapath.map_difference(name, self._contents()[name])
         for key, _ in new:
-            yield Drift(Part.MAP, f"map {name}: {key_text(key)}", DIFFERS)
+            yield Drift(events.Part.MAP, f"map {name}: {key_text(key)}", DIFFERS)
         for key in removed:
-            yield Drift(Part.MAP, f"map {name}: {key_text(key)}", NOT_PLANNED)
+            yield Drift(events.Part.MAP, f"map {name}: {key_text(key)}", NOT_PLANNED)
 
     def repair(self, covering: Mapping[Family, Prefix]) -> None:
         """Write everything again. Raises KernelError."""
@@ -267,7 +271,7 @@ class NodeSync:
         self.flowtable.allow(off)
 
     @property
-    def flowtable_state(self) -> str | None:
+    def _flowtable_state(self) -> str | None:
         """The state of --fast-forward in words; None if it is not wanted, or without any effect."""
         if self.engine.is_netfilter:
             return self.flowtable.said
@@ -304,10 +308,17 @@ class NodeSync:
         is_served = self.attached or bool(self._programmed)
         return is_served and self._own <= self._programmed and not self.flows_wait
 
-    @property
-    def monitor(self) -> str | None:
-        """The state of monitoring, if a monitor runs."""
-        return "active: the programs emit events" if self.datapath.others else None
+    def status(self) -> Mapping[str, Any]:
+        monitor = "active: the programs emit events" if self.datapath.others else None
+        return {
+            "devices_not_served": self.not_served,
+            "devices_to_come": len(self.datapath.devices_to_come),
+            "flows_wait": self.flows_wait,
+            "packet_path": self.engine.path,
+            "flowtable": self._flowtable_state,
+            "attached": self.attached,
+            "monitor": monitor,
+        }
 
     def require_own_programs(self) -> None:
         """Raise NodeError if no programs of this agent are in force that could be exchanged."""
@@ -326,8 +337,17 @@ class NodeSync:
         if self.engine.path is None:
             self._choose_engine()
 
-    def choose_engine(self) -> None:
+    @property
+    def due(self) -> float:
+        """Once per sync period, since bridge settings change without an event.
+
+        Also when a reason for another engine has lasted long enough.
+        """
+        return min(self._next_choice, self.engine.due)
+
+    def turn(self) -> None:
         """Decide by the node's current state; ``changed`` becomes true if the engine changes."""
+        self._next_choice = self._clock() + self.options.sync_period
         if self.attached and self._choose_engine():
             self._written = None
 
@@ -413,3 +433,106 @@ class NodeSync:
             return {}
         without = self.datapath.without_egress
         return {each.name: _NO_EGRESS for each in self._desired.served if each.index in without}
+
+
+# Load this agent's programs, and try again with growing pauses after a failure.
+#
+# A full disk, a short lack of memory or a killed compiler must not leave a node with old programs
+# for good. Compiling takes seconds: from the second attempt on a thread does it, so that events are
+# handled meanwhile, and the programs are then loaded from the cache.
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds; each pause is twice the previous one
+POLL_SECONDS = 0.2  # while the thread compiles
+_FAILURES = (CompileError, VerifierError, KernelError, NodeError)
+
+
+class ProgramLoader(Part):
+    """``on_loaded`` is called when programs were loaded that must be attached."""
+
+    name = "programs"
+    due = math.inf
+
+    def __init__(
+        self,
+        datapath: Datapath,
+        options: Options,
+        on_loaded: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._programs = CURRENT_PROGRAMS  # or that old ones serve, and why
+        self._on_loaded = on_loaded
+        self._datapath, self._options, self._clock = datapath, options, clock
+        self._pause = FIRST_PAUSE
+        self._thread: threading.Thread | None = None
+        self._first: Future[None] | None = None  # the attempt that ``start`` began
+
+    def start(self) -> None:
+        """Begin to load: the kernel verifies programs while the rest of the agent is made."""
+        thread = ThreadPoolExecutor(1, "load")
+        self._first = thread.submit(self._load)
+        thread.shutdown(wait=False)
+
+    def stop(self) -> None:
+        """Wait until no thread loads programs any more."""
+        if self._first:
+            wait([self._first])
+
+    def started(self) -> None:
+        """Load the programs at the start, or wait for the attempt that ``start`` began.
+
+        Raises CompileError, VerifierError, KernelError or NodeError if no old ones serve.
+        """
+        try:
+            if self._first:
+                self._first.result()
+            else:
+                self._load()
+        except _FAILURES as error:
+            if not self._datapath.is_attached():
+                raise
+            self._fail(error)
+
+    def turn(self) -> None:
+        """Try to load the programs again."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._compile, name="compile", daemon=True)
+            self._thread.start()
+        if self._thread.is_alive():
+            self.due = self._clock() + POLL_SECONDS
+            return
+        self._thread = None
+        try:
+            self._load()
+        except _FAILURES as error:
+            self._fail(error)
+            return
+        self._on_loaded()
+
+    def status(self) -> Mapping[str, Any]:
+        return {"programs": self._programs}
+
+    def _compile(self) -> None:
+        """Compile into the cache; a failure occurs in ``_load`` again, and is logged there."""
+        try:
+            self._datapath.compile(self._options.paths.cache)
+        except _FAILURES as error:
+            log.debug("compiling failed: %s", error)
+
+    def _load(self) -> None:
+        self.due = math.inf
+        compiled = self._datapath.load(self._options.paths.cache)
+        log.info("programs %s", "compiled" if compiled else "from the cache")
+        self._programs, self._pause = CURRENT_PROGRAMS, FIRST_PAUSE
+
+    def _fail(self, error: Exception) -> None:
+        """Note a failure: an earlier agent's programs keep serving."""
+        if not self._datapath.programs:
+            self._programs = f"{FORMER_PROGRAMS}: {str(error).splitlines()[0]}"
+        log.error("%s\nthe loaded programs keep serving; trying again in %g s", error, self._pause)
+        self._later()
+
+    def _later(self) -> None:
+        self.due = self._clock() + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)

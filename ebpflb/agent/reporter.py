@@ -1,56 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Health, metrics and health-check node ports, from the actions of the agent's loop.
+"""The parts that only observe: health, metrics and Events, the history, sources, a kube-proxy.
 
-The reporter only observes. The loop reports each event that it applied, each requested sync, and
-the result of each sync; kube-proxy.md 10, 13.1, 14 and 16.4 define what follows.
+They are told once in each turn of the loop, after everything was written. kube-proxy.md 10, 13.1,
+14, 16.4 and 16.7 define what follows from an event, and from a sync.
 """
 
 import logging
 import time
-from collections.abc import Callable, Collection, Container, Mapping
-from itertools import islice
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from ebpflb import files
+from ebpflb.agent.audit import TABLE_NAME
+from ebpflb.agent.loop import Part, Turn
+from ebpflb.agent.on_removal.reset_worker import ConnectionsReset, ResetWorker
+from ebpflb.agent.stale_udp.worker import StaleUdpWorker
+from ebpflb.agent.sync import Sync
 from ebpflb.cluster.event_recorder import object_limit
+from ebpflb.history.recorder import History
 from ebpflb.model import annotations, events
-from ebpflb.model.addresses import Address, Family
-from ebpflb.model.cluster_state import (
-    Applied,
-    ClusterState,
-    SliceChange,
-    TriggerTimes,
-)
-from ebpflb.model.endpoints import HealthCheck, NoLocalEndpoints
-from ebpflb.model.events import MAX_LISTED, Drift, Key, Kind, named
-from ebpflb.model.objects import Node
+from ebpflb.model.addresses import host_port
+from ebpflb.model.api_servers import KeptApiServers
+from ebpflb.model.cluster_state import Applied, ClusterState, SliceChange, TriggerTimes
+from ebpflb.model.events import Disturbed, Drift, Key, Kind, SourceStatus
+from ebpflb.model.kube_proxy import Detection
 from ebpflb.options import Options
 from ebpflb.serve import status
 from ebpflb.serve.conditions import not_ready
+from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.servers import HttpServers
 from ebpflb.serve.status import AgentStatus, rfc3339
 
-if TYPE_CHECKING:
-    from ebpflb.agent.loop import Agent
-
-
 log = logging.getLogger(__name__)
-
 
 MOST_PENDING = 10_000  # Services, and slices, of one namespace that are counted
 
 
-class Reporter:
-    """Called by the agent's thread only."""
+class Reporter(Part):
+    """Health, metrics, Events, and health-check node ports."""
+
+    name = "reports"
 
     def __init__(
         self,
         servers: HttpServers,
         metrics: Metrics,
+        sync: Sync,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """``clock`` returns seconds since the epoch."""
-        self.servers, self._metrics, self._clock = servers, metrics, clock
+        self._servers, self._metrics, self._sync, self._clock = servers, metrics, sync, clock
         self._health = servers.health
         self._may_warn = object_limit().allows
         self._node_unknown = ""
@@ -58,13 +61,26 @@ class Reporter:
         self._triggers = TriggerTimes(since=clock())
         self._pending: dict[str, tuple[set[Key], set[Key]]] = {}  # of Services, of slices
 
-    def event_applied(self, change: Applied, node: Node | None) -> None:
-        """Note that an event has changed the cluster state; ``node`` is the current Node."""
+    def observe(self, turn: Turn) -> None:
+        for _, applied in turn.applied:
+            self._note_event(applied)
+        if turn.applied:
+            self._count_pending()
+            self._health.set_node(self._sync.cluster.node)
+        if turn.seconds is not None or self._sync.has_changes:
+            self._health.queued()
+            self._metrics.queued()
+        if turn.seconds is not None and turn.has_failed:
+            self._metrics.failed(turn.seconds, full=turn.full)
+        elif turn.seconds is not None:
+            self._note_sync(turn.seconds, full=turn.full)
+
+    def _note_event(self, change: Applied) -> None:
         for warning in change.warnings:
             if self._may_warn((warning.kind, warning.key)):
                 log.warning("%s", warning)
                 if annotations.is_about_one(warning.text):
-                    self.servers.record_annotation(warning)
+                    self._servers.record_annotation(warning)
         for each in change.slices.values():
             self._observe_trigger(each)
         for at, keys in enumerate((change.services, change.slices)):
@@ -72,10 +88,32 @@ class Reporter:
                 self._note_pending(key, at)
         self._metrics.service_changes(change.service_events)
         self._metrics.endpoint_changes(len(change.slices))
-        self._count_pending()
-        self._health.set_node(node)
 
-    def check_node(self, cluster: ClusterState, source: str) -> str | None:
+    def _note_sync(self, seconds: float, *, full: bool) -> None:
+        """Note that changes are in the maps: all, except some of the waiting namespaces."""
+        service_sync = self._sync.service_sync
+        waiting = service_sync.backlog.namespaces
+        self._metrics.synced(seconds, full=full)
+        self._pending = {each: its for each, its in self._pending.items() if each in waiting}
+        self._count_pending()
+        now = self._clock()
+        for family, times in self._triggers.take(waiting).items():
+            self._metrics.programmed(family, [now - time for time in times])
+        self._health.synced()
+        self._metrics.no_local_endpoints(service_sync.no_local.counts)
+        listening = self._sync.node_sync.health_check_addresses
+        self._servers.service_health.update(service_sync.health_checks, listening)
+
+    def drift_found(self, drifts: list[Drift]) -> None:
+        """Report differences that the audit had not found before."""
+        self._metrics.drift_found(drifts)
+        self._servers.record_drift(events.summary(drifts))
+
+    def status(self) -> Mapping[str, Any]:
+        unknown = self._check_node(self._sync.cluster, self._sync.options.source)
+        return {"node_unknown": unknown, "ports_not_open": self._servers.ports_not_open()}
+
+    def _check_node(self, cluster: ClusterState, source: str) -> str | None:
         """Return the problem if no Node has this node's name.
 
         A new one is logged and makes an event.
@@ -84,61 +122,11 @@ class Reporter:
         unknown = f'no Node "{cluster.node_name}" in {source}' if lacks_node else ""
         if unknown and not self._node_unknown:
             log.warning("%s: /healthz answers 503; set --hostname-override", unknown)
-            self.servers.record_unknown_node(unknown)
+            self._servers.record_unknown_node(unknown)
         elif self._node_unknown and not unknown:
             log.warning('the Node "%s" exists now', cluster.node_name)
         self._node_unknown = unknown
         return unknown or None
-
-    def sync_queued(self) -> None:
-        """Note that something has to be written to the maps."""
-        self._health.queued()
-        self._metrics.queued()
-
-    def synced(
-        self,
-        seconds: float,
-        *,
-        full: bool,
-        checks: Mapping[Key, HealthCheck],
-        listening: Mapping[Family, Collection[Address]],
-        no_local: NoLocalEndpoints,
-        waiting: Container[str],
-    ) -> None:
-        """Note that changes are in the maps (order: kube-proxy.md 16.7).
-
-        All are, except some of the namespaces in ``waiting``.
-
-        ``checks`` are the answers of health-check node ports, and ``listening`` their addresses:
-        all addresses in a family that is missing.
-        """
-        self._metrics.synced(seconds, full=full)
-        self._pending = {each: its for each, its in self._pending.items() if each in waiting}
-        self._count_pending()
-        now = self._clock()
-        for family, times in self._triggers.take(waiting).items():
-            self._metrics.programmed(family, [now - time for time in times])
-        self._health.synced()
-        self._metrics.no_local_endpoints(no_local.counts)
-        self.servers.service_health.update(checks, listening)
-
-    def published(self, status: AgentStatus, *, in_force: bool) -> None:
-        """Take a published status; ``in_force``: the audit knows of no fault of the data plane."""
-        self._health.set_in_force(in_force)
-        self._health.set_not_ready(not_ready(status))
-
-    def turned(self) -> None:
-        """Note that the loop has made a turn, and everything has been in force."""
-        self._health.turned()
-
-    def drift_found(self, drifts: list[Drift]) -> None:
-        """Report differences that the audit had not found before."""
-        self._metrics.drift_found(drifts)
-        self.servers.record_drift(events.summary(drifts))
-
-    def sync_failed(self, seconds: float, *, full: bool) -> None:
-        """Note that the pending changes could not be written, and stay pending."""
-        self._metrics.failed(seconds, full=full)
 
     def _note_pending(self, key: Key, at: int) -> None:
         keys = self._pending.setdefault(key.namespace, (set(), set()))[at]
@@ -159,78 +147,201 @@ class Reporter:
             self._triggers.changed(slice.service, slice.family, slice.trigger_time)
 
 
-# Make the agent's status from the loop's state, and publish it.
-#
-# Most turns of the loop change nothing in it: then nothing is made, reported or written. A tenant
-# may have any number of invalid objects and of Services that do not fit.
+class Recorder(Part):
+    """Has the history record each turn that changed a service port."""
 
-MOST_IN_STATUS = 1000
+    name = "history"
+    takes = (ConnectionsReset,)
+
+    def __init__(self, history: History, sync: Sync) -> None:
+        self._history, self._sync = history, sync
+
+    def take(self, message: ConnectionsReset) -> None:
+        count = f"{message.number} {message.kind}"
+        self._history.reset(message.service, host_port(*message.endpoint), count)
+
+    def observe(self, turn: Turn) -> None:
+        for event, applied in turn.applied:
+            self._history.event(event, applied)
+        for cause in turn.causes:
+            self._history.because(cause)
+        if self._sync.is_written:
+            changed = self._sync.service_sync.take_changed()
+            now = self._sync.service_sync.planner.actual
+            self._history.commit(changed, now, keep=self._sync.has_more)
+
+
+class Stale(Part):
+    """Has connections to removed endpoints end."""
+
+    name = "stale endpoints"
+    takes = (Disturbed,)
+
+    def __init__(self, udp: StaleUdpWorker, on_removal: ResetWorker, sync: Sync) -> None:
+        self._udp, self._on_removal, self._sync = udp, on_removal, sync
+
+    def take(self, message: Disturbed) -> None:
+        if message.check == TABLE_NAME:
+            self._udp.check_connections()
+
+    def observe(self, turn: Turn) -> None:
+        if turn.has_new_devices:
+            self._udp.check_connections()
+        if not self._sync.is_written:
+            return
+        if changes := self._sync.service_sync.planner.take_backend_changes():
+            self._udp.check(changes)
+        is_full = turn.full and turn.seconds is not None
+        if is_full:
+            self._udp.check_everything()
+        self._on_removal.update(self._sync.service_sync.take_watched(), all_named=is_full)
+
+    def status(self) -> Mapping[str, Any]:
+        return {
+            "udp_not_ended": self._udp.error,
+            "reset_on_removal": self._on_removal.watched_ports,
+        }
+
+
+class SourceErrors(Part):
+    """Which sources of objects, and of facts about this node, cannot be read."""
+
+    name = "sources"
+    takes = (SourceStatus,)
+
+    def __init__(self, received: Callable[[], Mapping[str, float]]) -> None:
+        """``received``: kind -> when its source last sent anything."""
+        self._received = received
+        self._errors: dict[str, str] = {}
+
+    def take(self, message: SourceStatus) -> None:
+        """Log an error once, and the recovery.
+
+        An API server is a source for each kind: its error is logged once, and its recovery when it
+        has recovered for all kinds.
+        """
+        source, error = message.source, message.error
+        self._errors.pop(source, None)
+        server = _server_of(source)
+        others = [it for name, it in self._errors.items() if _server_of(name) == server]
+        if error:
+            self._errors[source] = error
+            if error not in others:
+                log.warning("%s: %s", source, error)
+        elif not others:
+            log.info("%s: recovered", server)
+
+    def status(self) -> Mapping[str, Any]:
+        last = {kind: rfc3339(at) for kind, at in self._received().items()}
+        return {"source_errors": dict(self._errors), "last_received": last}
+
+
+def _server_of(source: str) -> str:
+    """Return the address of an API server of whose objects the source is; else the source."""
+    scheme, is_url, rest = source.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}" if is_url else source
+
+
+class BesideKubeProxy(Part):
+    """Whether a kube-proxy runs on this node, or has left anything."""
+
+    name = "kube-proxy"
+    takes = (Detection,)
+
+    def __init__(self, left_to_kube_proxy: str) -> None:
+        self._left = left_to_kube_proxy
+        self._found: Detection | None = None
+
+    def take(self, message: Detection) -> None:
+        self._found = message._replace(left_to_it=self._left)
+        if self._found.log_message:
+            log.warning("%s", self._found.log_message)
+
+    def status(self) -> Mapping[str, Any]:
+        if self._found is None:
+            return {}
+        return {"kube_proxy": self._found.message, "kube_proxy_runs": self._found.running}
+
+
+class Told(Part):
+    """The status of a worker whose turns are its own."""
+
+    def __init__(self, name: str, read: Callable[[], Mapping[str, Any]]) -> None:
+        self.name = name  # type: ignore[misc]
+        self.status = read  # type: ignore[method-assign]
 
 
 class Publisher:
-    """Other threads may read ``status``, the last published one."""
+    """Makes the agent's status and publishes it; most turns of the loop change nothing in it.
 
-    def __init__(self, options: Options, reporter: Reporter) -> None:
+    ``in_force`` says whether the audit knows of no fault of the data plane.
+    """
+
+    def __init__(self, options: Options, health: Health, in_force: Callable[[], bool]) -> None:
         begun = status.initial(node=options.node_name, source=options.source)
-        self.status = begun.changed(
+        self._status = begun.changed(
             removed_settings=options.removed_settings,
             socket_translation=options.socket_translation,
             left_to_kube_proxy=options.left_to_kube_proxy,
+            standalone=bool(options.manifests),
         )
-        self._reporter = reporter
+        self._health, self._in_force = health, in_force
         self._file = status.StatusFile(options.paths)
         self._published: object = None  # the values that the status was made from
 
-    def publish(self, status: AgentStatus, *, in_force: bool) -> None:
-        """Publish a status; ``in_force`` as in Reporter.published."""
-        if (status, in_force) != self._published:
-            self.status = status
-            self._reporter.published(status, in_force=in_force)
+    def publish(self, fields: Mapping[str, Any]) -> AgentStatus:
+        """Return the status with these fields; it is published if anything has changed."""
+        now, in_force = self._status.changed(**fields), self._in_force()
+        if (now, in_force) != self._published:
+            self._status = now
+            self._health.set_in_force(in_force)
+            self._health.set_not_ready(not_ready(now))
             # If the file could not be written, it is written in the next turn.
-            self._published = (status, in_force) if self._file.write(status) else None
+            self._published = (now, in_force) if self._file.write(now) else None
+        return self._status
 
 
-def make_status(agent: "Agent") -> AgentStatus:
-    """Return the agent's status by the loop's current state; what the start has set stays."""
-    node_sync, service_sync = agent.node_sync, agent.service_sync
-    return agent.status.changed(
-        programs=agent.loader.status,
-        lists_complete=agent.cluster.complete,
-        last_received={kind: rfc3339(at) for kind, at in agent.source.received().items()},
-        service_ports=service_sync.service_ports,
-        backends=service_sync.backends,
-        failing_parts=dict(agent.failing_parts),
-        node_unknown=agent.reporter.check_node(agent.cluster, agent.options.source),
-        source_errors=dict(agent.source_errors),
-        invalid_objects=_invalid_objects(agent.cluster),
-        object_warnings=dict(islice(agent.cluster.warnings(), MAX_LISTED)),
-        standalone=bool(agent.options.manifests),
-        claimed_twice=service_sync.contested,
-        not_programmed=dict(islice(service_sync.not_programmed.items(), MOST_IN_STATUS)),
-        set_aside=agent.endpoint_health.listed,
-        reset_on_removal=agent.on_removal.watched_ports,
-        devices_not_served=node_sync.not_served,
-        choices_lost=agent.uplink_canary.lost if node_sync.engine.is_netfilter else {},
-        devices_to_come=len(node_sync.datapath.devices_to_come),
-        flows_wait=node_sync.flows_wait,
-        ports_not_open=agent.reporter.servers.ports_not_open(),
-        ports_not_reserved=agent.ports_not_reserved,
-        sync_error=agent.sync_error,
-        udp_not_ended=agent.stale_udp.error,
-        node_not_written=agent.node_readiness.error,
-        packet_path=node_sync.packet_path,
-        flowtable=node_sync.flowtable_state,
-        kube_proxy=agent.kube_proxy,
-        kube_proxy_runs=agent.kube_proxy_runs,
-        attached=node_sync.attached,
-        monitor=node_sync.monitor,
-        in_sync=agent.in_sync,
-        drift=named(agent.audit.drift),
-        audit_errors=agent.audit.errors,
-        objects_differ=agent.doctor_audit.differ,
-    )
+# The file of the API servers, which outlives a reboot, unlike the pinned maps.
+
+log = logging.getLogger(__name__)
+
+_LARGEST_FILE = 1 << 16  # bytes
 
 
-def _invalid_objects(cluster: ClusterState) -> dict[str, str]:
-    found = islice(cluster.invalid.items(), MOST_IN_STATUS)
-    return {f"{kind} {key}": reason for (kind, key), reason in found}
+class ApiServersFile(Part):
+    """``on_change`` takes the API servers each time that they change, and those that were read."""
+
+    name = "API servers"
+
+    def __init__(
+        self,
+        path: Path,
+        cluster: ClusterState,
+        on_change: Callable[[KeptApiServers], None] = lambda _: None,
+    ) -> None:
+        self.path, self._cluster, self._on_change = path, cluster, on_change
+        self._last: KeptApiServers | None = None
+
+    def read(self) -> KeptApiServers | None:
+        """Return what an earlier agent has kept; None if there is nothing, or nothing usable."""
+        self._last = files.decode_regular(self.path, KeptApiServers, _LARGEST_FILE)
+        if self._last:
+            self._on_change(self._last)
+        return self._last
+
+    def observe(self, turn: Turn) -> None:
+        """Write the file if the API servers have changed."""
+        if not turn.seconds or turn.has_failed or not self._cluster.complete:
+            return
+        if found := self._cluster.api_servers():
+            self.keep(found)
+
+    def keep(self, found: KeptApiServers) -> None:
+        if found == self._last:
+            return
+        self._last = found
+        self._on_change(found)
+        try:
+            files.replace(self.path, msgspec.json.encode(found))
+        except OSError as error:
+            log.warning("the API servers are not kept for the next start: %s", error)

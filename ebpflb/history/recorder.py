@@ -32,9 +32,6 @@ REMOVED = WriteCause("removed", "endpoint")
 AUDIT = WriteCause("audit", "what differed from the plan")
 DEVICES = WriteCause("changed", "devices and addresses")
 CANARY = WriteCause("tried", "the canary")
-API_SERVERS = WriteCause("changed", "addresses of API servers")
-NODE_LOCAL = WriteCause("changed", "which node-local listeners answer")
-UNTRACKED = WriteCause("changed", "rules in raw")
 
 Before = Mapping[PortName, ServiceEntries]
 

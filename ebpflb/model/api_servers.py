@@ -22,12 +22,6 @@ _PORT = API_SERVERS[2]
 _Port = Annotated[int, Meta(gt=0, lt=1 << 16)]
 
 
-class Reached(NamedTuple):
-    """Where this agent's requests reach the API: a message to the agent's loop."""
-
-    places: frozenset[tuple[Address, int]]
-
-
 class ApiPlaces(NamedTuple):
     """The addresses and TCP ports that no Service takes by an external address or a NodePort.
 

@@ -8,7 +8,7 @@ may arrive before their Service and may outlive it.
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import NamedTuple, TypeVar
 
@@ -31,7 +31,8 @@ from ebpflb.model.endpoints import (
     select,
 )
 from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Removed, Replaced
-from ebpflb.model.nodes import Listener, NodeLocalPorts, Untracked
+from ebpflb.model.facts import FACTS, Fact, Values
+from ebpflb.model.nodes import NodeLocalPorts, Untracked
 from ebpflb.model.objects import EndpointSlice, Node, Service, ServiceCIDR
 from ebpflb.model.services import (
     KUBERNETES,
@@ -174,6 +175,7 @@ class NewWarnings:
 _NEEDED = frozenset({Kind.SERVICE, Kind.ENDPOINT_SLICE, Kind.NODE})
 
 _Stored = TypeVar("_Stored")
+Claimed = Callable[[], Iterable[tuple[tuple[Address, int, int], Iterable[PortName]]]]
 
 
 class ClusterState:
@@ -207,12 +209,11 @@ class ClusterState:
         self._held: set[Key] = set()  # slices of KUBERNETES that would leave it without endpoints
         self.with_passive_health: set[Key] = set()  # Services
         self.node_local = NodeLocalPorts()
-        self.untracked = Untracked()  # what rules in raw exempt
+        self.observed: dict[Fact, Values] = dict.fromkeys(Fact, frozenset())
+        self.claimed: Claimed = tuple  # who claims each frontend: a Service may ask for more
         self.api_places = NO_API_PLACES
-        self._reached: frozenset[tuple[Address, int]] = frozenset()  # by the agent's requests
         self._servers: frozenset[tuple[Address, int]] = frozenset()  # the last known API servers
-        self._own: frozenset[Address] = frozenset()  # addresses of this node
-        self._unhealthy: dict[PortName, dict[UnusedReason, frozenset[tuple[Address, int]]]] = {}
+        self.aside: dict[PortName, dict[tuple[Address, int], UnusedReason]] = {}
         self.listed: set[Kind] = set()
         self.changed_services: set[Key] = set()  # to be planned again; the reader empties it
         self.invalid: dict[tuple[Kind, Key], str] = {}  # invalid object -> what is wrong with it
@@ -231,68 +232,47 @@ class ClusterState:
             return None
         return api_servers.keep(self.slices_for(KUBERNETES))
 
-    def set_unhealthy(
-        self, name: PortName, reason: UnusedReason, places: frozenset[tuple[Address, int]]
-    ) -> None:
-        """Set which endpoints of a service port fail so: they get no new connections."""
-        others = {it: its for it, its in self._unhealthy.pop(name, {}).items() if it != reason}
-        if found := others | ({reason: places} if places else {}):
-            self._unhealthy[name] = found
-        self.changed_services.add(name.owner)
+    def observe(self, fact: Fact, values: Values) -> bool:
+        """Take all values of a fact; return whether they differ from the last ones."""
+        changed, rule = self.observed[fact] ^ values, FACTS[fact]
+        if not changed:
+            return False
+        self.observed[fact] = values
+        if rule.reason:
+            self._set_aside()
+        self.changed_services |= rule.affected(self, changed)
+        return True
 
-    @property
-    def unhealthy(self) -> Collection[PortName]:
-        """The service ports that have endpoints set aside by what this node has seen."""
-        return self._unhealthy.keys()
+    def _set_aside(self) -> None:
+        self.aside = {}
+        for fact, rule in FACTS.items():
+            if rule.reason:
+                for name, place in self.observed[fact]:
+                    self.aside.setdefault(name, {})[place] = rule.reason
 
     def set_aside(self, name: PortName) -> SetAside:
-        """Return the endpoints of a service port that do not answer this node."""
-        if unhealthy := self._unhealthy.get(name):
-            return {place: it for it, places in unhealthy.items() for place in places}
-        return NONE_SET_ASIDE
+        """Return the endpoints of a service port that this node sets aside."""
+        return self.aside.get(name, NONE_SET_ASIDE)
 
-    def set_answering(self, answering: frozenset[Listener]) -> None:
-        """Set which node-local listeners answer: sockets are connected to them."""
-        self.changed_services |= self.node_local.set_answering(answering)
-
-    def set_untracked(
-        self,
-        untracked: Untracked,
-        frontends: Iterable[tuple[tuple[Address, int, int], Iterable[PortName]]],
-    ) -> None:
-        """Set what rules in raw exempt; the Services with such a frontend are planned again.
-
-        ``frontends``: who claims each; a Service may ask for more than is made.
-        """
-        before, self.untracked = self.untracked, untracked
-        changed = Untracked(before.destinations ^ untracked.destinations)
-        for frontend, names in frontends:
-            if changed.has(*frontend):
-                self.changed_services.update(name.owner for name in names)
-
-    def set_reached(self, places: frozenset[tuple[Address, int]]) -> None:
-        """Set where the agent's requests reach the API: no Service takes these places."""
-        self._reached = places
-        self._set_api_places()
+    @property
+    def untracked(self) -> Untracked:
+        """What rules in raw exempt."""
+        return Untracked(self.observed[Fact.UNTRACKED_DESTINATIONS])
 
     def set_former_servers(self, servers: frozenset[tuple[Address, int]]) -> None:
         """Set the API servers that an earlier agent has left, until their slices are received."""
         self._servers = self._servers or servers
-        self._set_api_places()
+        self.changed_services |= self.renew_api_places()
 
-    def set_own_addresses(self, own: frozenset[Address]) -> None:
-        """Set this node's addresses: an API server at one of them is not hidden by a NodePort."""
-        self._own = own
-        self._set_api_places()
-
-    def _set_api_places(self) -> None:
-        """Compute the places, and let the Services that want one of them be planned again."""
+    def renew_api_places(self) -> set[Key]:
+        """Compute the places of API servers; return the Services for which they have changed."""
         self._servers = api_servers.endpoints_of(self.slices_for(KUBERNETES)) or self._servers
-        before, now = self.api_places, api_places(self._reached, self._servers, self._own)
-        if now == before:
-            return
+        reached, own = self.observed[Fact.REACHED_SERVERS], self.observed[Fact.OWN_ADDRESSES]
+        before, now = self.api_places, api_places(reached, self._servers, own)
         self.api_places, wanted = now, before.taken | now.taken
-        self.changed_services |= {
+        if now == before:
+            return set()
+        return {
             key
             for key, ports in self.services.items()
             if any(not wanted.isdisjoint(port.places) for port in ports)
@@ -455,7 +435,7 @@ class ClusterState:
             self.changed_services.add(stored.service)
             self._release(key, stored)
             if stored.service == KUBERNETES:
-                self._set_api_places()
+                self.changed_services |= self.renew_api_places()
         return self._slice_warnings.of(key, warnings)
 
     def _service_cidrs(self) -> frozenset[Network]:
@@ -534,7 +514,7 @@ class ClusterState:
         if not others:
             del self.slices_of[service]
         if service == KUBERNETES:
-            self._set_api_places()
+            self.changed_services |= self.renew_api_places()
 
 
 def _stored(

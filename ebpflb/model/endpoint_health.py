@@ -40,12 +40,6 @@ class Outcome(NamedTuple):
     has_failed: bool
 
 
-class Outcomes(NamedTuple):
-    """A message to the agent's loop."""
-
-    outcomes: tuple[Outcome, ...]
-
-
 class _Record(Struct):
     """``times``: how often it was set aside. ``until``: by the caller's clock; 0: in use again."""
 

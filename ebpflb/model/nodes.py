@@ -174,12 +174,6 @@ class Listener(NamedTuple):
     protocol: Protocol
 
 
-class Answering(NamedTuple):
-    """A message to the agent's loop: the listeners that answer now."""
-
-    listeners: frozenset[Listener]
-
-
 def listener(port: ServicePort) -> Listener | None:
     """Return the listener that a service port names."""
     if port.node_local is None:
@@ -188,14 +182,10 @@ def listener(port: ServicePort) -> Listener | None:
 
 
 class NodeLocalPorts:
-    """The Services that name listeners, and ``answering``, those that answer.
-
-    ``changed``: since the last call of ``take_wanted``.
-    """
+    """The Services that name listeners; ``changed``: since the last call of ``take_wanted``."""
 
     def __init__(self) -> None:
         self._ports: dict[Key, tuple[ServicePort, ...]] = {}
-        self.answering: frozenset[Listener] = frozenset()
         self.changed = True
 
     def name(self, key: Key, ports: Iterable[ServicePort]) -> None:
@@ -205,14 +195,9 @@ class NodeLocalPorts:
         if named:
             self._ports[key] = named
 
-    def set_answering(self, answering: frozenset[Listener]) -> set[Key]:
-        """Set which listeners answer; return the Services of those that have changed."""
-        changed, self.answering = self.answering ^ answering, answering
-        return {key for key, ports in self._ports.items() if changed & set(map(listener, ports))}
-
-    def serving(self, port: ServicePort) -> Address | None:
-        """Return the address of the listener that serves a port's sockets, if it answers."""
-        return port.node_local if listener(port) in self.answering else None
+    def naming(self, listeners: frozenset[Listener]) -> set[Key]:
+        """Return the Services that name one of these listeners."""
+        return {key for key, ports in self._ports.items() if listeners & set(map(listener, ports))}
 
     def take_wanted(self) -> frozenset[Listener]:
         """Return the listeners that are asked: at most MOST, those of the oldest Services."""
@@ -324,7 +309,7 @@ class Destination(NamedTuple):
 
 
 class Untracked(NamedTuple):
-    """A message to the agent's loop: the destinations that rules exempt now."""
+    """The destinations that rules exempt."""
 
     destinations: frozenset[Destination] = frozenset()
 

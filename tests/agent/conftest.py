@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.agent import engine_choice
+from ebpflb.agent import engine
 from ebpflb.kernel.node import sysctls
 from ebpflb.model.addresses import Family
 from tests.agent.fakes import Harness
@@ -22,7 +22,7 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness
     reserved = tmp_path / "reserved"
     reserved.write_text("\n")
     monkeypatch.setattr(sysctls, "RESERVED", reserved)
-    monkeypatch.setattr(engine_choice, "bridge_calls", lambda: dict.fromkeys(Family, False))
+    monkeypatch.setattr(engine, "bridge_calls", lambda: dict.fromkeys(Family, False))
     made = Harness(tmp_path)
     yield made
     if hasattr(made, "thread"):

@@ -8,19 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from ebpflb.agent import Agent
-from ebpflb.agent.api_servers import ApiServersFile
-from ebpflb.agent.audit import Audit, HooksCheck
-from ebpflb.agent.doctor_audit import DoctorAudit
-from ebpflb.agent.endpoint_health import EndpointHealthSync
-from ebpflb.agent.engine_choice import EngineChoice
-from ebpflb.agent.loop import Inbox, Message, Stop
-from ebpflb.agent.node_local import NodeLocalSync
-from ebpflb.agent.node_readiness import NodeReadiness
-from ebpflb.agent.node_sync import NodeSync
+from ebpflb.agent.audit import Audit, DoctorAudit, HooksCheck
+from ebpflb.agent.canary_sync import CanarySync
+from ebpflb.agent.engine import EngineChoice
+from ebpflb.agent.loop import Inbox, Part, Stop
+from ebpflb.agent.node_sync import NodeSync, ProgramLoader
 from ebpflb.agent.on_removal.reset_worker import ResetWorker
-from ebpflb.agent.program_loader import ProgramLoader
-from ebpflb.agent.reporter import Reporter
+from ebpflb.agent.reporter import (
+    ApiServersFile,
+    BesideKubeProxy,
+    Publisher,
+    Recorder,
+    Reporter,
+    SourceErrors,
+    Stale,
+)
 from ebpflb.agent.service_sync import ServiceSync
+from ebpflb.agent.sync import Sync
 from ebpflb.cluster import decoding
 from ebpflb.entries.services import Settings
 from ebpflb.errors import EbpflbError, NodeError
@@ -29,6 +33,7 @@ from ebpflb.kernel.map_writer import CAPACITY
 from ebpflb.kernel.node import sysctls
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
+from ebpflb.model import events
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.cluster_state import Applied, ClusterState, ObjectWarning
 from ebpflb.model.devices import Devices
@@ -39,12 +44,11 @@ from ebpflb.model.events import (
     Key,
     Kind,
     ObjectEvent,
-    Part,
     ReadObject,
     Replaced,
     SourceStatus,
+    in_force,
 )
-from ebpflb.model.nodes import OFF, Listener
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.options import REPORT, Options, Paths
@@ -223,13 +227,6 @@ class FakeSource:
         self.state = "stopped"
 
 
-class FakeDeviceWatch:
-    """Emits nothing by itself either."""
-
-    def start(self) -> None:
-        pass
-
-
 class FakeLock:
     """The state directory's: ``lost`` until it is restored, unless another agent has it."""
 
@@ -237,7 +234,7 @@ class FakeLock:
 
     def faults(self) -> Iterator[Drift]:
         if self.lost:
-            yield Drift(Part.PIN, "lock of /state", "is not held any more")
+            yield Drift(events.Part.PIN, "lock of /state", "is not held any more")
 
     def restore(self) -> bool:
         self.lost = self.lost and self.others
@@ -263,42 +260,6 @@ class FakeHistory:
         pass
 
 
-class FakeEndpointWatch:
-    """It reads no counts; ``wanted`` is the argument of the last ``set``."""
-
-    wanted = False
-
-    def set(self, *, wanted: bool) -> None:
-        self.wanted = wanted
-
-
-def endpoint_health(
-    cluster: ClusterState,
-    because: Callable[[WriteCause], None],
-    clock: Callable[[], float],
-    watch: FakeEndpointWatch | None = None,
-    record: Callable[[Key, str], None] = lambda service, note: None,
-) -> EndpointHealthSync:
-    watching: Any = watch or FakeEndpointWatch()
-    return EndpointHealthSync(cluster, watching, because, record, clock)
-
-
-class FakeNodeLocalWatch:
-    """It asks nobody; ``wanted`` is the argument of the last ``set``."""
-
-    wanted: frozenset[Listener] = frozenset()
-
-    def set(self, wanted: frozenset[Listener]) -> None:
-        self.wanted = wanted
-
-
-def node_local(
-    cluster: ClusterState, clock: Callable[[], float], watch: FakeNodeLocalWatch | None = None
-) -> NodeLocalSync:
-    watching: Any = watch or FakeNodeLocalWatch()
-    return NodeLocalSync(cluster, watching, clock)
-
-
 class FakeServiceHealth:
     """Health-check node ports that no client can reach."""
 
@@ -311,17 +272,6 @@ class FakeServiceHealth:
     ) -> None:
         self.wanted.append({**wanted})
         self.addresses.append(addresses)
-
-
-class FakeUplinkCanary:
-    """Records the uplinks that it is told of."""
-
-    def __init__(self) -> None:
-        self.lost: dict[str, str] = {}
-        self.uplinks: Any = None
-
-    def look_at(self, uplinks: Any) -> None:
-        self.uplinks = uplinks
 
 
 class FakeStaleUdpWorker:
@@ -357,14 +307,12 @@ class Harness:
         self.metrics = Metrics()
         self.service_health = FakeServiceHealth()
         self.stale_udp = FakeStaleUdpWorker()
-        self.uplink_canary = FakeUplinkCanary()
-        self.source = FakeSource()
+        self.history = FakeHistory()
+        self.on_removal = ResetWorker({}, (), {})
+        self.more_parts: list[Part] = []
         self.events: list[str] = []
         self.annotations: list[ObjectWarning] = []  # events about them
         self.lacks: list[tuple[Key, str]] = []  # events about Services that do not fit
-        self.set_aside: list[tuple[Key, str]] = []  # events about endpoints
-        self.endpoint_watch = FakeEndpointWatch()
-        self.node_local_watch = FakeNodeLocalWatch()
         self.clock: Callable[[], float] = time.monotonic
         self.now = 0.0  # of a test's own clock
         self.lock = FakeLock()
@@ -380,49 +328,56 @@ class Harness:
             bind_address=self.options.bind_address,
             admission=self.options.admission,
         )
-        node_sync = NodeSync(self.options, datapath, cluster, self.engine)
+        self.cluster, self.inbox = cluster, Inbox()
+        self.node_sync = NodeSync(self.options, datapath, cluster, self.engine, clock=self.clock)
+        self.service_sync = ServiceSync(
+            datapath, cluster, self.node_sync, record_lack=self.record_lack
+        )
         fakes: Any = self
-        reporter = Reporter(fakes, self.metrics)
-        service_sync = ServiceSync(datapath, cluster, node_sync, record_lack=self.record_lack)
-        checks = [HooksCheck(node_sync, fakes.lock, self._end)]
-        self.loader = ProgramLoader(datapath, self.options)
-        audit = Audit(checks, reporter.drift_found, report_only=self.options.audit == REPORT)
-        self.doctor_audit = DoctorAudit(self.options, lambda call: self.agent.inbox.put(call))
-        self.doctor_audit.audit = audit
+        self.sync = Sync(self.node_sync, self.service_sync, fakes.host(), self.clock)
+        reporter = Reporter(fakes, self.metrics, self.sync)
+        checks = [HooksCheck(self.node_sync, fakes.lock, self._end)]
+        self.audit = Audit(checks, reporter.drift_found, report_only=self.options.audit == REPORT)
+        self.doctor_audit = DoctorAudit(self.options, self.inbox.ask, cluster, self.audit)
+        self.loader = ProgramLoader(datapath, self.options, self.sync.programs_loaded)
+        self.canary = CanarySync(self.sync, self.clock)
         self.agent = Agent(
-            options=self.options,
-            inbox=Inbox(),
-            cluster=cluster,
-            node_sync=node_sync,
-            service_sync=service_sync,
-            reporter=reporter,
-            loader=self.loader,
-            audit=audit,
-            doctor_audit=self.doctor_audit,
-            host=FakeHost(self.options),  # type: ignore[arg-type]
-            api_servers_file=ApiServersFile(Path("/nowhere/api-servers.json")),
-            clock=self.clock,
-            **self._others(cluster),
+            self.inbox,
+            self._parts(reporter),
+            self.sync,
+            self._publisher().publish,
+            self.health.turned,
+            self.clock,
         )
         record = self.options.paths.failure_file
-        parts.connect(self.agent.inbox.put, lambda: self.agent.inbox.put(Stop()), record)
+        parts.connect(self.inbox.put, self._end, record)
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
 
-    def _others(self, cluster: ClusterState) -> dict[str, Any]:
-        history = FakeHistory()
-        to = history.because, self.clock, self.endpoint_watch, self._record_aside
-        return {
-            "source": self.source,
-            "device_watch": FakeDeviceWatch(),
-            "stale_udp": self.stale_udp,
-            "uplink_canary": self.uplink_canary,
-            "on_removal": ResetWorker({}, (), {}),
-            "history": history,
-            "endpoint_health": endpoint_health(cluster, *to),
-            "node_local": node_local(cluster, self.clock, self.node_local_watch),
-            "node_readiness": NodeReadiness(OFF, self.options.node_name, self.health, None),
-        }
+    def _parts(self, reporter: Reporter) -> list[Part]:
+        """As build.py lists them."""
+        fakes: Any = self
+        return [
+            *(self.loader, self.canary, self.sync, self.service_sync, self.node_sync, self.audit),
+            *(reporter, Stale(fakes.stale_udp, self.on_removal, self.sync)),
+            *(
+                Recorder(fakes.history, self.sync),
+                SourceErrors(dict),
+                self.doctor_audit,
+                BesideKubeProxy(""),
+            ),
+            ApiServersFile(Path("/nowhere/api-servers.json"), self.cluster),
+            *self.more_parts,
+        ]
+
+    def _publisher(self) -> Publisher:
+        def is_in_force() -> bool:
+            return in_force(self.audit.drift) and self.node_sync.is_reached
+
+        return Publisher(self.options, self.health, is_in_force)
+
+    def host(self) -> FakeHost:
+        return FakeHost(self.options)
 
     def ports_not_open(self) -> dict[str, str]:
         return {}
@@ -430,14 +385,11 @@ class Harness:
     def record_lack(self, service: Key, reason: str) -> None:
         self.lacks.append((service, reason))
 
-    def _record_aside(self, service: Key, note: str) -> None:
-        self.set_aside.append((service, note))
-
-    def send(self, *events: Message) -> None:
+    def send(self, *events: object) -> None:
         """Returns when the agent has taken them and has done what it could at once."""
         self.sent += 1
         for event in (*events, SourceStatus("sent", str(self.sent))):
-            self.agent.inbox.put(event)
+            self.inbox.put(event)
         self.wait_for(lambda status: status.source_errors.get("sent") == str(self.sent))
 
     def wait_for(self, condition: Callable[[AgentStatus], object]) -> AgentStatus:
@@ -454,7 +406,7 @@ class Harness:
         self.thread.join(60)
 
     def _end(self) -> None:
-        self.agent.inbox.put(Stop())
+        self.inbox.put(Stop())
 
     def _run(self) -> None:
         try:
@@ -500,7 +452,7 @@ WEB = PortName("default", "web", "", Protocol.TCP, Family.IPV4)  # the port of `
 
 def used(harness: Harness) -> set[str]:
     """The endpoints of the only service port that are in its cluster list."""
-    (entries,) = harness.agent.service_sync.planner.actual.values()
+    (entries,) = harness.service_sync.planner.actual.values()
     return {str(each.address) for each in entries.backends if "cluster" in each.flags}
 
 

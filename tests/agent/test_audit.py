@@ -12,6 +12,7 @@ from ebpflb.agent.audit import Audit, AuditCheck, TableCheck
 from ebpflb.errors import KernelError
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.events import (
+    Disturbed,
     Drift,
     Kind,
     Part,
@@ -186,12 +187,12 @@ def test_what_is_disturbed_is_looked_at_at_once() -> None:
     it.turn()
     assert it.due > clock() + 4
     check.drift = [HOOK]
-    it.wake("things")
+    it.take(Disturbed("things"))
     assert it.due < clock() + audit.SHARE * 0.02
     clock.now = it.due
     it.turn()
     assert told == [HOOK]
-    it.wake("no such check")
+    it.take(Disturbed("no such check"))
 
 
 class FakeNatWatch:

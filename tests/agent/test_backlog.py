@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
-from ebpflb.agent.backlog import BURST, RATE, SLICE_COST, Backlog, Budget, Step
+from ebpflb.agent.service_sync import BURST, RATE, SLICE_COST, Backlog, Budget, Step
 from ebpflb.entries.services import Frontend
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
@@ -198,7 +198,7 @@ def test_a_port_that_is_renamed_is_served_all_the_time(harness: Harness) -> None
     written = harness.datapath.maps.services
     wait_until("it is served", lambda: frontends <= written.keys())
     harness.send(*two_ports("b", "c"))
-    actual = harness.agent.service_sync.planner.actual
+    actual = harness.service_sync.planner.actual
     wait_until("it is renamed", lambda: {name.port for name in [*actual]} == {"b", "c"})
     removed = [each for plan in harness.datapath.plans for each in plan.removed_services]
     assert not frontends.intersection(removed)

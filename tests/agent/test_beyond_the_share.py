@@ -52,7 +52,7 @@ def tenant(harness: Harness) -> Harness:
 
 
 def wanted(harness: Harness) -> Size:
-    return harness.agent.service_sync.planner.claims.wanted.get("tenant", NOTHING)
+    return harness.service_sync.planner.claims.wanted.get("tenant", NOTHING)
 
 
 def is_whole(harness: Harness) -> bool:

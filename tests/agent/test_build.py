@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.agent import Inbox, build, build_agent, engine_choice
+from ebpflb.agent import Inbox, build, build_agent, engine
 from ebpflb.errors import KernelError
 from ebpflb.kernel.maps.state_dir import StateLock
 from ebpflb.options import Options, Paths
@@ -30,7 +30,7 @@ def test_objects_are_listed_while_the_agent_is_made(
 
     monkeypatch.setattr(build, "make_source", lambda *_, **__: source)
     monkeypatch.setattr(build, "Datapath", open_none)
-    monkeypatch.setattr(engine_choice, "probe_netfilter", lambda options: (None, False))
+    monkeypatch.setattr(engine, "probe_netfilter", lambda options: (None, False))
     paths = Paths(tmp_path / "state", tmp_path)
     lock = agent_lock.AgentLock(paths, StateLock(paths.state))
     made = build_agent(Options(paths, "node-1", tmp_path, manifests=tmp_path), {}, lock, Inbox())

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Doctor's canary in the agent: for how long it is there, when it is refused, what it disturbs."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
@@ -11,7 +10,7 @@ import pytest
 
 from ebpflb.agent import canary_sync
 from ebpflb.agent.canary_sync import CanaryRequests
-from ebpflb.agent.inspection import Call
+from ebpflb.agent.inspection import local_pages
 from ebpflb.errors import KernelError
 from ebpflb.kernel.map_writer import CAPACITY
 from ebpflb.lab import manifests
@@ -19,20 +18,21 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.model.events import Kind
 from ebpflb.model.packet_path import Engine
 from ebpflb.plan.canary import UplinkReport, is_canary
-from ebpflb.serve.listener import Request, Response
+from ebpflb.serve.listener import Handler, Request, Response
 from tests.agent.fakes import Harness, changed, engine_choice, listed, service, slices
 
 WISH = {"nodeport": "30999"}
 
 
 @pytest.fixture
-def asked(harness: Harness) -> CanaryRequests:
+def asked(harness: Harness) -> Handler:
     """Of an agent that is not started yet."""
-    return CanaryRequests(
-        lambda order: harness.agent.inbox.put(order),
-        lambda: UplinkReport({"eth0": ""}),
-        lambda _: Response(404, b""),
-    )
+
+    def canary(request: Request) -> Response:
+        uplinks = UplinkReport({"eth0": ""})
+        return CanaryRequests(harness.inbox.ask, harness.canary, lambda: uplinks).respond(request)
+
+    return local_pages({"/v1/canary/": canary})
 
 
 def begin(harness: Harness) -> None:
@@ -46,8 +46,8 @@ def begin(harness: Harness) -> None:
     harness.wait_for(lambda status: status.in_sync)
 
 
-def ask(asked: CanaryRequests, what: str, query: Any) -> tuple[int, Any]:
-    response = asked.respond(Request(f"/v1/canary/{what}", "", urlencode(query)))
+def ask(asked: Handler, what: str, query: Any) -> tuple[int, Any]:
+    response = asked(Request(f"/v1/canary/{what}", "", urlencode(query)))
     return response.status, msgspec.json.decode(response.body)
 
 
@@ -56,7 +56,7 @@ def written(harness: Harness) -> list[str]:
     return [str(name) for name in names if is_canary(name)]
 
 
-def test_from_its_beginning_to_its_end(harness: Harness, asked: CanaryRequests) -> None:
+def test_from_its_beginning_to_its_end(harness: Harness, asked: Handler) -> None:
     """It is in the maps when it is answered; nothing else is, and nobody counts it."""
     begin(harness)
     before = harness.status
@@ -75,17 +75,13 @@ def test_frames_beside_doctor(harness: Harness) -> None:
     """The agent's frames use doctor's canary and leave it; their own is withdrawn."""
     harness.engine = engine_choice(Engine.NETFILTER)
     begin(harness)
-    canary = harness.agent.canary
+    canary = harness.canary
 
     def frames() -> bool:
         canary.begin_frames()
         return canary.end_frames()
 
-    def call(do: Callable[[], Any]) -> Any:
-        made = Call(lambda *_: do())
-        harness.agent.inbox.put(made)
-        return made.result()
-
+    call = harness.inbox.ask
     assert call(frames) and written(harness) == []
     lease = call(lambda: canary.hold(30999))
     assert call(frames) and call(lambda: canary.hold(30999)) == lease
@@ -95,7 +91,7 @@ def test_frames_beside_doctor(harness: Harness) -> None:
 
 
 def test_it_ends_by_itself(
-    harness: Harness, asked: CanaryRequests, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, asked: Handler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where its lease is not renewed: doctor has been killed."""
     monkeypatch.setattr(canary_sync, "LEASE_SECONDS", 0.05)
@@ -104,7 +100,7 @@ def test_it_ends_by_itself(
     wait_until("it is withdrawn", lambda: not written(harness))
 
 
-def test_all_is_written_anew(harness: Harness, asked: CanaryRequests) -> None:
+def test_all_is_written_anew(harness: Harness, asked: Handler) -> None:
     """After a write that failed there is no canary; the doctor that goes on gets another one."""
     begin(harness)
     _, lease = ask(asked, "hold", WISH)
@@ -115,7 +111,7 @@ def test_all_is_written_anew(harness: Harness, asked: CanaryRequests) -> None:
     assert ask(asked, "hold", WISH)[1] != lease
 
 
-def test_its_own_write_fails(harness: Harness, asked: CanaryRequests) -> None:
+def test_its_own_write_fails(harness: Harness, asked: Handler) -> None:
     """It is refused with the reason, and the agent writes everything anew."""
     begin(harness)
     harness.datapath.failures.append(KernelError("map services", 28, "no space"))
@@ -125,15 +121,13 @@ def test_its_own_write_fails(harness: Harness, asked: CanaryRequests) -> None:
     wait_until("nothing of it is there", lambda: not written(harness))
 
 
-def test_a_mistake_of_ours_in_its_write(harness: Harness, asked: CanaryRequests) -> None:
+def test_a_mistake_of_ours_in_its_write(harness: Harness, asked: Handler) -> None:
     """Whatever is raised, the agent does not take for written what is not: it writes all anew."""
     begin(harness)
     harness.datapath.failures.append(RuntimeError("a mistake"))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="a mistake"):
         ask(asked, "hold", WISH)
-    harness.wait_for(
-        lambda status: status.in_sync and not harness.agent.service_sync.must_start_over
-    )
+    harness.wait_for(lambda status: status.in_sync and not harness.service_sync.must_start_over)
     wait_until("nothing of it is there", lambda: not written(harness))
 
 
@@ -148,7 +142,7 @@ def test_a_mistake_of_ours_in_its_write(harness: Harness, asked: CanaryRequests)
         {"source_ranges": 1},
     ],
 )
-def test_a_full_map(harness: Harness, asked: CanaryRequests, small: dict[str, int]) -> None:
+def test_a_full_map(harness: Harness, asked: Handler, small: dict[str, int]) -> None:
     """No canary, no trace of one, and no Service that waits for space."""
     harness.datapath.capacity = CAPACITY._replace(**small)
     begin(harness)
@@ -157,10 +151,10 @@ def test_a_full_map(harness: Harness, asked: CanaryRequests, small: dict[str, in
     assert written(harness) == []
     harness.send()
     assert not harness.status.not_programmed and harness.status.service_ports == 1
-    assert not any(is_canary(it) for it in harness.agent.service_sync.planner.claims.desired)
+    assert not any(is_canary(it) for it in harness.service_sync.planner.claims.desired)
 
 
-def test_a_nodeport_of_a_service(harness: Harness, asked: CanaryRequests) -> None:
+def test_a_nodeport_of_a_service(harness: Harness, asked: Handler) -> None:
     begin(harness)
     port = {"port": 80, "protocol": "TCP", "nodePort": 30999}
     harness.send(
@@ -178,7 +172,7 @@ def test_a_nodeport_of_a_service(harness: Harness, asked: CanaryRequests) -> Non
     ],
 )
 def test_not_with_these_options(
-    harness: Harness, asked: CanaryRequests, options: dict[str, Any], said: str
+    harness: Harness, asked: Handler, options: dict[str, Any], said: str
 ) -> None:
     harness.options = replace(harness.options, **options)
     begin(harness)
@@ -187,7 +181,7 @@ def test_not_with_these_options(
 
 
 @pytest.mark.parametrize("wrong", [{}, {"nodeport": "0"}, {"nodeport": "65536"}, {"nodeport": "x"}])
-def test_wrong_requests(harness: Harness, asked: CanaryRequests, wrong: dict[str, str]) -> None:
+def test_wrong_requests(harness: Harness, asked: Handler, wrong: dict[str, str]) -> None:
     """An error, and the agent goes on."""
     begin(harness)
     assert ask(asked, "hold", wrong)[0] == 400

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.agent import doctor_audit
-from ebpflb.agent.doctor_audit import listed as fresh_list
+from ebpflb.agent import audit
+from ebpflb.agent.audit import listed as fresh_list
 from ebpflb.errors import ClusterError
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Changed, Drift, Key, Kind, ObjectEvent, Part
@@ -55,8 +55,8 @@ def lists(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> Lists:
     found = Lists(harness)
     found.cluster = ClusterState(harness.options.node_name)
     found.apply(*EVENTS)
-    monkeypatch.setattr(doctor_audit, "listed", found)
-    monkeypatch.setattr(doctor_audit, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(audit, "listed", found)
+    monkeypatch.setattr(audit, "AGAIN_SECONDS", 0.01)
     return found
 
 

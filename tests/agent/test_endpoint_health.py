@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent sets endpoints aside that do not answer, says so, and brings them back."""
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
@@ -14,9 +13,8 @@ from ebpflb.agent.endpoint_health import MAP, MOST_OUTCOMES, EndpointWatch
 from ebpflb.entries.services import Backend
 from ebpflb.kernel.maps.layout import MAPS
 from ebpflb.kernel.maps.records import BackendHealth, ServiceBackend, record
-from ebpflb.lab.agents import wait_until
 from ebpflb.model.annotations import HEALTH_ANNOTATION, HEALTH_PASSIVE
-from ebpflb.model.endpoint_health import Outcome, Outcomes
+from ebpflb.model.endpoint_health import Outcome
 from ebpflb.model.events import Key, Kind
 from ebpflb.model.services import PortName
 from tests.agent.fakes import WEB, Harness, Json, changed, lists, service, slices, used
@@ -24,18 +22,64 @@ from tests.agent.fakes import WEB, Harness, Json, changed, lists, service, slice
 IPS = "10.1.0.1", "10.1.0.2", "10.1.0.3"
 
 
+class Watched(EndpointWatch):
+    """Without a program; ``counted``: what the next turn reads, if it is not None."""
+
+    counted: tuple[Outcome, ...] | None = None
+
+    def _attach(self) -> None:
+        self._link = -1
+
+    def _watch_packets(self, *, watched: bool) -> None:
+        pass
+
+    def _detach(self) -> None:
+        self._link = None
+
+    @property
+    def is_attached(self) -> bool:
+        return self._link is not None
+
+    def _read(self) -> list[Outcome]:
+        if self.counted is None:
+            return super()._read()
+        read, self.counted = list(self.counted), ()
+        return read
+
+
+class Watching:
+    """An agent that serves a Service with three endpoints, and its watch, whose turns are here."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.agent, self.now = Harness(folder), 1000.0
+        self.agent.options = replace(self.agent.options, **options)
+        self.agent.start()
+        self.agent.send(*lists(service("web", "10.96.0.1"), *IPS))
+        self.events: list[tuple[Key, str]] = []
+        inbox = self.agent.inbox
+        self.watch = Watched(
+            {},
+            *(folder, folder, self.agent.cluster, inbox.put, inbox.ask, self._record),
+            clock=lambda: self.now,
+        )
+
+    def _record(self, service: Key, note: str) -> None:
+        self.events.append((service, note))
+
+    def turn(self, *counted: Outcome) -> set[str]:
+        """What is counted, if anything, is read; return which endpoints are used then."""
+        self.watch.counted = counted
+        self.watch.turn()
+        self.agent.send()
+        return used(self.agent)
+
+
 @pytest.fixture
-def harness(tmp_path: Path) -> Iterator[Harness]:
-    """A Service with three endpoints is served."""
-    made = Harness(tmp_path)
-    made.options = replace(made.options, endpoint_health=HEALTH_PASSIVE)
-    made.now = 1000.0
-    made.clock = lambda: made.now
-    made.start()
-    made.send(*lists(service("web", "10.96.0.1"), *IPS))
+def watching(tmp_path: Path) -> Iterator[Watching]:
+    made = Watching(tmp_path, endpoint_health=HEALTH_PASSIVE)
     yield made
-    made.stop()
-    assert made.error is None
+    made.agent.stop()
+    assert made.agent.error is None
 
 
 def annotated(word: str) -> Json:
@@ -46,63 +90,51 @@ def outcome(ip: str, *, opened: bool = False, failed: bool = True) -> Outcome:
     return Outcome(WEB, (ip_address(ip), 8080), opened, failed)
 
 
-def counted(harness: Harness, *outcomes: Outcome) -> None:
-    harness.agent.inbox.put(Outcomes(outcomes))
-    harness.send()
-
-
-def test_what_fails_gets_no_connections_for_its_time(harness: Harness) -> None:
+def test_what_fails_gets_no_connections_for_its_time(watching: Watching) -> None:
     """One Event and the metrics say so, the status names it, and its existing flows stay."""
-    health = harness.agent.endpoint_health
-    counted(harness, outcome(IPS[0]))
-    assert used(harness) == set(IPS[1:])
-    assert len(harness.agent.service_sync.planner.actual[WEB].backends) == 3
-    [(about, note)] = harness.set_aside
+    watch, harness = watching.watch, watching.agent
+    assert watching.turn(outcome(IPS[0])) == set(IPS[1:])
+    assert len(harness.service_sync.planner.actual[WEB].backends) == 3
+    [(about, note)] = watching.events
     assert about == Key("default", "web")
     assert note.startswith("endpoint 10.1.0.1:8080 is set aside on this node for 10 s")
     assert harness.status.set_aside == {"default/web/TCP": "10.1.0.1:8080"}
-    assert (health.count, health.times) == (1, 1)
-    assert health.due == harness.now + 10
-    harness.now += 11
-    harness.send()
-    assert used(harness) == set(IPS)
+    assert (watch.count, watch.times) == (1, 1)
+    watching.now += 9
+    assert watching.turn() == set(IPS[1:])
+    watching.now += 1
+    assert watching.turn() == set(IPS)
     assert not harness.status.set_aside
-    assert (health.count, health.times) == (0, 1)
+    assert (watch.count, watch.times) == (0, 1)
 
 
-def test_a_connection_that_opens_brings_it_back(harness: Harness) -> None:
-    counted(harness, outcome(IPS[0]))
-    counted(harness, outcome(IPS[0], opened=True, failed=False))
-    assert used(harness) == set(IPS)
+def test_a_connection_that_opens_brings_it_back(watching: Watching) -> None:
+    watching.turn(outcome(IPS[0]))
+    assert watching.turn(outcome(IPS[0], opened=True, failed=False)) == set(IPS)
 
 
-def test_one_that_the_api_made_ready_again_begins_anew(harness: Harness) -> None:
-    counted(harness, outcome(IPS[0]))
-    harness.send(changed(Kind.ENDPOINT_SLICE, slices("web", *IPS[1:])))
-    harness.send(changed(Kind.ENDPOINT_SLICE, slices("web", *IPS)))
-    assert used(harness) == set(IPS)
-    assert harness.agent.endpoint_health.due == math.inf
+def test_one_that_the_api_made_ready_again_begins_anew(watching: Watching) -> None:
+    watching.turn(outcome(IPS[0]))
+    for ips in (IPS[1:], IPS):
+        watching.agent.send(changed(Kind.ENDPOINT_SLICE, slices("web", *ips)))
+        assert watching.turn() == set(ips)
 
 
 @pytest.mark.parametrize("word", ["Passive", "node", ""])
-def test_another_word_is_an_event_and_the_default_counts(harness: Harness, word: str) -> None:
-    harness.send(changed(Kind.SERVICE, annotated(word)))
-    [warning] = harness.annotations
+def test_another_word_is_an_event_and_the_default_counts(watching: Watching, word: str) -> None:
+    watching.agent.send(changed(Kind.SERVICE, annotated(word)))
+    [warning] = watching.agent.annotations
     assert warning.reason.endswith("is not one of off, passive, so it is passive")
-    counted(harness, outcome(IPS[0]))
-    assert used(harness) == set(IPS[1:])
+    assert watching.turn(outcome(IPS[0])) == set(IPS[1:])
 
 
 def test_it_is_off_by_default_and_a_service_turns_it_on(tmp_path: Path) -> None:
-    made = Harness(tmp_path)
-    made.start()
-    made.send(*lists(service("web", "10.96.0.1"), *IPS))
-    counted(made, outcome(IPS[0]))
-    assert (used(made), made.endpoint_watch.wanted) == (set(IPS), False)
-    made.send(changed(Kind.SERVICE, annotated(HEALTH_PASSIVE)))
-    counted(made, outcome(IPS[0]))
-    assert (used(made), made.endpoint_watch.wanted) == (set(IPS[1:]), True)
-    made.stop()
+    made = Watching(tmp_path)
+    assert made.turn(outcome(IPS[0])) == set(IPS)
+    assert not made.watch.is_attached
+    made.agent.send(changed(Kind.SERVICE, annotated(HEALTH_PASSIVE)))
+    assert made.turn(outcome(IPS[0])) == set(IPS[1:])
+    made.agent.stop()
 
 
 class FakeMap:
@@ -134,68 +166,38 @@ class FakeMap:
             del self.entries[key]
 
 
-class Watched(EndpointWatch):
-    """Without a program."""
-
-    def _attach(self) -> None:
-        self._link = -1
-
-    def _watch_packets(self, *, watched: bool) -> None:
-        pass
-
-    def _detach(self) -> None:
-        self._link = None
-
-
 Counts = dict[ServiceBackend, BackendHealth]
 FAILED, OPENED = BackendHealth(1, 7, 8, 9), BackendHealth(1, 7, 0, 0, has_opened=1)
 
 
-@pytest.fixture
-def watched() -> Iterator[Callable[[Counts], tuple[Watched, list[Outcomes]]]]:
-    """A function that returns a watch of given counts, and the list of its messages."""
-    made: list[Watched] = []
-
-    def make(counts: Counts) -> tuple[Watched, list[Outcomes]]:
-        backends = {n: Backend(ip_address("10.1.0.1"), n, frozenset(), n, 5) for n in range(1, 200)}
-        maps: Mapping[str, Any] = {
-            MAP: FakeMap(counts),
-            "backend_slots": FakeMap({n: n for n in backends}),
-            "slots": FakeMap(backends),
-            "service_names": FakeMap({5: PortName("default", "web", "", 6, 4)}),  # type: ignore[arg-type]
-        }
-        read: list[Outcomes] = []
-        made.append(Watched(maps, Path("/"), Path("/"), read.append))
-        made[-1].start()
-        return made[-1], read
-
-    yield make
-    for each in made:
-        each.stop()
+def reading(counts: Counts) -> Watched:
+    """Return a watch of given counts."""
+    backends = {n: Backend(ip_address("10.1.0.1"), n, frozenset(), n, 5) for n in range(1, 200)}
+    maps: Mapping[str, Any] = {
+        MAP: FakeMap(counts),
+        "backend_slots": FakeMap({n: n for n in backends}),
+        "slots": FakeMap(backends),
+        "service_names": FakeMap({5: PortName("default", "web", "", 6, 4)}),  # type: ignore[arg-type]
+    }
+    unused: Any = None
+    return Watched(maps, Path("/"), Path("/"), *[unused] * 4)
 
 
-def test_counts_are_read_while_it_is_wanted(watched: Any) -> None:
+def test_what_is_counted_is_read_once() -> None:
     """Failures leave an entry, by which a success is noted; what opened leaves none. What happened
     at the backend of another service that had the id before is nobody's.
     """
     one, two, three, former = (ServiceBackend(s, n) for s, n in ((5, 1), (5, 2), (5, 3), (6, 4)))
     counts = {one: FAILED, two: OPENED, three: BackendHealth(1, 7), former: OPENED}
-    watch, read = watched(counts)
-    watch.set(wanted=True)
-    wait_until("they are read", lambda: bool(read))
-    assert {(it.port, it.place[1], it.has_opened, it.has_failed) for it in read[0].outcomes} == {
+    read = reading(counts)._read()  # noqa: SLF001
+    assert {(it.port, it.place[1], it.has_opened, it.has_failed) for it in read} == {
         (WEB, 1, False, True),
         (WEB, 2, True, False),
     }
     assert counts == {one: BackendHealth(), three: BackendHealth(1, 7)}
-    watch.set(wanted=False)
-    wait_until("nothing is due", lambda: watch.due == math.inf)
 
 
-def test_a_flood_is_read_in_parts(watched: Any) -> None:
+def test_a_flood_is_read_in_parts() -> None:
     ids = range(1, 2 * MOST_OUTCOMES + 1)
-    counts = dict.fromkeys((ServiceBackend(5, id) for id in ids), FAILED)
-    watch, read = watched(counts)
-    watch.set(wanted=True)
-    wait_until("both parts are read", lambda: len(read) == 2)
-    assert [len(each.outcomes) for each in read] == [MOST_OUTCOMES] * 2
+    watch = reading(dict.fromkeys((ServiceBackend(5, id) for id in ids), FAILED))
+    assert [len(watch._read()) for _ in range(3)] == [MOST_OUTCOMES, MOST_OUTCOMES, 0]  # noqa: SLF001

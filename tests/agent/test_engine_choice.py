@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ebpflb.agent import engine_choice
-from ebpflb.agent.engine_choice import SETTLE_SECONDS, EngineChoice
+from ebpflb.agent import engine
+from ebpflb.agent.engine import SETTLE_SECONDS, EngineChoice
 from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Family, Network
 from ebpflb.model.devices import Device
@@ -59,7 +59,7 @@ class Node:
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[Family, bool]:
     """Whether bridges hand packets to netfilter; off."""
     found = dict.fromkeys(Family, False)
-    monkeypatch.setattr(engine_choice, "bridge_calls", lambda: found)
+    monkeypatch.setattr(engine, "bridge_calls", lambda: found)
     return found
 
 
@@ -146,13 +146,13 @@ def test_a_mark_that_rules_wait_for() -> None:
     """With --packet-mark auto takes the flow tables, which set it; who chose netfilter is told."""
     mark = PacketMark(0x4000, 0x4000)
     said = "only the flow tables set the mark 0x4000/0x4000 of --packet-mark"
-    for chosen, engine, reason in (
+    for chosen, took, reason in (
         (AUTO, Engine.FLOWS, said),
         (Engine.NETFILTER, Engine.NETFILTER, f"chosen by --packet-path, although {said}"),
     ):
         node = Node(chosen, mark=mark)
         node.update()
-        assert node.path == PacketPath(engine, reason)
+        assert node.path == PacketPath(took, reason)
 
 
 def test_no_table_no_netfilter() -> None:
@@ -188,9 +188,9 @@ def test_flowtable(
     said: str | None,
 ) -> None:
     """Kept where it was chosen and there can be one; the log says why it has no effect."""
-    monkeypatch.setattr(engine_choice, "flowtable_obstacle", lambda: lacking)
+    monkeypatch.setattr(engine, "flowtable_obstacle", lambda: lacking)
     chosen = Options(Paths(Path("/none")), "node", Path("/none"), **options)  # type: ignore[arg-type]
-    made = engine_choice.flowtable_of(chosen, missing)
+    made = engine.flowtable_of(chosen, missing)
     assert made.said == said
     assert made.enabled == (said == "active on 0 devices")
     assert ("--fast-forward has no effect" in caplog.text) == bool(lacking)
@@ -210,10 +210,10 @@ def test_probe(monkeypatch: pytest.MonkeyPatch, chosen: str, missing: str | None
         tried.append("sctp")
         return True
 
-    monkeypatch.setattr(engine_choice, "netfilter_obstacle", obstacle)
-    monkeypatch.setattr(engine_choice, "can_translate_sctp", can_translate_sctp)
+    monkeypatch.setattr(engine, "netfilter_obstacle", obstacle)
+    monkeypatch.setattr(engine, "can_translate_sctp", can_translate_sctp)
     options = Options(Paths(Path("/none")), "node", Path("/none"), packet_path=chosen)
-    probed = engine_choice.probe_netfilter(options)
+    probed = engine.probe_netfilter(options)
     if chosen == "flows":
         assert (tried, probed.sctp) == ([], False)
         assert probed.missing

@@ -9,7 +9,7 @@ from ebpflb.agent import service_sync
 from ebpflb.lab.agents import wait_until
 from ebpflb.model import services
 from ebpflb.model.events import Kind, SourceStatus, Together
-from ebpflb.model.nodes import NO_UNTRACKED
+from ebpflb.model.facts import Fact, Observed
 from ebpflb.plan.planner import Plan
 from ebpflb.serve.conditions import Cause, conditions
 from ebpflb.serve.listener import Request
@@ -17,27 +17,28 @@ from ebpflb.stopping import parts
 from tests.agent.fakes import FakeDatapath, Harness, changed, listed, service, slices
 from tests.agent.planning_mutations import in_steps, in_the_middle_of_slots, in_the_plan
 
-LOOP = (
-    *("programs", "canary", "endpoint health", "node-local", "services"),
-    *("engine", "audit", "history", "status"),
-)
+TURNS = ("programs", "canary", "services", "engine", "audit")
+OBSERVERS = ("reports", "stale endpoints", "history", "API servers")
 
 
-@pytest.mark.parametrize("part", LOOP)
+@pytest.mark.parametrize("part", [*TURNS, *OBSERVERS, "status"])
 def test_services_are_served_while_a_part_of_the_loop_fails(
     serving: Harness, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Endpoints change, /livez is 200, and the status names the part until it works."""
 
-    def fail() -> None:
+    def fail(*_: object) -> None:
         raise TypeError("a mistake")
 
-    agent = serving.agent
-    each = {it.name: it for it in (*agent.parts_before, *agent.parts_after)}
-    assert each.keys() == {*LOOP, "sync"}
+    inbox, each = serving.inbox, {it.name: it for it in serving.agent.parts}
+    each["status"] = serving.agent  # type: ignore[assignment]
+    method = "turn" if part in TURNS else "observe" if part in OBSERVERS else "_publish"
+    if part in TURNS:  # it is always due
+        always = property(lambda self: 0.0, lambda self, value: None)
+        monkeypatch.setattr(type(each[part]), "due", always)
     with monkeypatch.context() as patched:
-        patched.setattr(each[part], "turn", fail)
-        agent.inbox.put(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.9")))
+        patched.setattr(each[part], method, fail)
+        inbox.put(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.9")))
         wait_until("it is applied", lambda: "10.1.0.9" in served(serving))
         assert serving.health.respond(Request("/livez", "")).status == 200
         if part != "status":
@@ -46,7 +47,7 @@ def test_services_are_served_while_a_part_of_the_loop_fails(
             (condition,) = [it for it in conditions(last) if it.cause is Cause.FAILING_PARTS]
             assert condition.text == f"a part of the agent fails: {part}: TypeError: a mistake"
             assert not condition.unready
-    agent.inbox.put(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.8")))
+    inbox.put(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.8")))
     wait_until("it works", lambda: not parts.is_failing(part) or wake(serving))
     serving.wait_for(lambda status: not status.failing_parts)
 
@@ -55,13 +56,14 @@ def test_services_are_served_though_what_is_observed_cannot_be_taken(
     serving: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is named until something of the kind is taken."""
+    none = Observed(Fact.UNTRACKED_DESTINATIONS, frozenset())
     with monkeypatch.context() as patched:
-        patched.setattr(serving.agent.cluster, "set_untracked", lambda *_: 1 // 0)
-        serving.agent.inbox.put(NO_UNTRACKED)
+        patched.setattr(serving.cluster, "observe", lambda *_: 1 // 0)
+        serving.inbox.put(none)
         serving.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.9")))
         assert "10.1.0.9" in served(serving)
-        serving.wait_for(lambda status: list(status.failing_parts) == ["observed untracked"])
-    serving.send(NO_UNTRACKED)
+        serving.wait_for(lambda status: list(status.failing_parts) == ["observed rules in raw"])
+    serving.send(none)
     serving.wait_for(lambda status: not status.failing_parts)
 
 
@@ -72,7 +74,7 @@ def served(harness: Harness) -> set[str]:
 
 def wake(harness: Harness) -> bool:
     """Parts have their turn with each turn of the loop, which takes a message."""
-    harness.agent.inbox.put(SourceStatus("wake", None))
+    harness.inbox.put(SourceStatus("wake", None))
     return False
 
 
@@ -101,10 +103,10 @@ def test_a_service_whose_plan_fails_stops_no_other(
     with monkeypatch.context() as patched:
         fail(patched)
         both = slices("web", "10.1.0.66"), slices("b", "10.1.0.9")
-        serving.agent.inbox.put(Together(tuple(changed(Kind.ENDPOINT_SLICE, it) for it in both)))
+        serving.inbox.put(Together(tuple(changed(Kind.ENDPOINT_SLICE, it) for it in both)))
         wait_until("the other is applied", lambda: "10.1.0.9" in served(serving))
         serving.wait_for(lambda status: status.failing_parts.get(part) == failure)
-        serving.agent.inbox.put(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.10")))
+        serving.inbox.put(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.10")))
         wait_until("the other is applied", lambda: "10.1.0.10" in served(serving))
         assert "10.1.0.1" in served(serving)
         assert "10.1.0.66" not in served(serving)
@@ -121,11 +123,11 @@ def test_a_service_that_fails_in_the_middle_of_its_slots_keeps_none(
     serving.send(changed(Kind.SERVICE, service("web", "10.96.0.7")))
     with monkeypatch.context() as patched:
         in_the_middle_of_slots(patched)
-        serving.agent.inbox.put(changed(Kind.ENDPOINT_SLICE, slices("web", *many)))
+        serving.inbox.put(changed(Kind.ENDPOINT_SLICE, slices("web", *many)))
         serving.wait_for(lambda status: "Service default/web" in status.failing_parts)
-        serving.agent.inbox.put(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.9.9")))
+        serving.inbox.put(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.9.9")))
         wait_until("the other is applied", lambda: "10.1.9.9" in served(serving))
-        assert not serving.agent.service_sync.planner.space.ahead
+        assert not serving.service_sync.planner.space.ahead
 
 
 def test_the_first_sync_serves_all_but_the_service_that_fails(

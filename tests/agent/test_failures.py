@@ -6,7 +6,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from ebpflb.agent import loop
+from ebpflb.agent import sync
 from ebpflb.entries.services import prefix_of
 from ebpflb.errors import KernelError
 from ebpflb.lab import manifests
@@ -22,7 +22,7 @@ UNREADABLE = KernelError("map look-up", errno.ENOMEM, "Cannot allocate memory")
 
 def test_events_after_a_failed_write(serving: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many come, the maps are not read and written again before it is time to."""
-    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 60.0)
+    monkeypatch.setattr(sync, "WRITE_RETRY_SECONDS", 60.0)
     serving.datapath.failures = [FULL]
     serving.send(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.7")))
     plans = len(serving.datapath.plans)
@@ -98,7 +98,7 @@ def test_a_service_that_goes_after_a_failed_write_is_known_to_have_gone(serving:
     watched = service("a", "10.96.0.1")
     watched["metadata"]["annotations"] = {ON_REMOVAL_ANNOTATION: "reset=1h"}
     serving.send(changed(Kind.SERVICE, watched))
-    removed = serving.agent.on_removal.removed
+    removed = serving.on_removal.removed
     (name,) = removed.watched
     serving.datapath.failures = [FULL]
     key, _ = found(Kind.SERVICE, watched)

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from ebpflb.agent.inspection import Call
+from ebpflb.agent.loop import Call
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.events import Disturbed
 from ebpflb.model.nodes import DEAD_SECONDS, STALLED_SECONDS
@@ -42,7 +42,7 @@ def test_a_loop_that_hangs(timed: Harness, clock: Clock) -> None:
         hangs.set()
         goes_on.wait(60)
 
-    timed.agent.inbox.put(Call(hang))
+    timed.inbox.put(Call(hang))
     assert hangs.wait(60)
     begun = clock.now
     clock.now = begun + STALLED_SECONDS - 1
@@ -88,10 +88,10 @@ def test_the_oldest_message_waits_until_it_has_had_its_effect(harness: Harness) 
         hangs.set()
         goes_on.wait(60)
 
-    harness.agent.inbox.put(Call(hang))
+    harness.inbox.put(Call(hang))
     assert hangs.wait(60)
-    harness.agent.inbox.put(Disturbed("nothing"))
-    before = harness.agent.inbox.age
-    wait_until("it grows", lambda: harness.agent.inbox.age > before > 0)
+    harness.inbox.put(Disturbed("nothing"))
+    before = harness.inbox.age
+    wait_until("it grows", lambda: harness.inbox.age > before > 0)
     goes_on.set()
-    wait_until("all is handled", lambda: harness.agent.inbox.age == 0)
+    wait_until("all is handled", lambda: harness.inbox.age == 0)

@@ -3,28 +3,31 @@
 
 from collections import Counter
 from fnmatch import fnmatchcase
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
 import pytest
 
-from ebpflb.agent import inspection
-from ebpflb.agent.inspection import Call, Inspection
+from ebpflb.agent import inspection, loop
+from ebpflb.agent.inspection import Inspection, local_pages
+from ebpflb.agent.loop import Ask, Inbox
+from ebpflb.agent.sync import Sync
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.events import AuditAnswer, Key, Kind
-from ebpflb.serve.listener import Request, Response
+from ebpflb.model.events import Key, Kind
+from ebpflb.serve.listener import Handler, Request, Response
 from ebpflb.serve.service_page import ServiceList, ServicePage
 from tests.agent.fakes import Harness, changed, listed, service, slices
 
 
-def no_audit() -> AuditAnswer:
-    raise AssertionError("nobody asked for an audit")
+def pages(ask: Ask, sync: Sync) -> Handler:
+    return local_pages({"/v1/service": Inspection(ask, sync).respond})
 
 
 @pytest.fixture
-def asked(harness: Harness) -> Inspection:
+def asked(harness: Harness) -> Handler:
     """Of an agent that has three Services."""
     harness.start()
     names = ("api", "db", "web")
@@ -34,20 +37,20 @@ def asked(harness: Harness) -> Inspection:
         listed(Kind.NODE),
     )
     harness.wait_for(lambda status: status.service_ports == len(names))
-    return Inspection(harness.agent.inbox.put, no_audit)
+    return pages(harness.inbox.ask, harness.sync)
 
 
-def get(asked: Inspection, path: str, query: Any = ()) -> Response:
-    return asked.respond(Request(path, "", urlencode(query)))
+def get(asked: Handler, path: str, query: Any = ()) -> Response:
+    return asked(Request(path, "", urlencode(query)))
 
 
-def names(asked: Inspection, *patterns: str, **query: object) -> list[str]:
+def names(asked: Handler, *patterns: str, **query: object) -> list[str]:
     words = [("match", pattern) for pattern in patterns] + list(query.items())
     found = msgspec.json.decode(get(asked, "/v1/services", words).body, type=ServiceList)
     return [row.service for row in found.services]
 
 
-def test_page(asked: Inspection) -> None:
+def test_page(asked: Handler) -> None:
     """One Service, as it is planned now."""
     response = get(asked, "/v1/service", {"namespace": "default", "name": "web"})
     page = msgspec.json.decode(response.body, type=ServicePage)
@@ -55,7 +58,7 @@ def test_page(asked: Inspection) -> None:
     assert [row.endpoint for row in page.ports[0].endpoints] == ["10.1.0.1:8080", "10.1.0.2:8080"]
 
 
-def test_list(asked: Inspection) -> None:
+def test_list(asked: Handler) -> None:
     """By name, by pattern, and part by part."""
     assert names(asked) == ["default/api", "default/db", "default/web"]
     assert names(asked, "*/w*", "default/a?i") == ["default/api", "default/web"]
@@ -77,8 +80,8 @@ def test_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [Key("a", "x"), Key("a", "y"), Key("a-b", "x"), Key("b", "x")]
     cluster = ClusterState("node-1")
     cluster.services.update(dict.fromkeys(keys, ()))
-    planner: Any = None
-    asked = Inspection(lambda call: call.answer(cluster, planner, None), no_audit)
+    sync: Any = SimpleNamespace(cluster=cluster, service_sync=SimpleNamespace(planner=None))
+    asked = pages(lambda do: do(), sync)
     found, after = list[str](), ""
     while part := names(asked, "*", after=after, limit=1):
         found, after = found + part, part[0]
@@ -86,7 +89,7 @@ def test_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compared == dict.fromkeys(map(str, keys), 1)
 
 
-def test_labels(harness: Harness, asked: Inspection) -> None:
+def test_labels(harness: Harness, asked: Handler) -> None:
     """As kubectl's -l has them, also when only the labels have changed; with patterns and parts."""
     labelled = {"app": "web", "example.com/tier": "front"}
     for name, labels in (("web", labelled), ("api", {"app": "api"})):
@@ -106,7 +109,7 @@ def test_labels(harness: Harness, asked: Inspection) -> None:
     assert get(asked, "/v1/services", {"selector": "app=(("}).status == 400
 
 
-def test_unknown(asked: Inspection) -> None:
+def test_unknown(asked: Handler) -> None:
     """404 names what may have been meant; a number that is none is 400; other paths are 404."""
     response = get(asked, "/v1/service", {"namespace": "default", "name": "wab"})
     assert response.status == 404
@@ -115,7 +118,7 @@ def test_unknown(asked: Inspection) -> None:
     assert get(asked, "/v2/services").status == 404
 
 
-def test_invalid_and_headless(harness: Harness, asked: Inspection) -> None:
+def test_invalid_and_headless(harness: Harness, asked: Handler) -> None:
     """A Service that is not served as it is written says so."""
     harness.send(changed(Kind.SERVICE, service("web", "not-an-address")))
     harness.send(changed(Kind.SERVICE, service("headless", "None")))
@@ -131,19 +134,18 @@ def test_invalid_and_headless(harness: Harness, asked: Inspection) -> None:
 
 def test_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that does not answer in time is 503, and the call is not made later."""
-    monkeypatch.setattr(inspection, "ANSWER_SECONDS", 0.01)
-    calls: list[Call[Any]] = []
-    response = get(Inspection(calls.append, no_audit), "/v1/services")
+    monkeypatch.setattr(loop, "ANSWER_SECONDS", 0.01)
+    inbox, nothing = Inbox(), SimpleNamespace(cluster=None)
+    response = get(pages(inbox.ask, nothing), "/v1/services")  # type: ignore[arg-type]
     assert response.status == 503
-    nothing: Any = None
-    for call in calls:
-        call.answer(nothing, nothing, nothing)  # does not ask: that would raise
+    call: Any = inbox.take(0.0)
+    call.answer()  # does not ask: that would raise
 
 
 def test_before_the_lists(harness: Harness) -> None:
     """Until all lists have been received the answer says so."""
     harness.start()
     harness.send(changed(Kind.SERVICE, service("web", "10.96.0.1")))
-    response = get(Inspection(harness.agent.inbox.put, no_audit), "/v1/services")
+    response = get(pages(harness.inbox.ask, harness.sync), "/v1/services")
     found = msgspec.json.decode(response.body, type=ServiceList)
     assert found.notes == ["the agent has not received all lists yet"]

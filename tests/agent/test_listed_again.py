@@ -53,7 +53,7 @@ def test_a_service_that_is_planned_otherwise_is_planned_again(harness: Harness) 
     """Whatever is wrong with the agent's memory: a list of Services plans all of them again."""
     start(harness)
     harness.wait_for(lambda status: status.in_sync)
-    desired = harness.agent.service_sync.planner.claims.desired
+    desired = harness.service_sync.planner.claims.desired
     ((name, wanted),) = desired.items()
     backend = structs.replace(wanted.backends[0], name=BackendName("elsewhere", "nobody"))
     desired[name] = replace(wanted, backends=(backend,))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.agent import program_loader
+from ebpflb.agent import node_sync
 from ebpflb.errors import CompileError, EbpflbError, KernelError, VerifierError
 from ebpflb.lab.agents import wait_until
 from ebpflb.serve.status import FORMER_PROGRAMS
@@ -21,9 +21,9 @@ FULL = CompileError("hooks/packet.c does not compile: no space left on the devic
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_loader, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(program_loader, "LONGEST_PAUSE", 0.02)
-    monkeypatch.setattr(program_loader, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(node_sync, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(node_sync, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(node_sync, "POLL_SECONDS", 0.001)
 
 
 @pytest.mark.parametrize("error", [SHORT, REFUSED, FULL])
@@ -60,34 +60,35 @@ def test_the_first_attempt_may_begin_early(
         raise FULL
 
     monkeypatch.setattr(harness.datapath, "load", load)
-    loader = program_loader.ProgramLoader(harness.datapath, harness.options)  # type: ignore[arg-type]
+    loader = node_sync.ProgramLoader(harness.datapath, harness.options, lambda: None)  # type: ignore[arg-type]
     loader.start()
     assert begun.wait(10)
     threading.Timer(0.05, end.set).start()
     loader.stop()
     assert end.is_set()  # from then on the maps may be closed
     with pytest.raises(CompileError):
-        loader.load()
+        loader.started()
     assert len(attempts) == 1
 
 
 def test_pauses_grow(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler that fails each time is not started again and again without a pause."""
-    monkeypatch.setattr(program_loader, "FIRST_PAUSE", 5.0)
-    monkeypatch.setattr(program_loader, "LONGEST_PAUSE", 300.0)
+    monkeypatch.setattr(node_sync, "FIRST_PAUSE", 5.0)
+    monkeypatch.setattr(node_sync, "LONGEST_PAUSE", 300.0)
     harness.datapath.compile_error, harness.datapath.hooked = FULL, True
     now, pauses = [0.0], list[float]()
-    loader = program_loader.ProgramLoader(
+    loader = node_sync.ProgramLoader(
         harness.datapath,  # type: ignore[arg-type]
         harness.options,
+        lambda: None,
         clock=lambda: now[0],
     )
-    loader.load()
+    loader.started()
     while len(pauses) < 9:
         pauses.append(loader.due - now[0])
         now[0] = loader.due
         while loader.due - now[0] < 1:  # the thread that compiles is waited for
             now[0] = max(now[0], loader.due)
-            assert not loader.try_again()
+            loader.turn()
     assert pauses[:4] == pytest.approx([5, 10, 20, 40])
     assert max(pauses) == 300

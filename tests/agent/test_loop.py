@@ -5,7 +5,7 @@ import errno
 
 import pytest
 
-from ebpflb.agent import loop
+from ebpflb.agent import sync
 from ebpflb.entries.services import Range
 from ebpflb.errors import CompileError, EbpflbError, KernelError, VerifierError
 from ebpflb.lab import manifests
@@ -167,13 +167,13 @@ def test_too_many_ports_are_an_event(serving: Harness) -> None:
 
 def test_failed_write(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failed write the agent reads what the maps hold, plans anew and tries again."""
-    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 60.0)
+    monkeypatch.setattr(sync, "WRITE_RETRY_SECONDS", 60.0)
     harness.datapath.failures = [FULL]
     harness.start()
     harness.send(*EVERYTHING)
     assert "map update" in (harness.status.sync_error or "")
     assert not harness.datapath.attached
-    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(sync, "WRITE_RETRY_SECONDS", 0.01)
     harness.send()
     harness.wait_for(lambda status: not status.sync_error)
     assert len(harness.datapath.maps.services) == 2
@@ -203,8 +203,7 @@ def test_no_programs_at_all(harness: Harness, error: EbpflbError) -> None:
 
 
 def test_stop(serving: Harness) -> None:
-    """The agent ends, its source with it, and what is programmed stays."""
+    """The agent ends, and what is programmed stays."""
     serving.stop()
     assert not serving.thread.is_alive()
-    assert serving.source.state == "stopped"
     assert len(serving.datapath.maps.services) == 2

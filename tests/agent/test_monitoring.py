@@ -12,7 +12,7 @@ import pytest
 
 from ebpflb import unix_socket
 from ebpflb.agent import monitoring
-from ebpflb.agent.inspection import Call
+from ebpflb.agent.loop import Call
 from ebpflb.agent.monitoring import Monitoring
 from ebpflb.errors import EbpflbError, KernelError, VerifierError
 from ebpflb.kernel.monitoring import (
@@ -60,8 +60,7 @@ class Node:
         self.error: EbpflbError | None = None
 
     def put(self, call: Call[Any]) -> None:
-        nothing: Any = None
-        call.answer(nothing, nothing, nothing)
+        call.answer()
 
     def require_own_programs(self) -> None:
         """They are in force."""

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from ebpflb.agent import netfilter_sync
+from ebpflb.agent import engine
 from ebpflb.agent.audit import ElementsCheck
-from ebpflb.agent.netfilter_sync import NetfilterSync
+from ebpflb.agent.engine import NetfilterSync
 from ebpflb.entries.flows import Flow, FlowKind, Tuple
 from ebpflb.entries.services import NO_SLOT, Backend, Frontend, Range, ServiceEntry, Translation
 from ebpflb.errors import KernelError
@@ -43,14 +43,14 @@ LEFT = Translation(9, ip_address("10.244.1.9"), 9)
 @pytest.fixture(params=["owned", "shared"])
 def is_owned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     found: bool = request.param == "owned"
-    monkeypatch.setattr(netfilter_sync, "NetfilterTable", partial(NetfilterTable, owns=found))
+    monkeypatch.setattr(engine, "NetfilterTable", partial(NetfilterTable, owns=found))
     return found
 
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others can change the table."""
-    monkeypatch.setattr(netfilter_sync, "NetfilterTable", partial(NetfilterTable, owns=False))
+    monkeypatch.setattr(engine, "NetfilterTable", partial(NetfilterTable, owns=False))
 
 
 @pytest.fixture

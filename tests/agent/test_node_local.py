@@ -7,13 +7,17 @@ from contextlib import ExitStack
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ebpflb.agent import node_local
 from ebpflb.agent.node_local import NodeLocalWatch, answering_in, ask
 from ebpflb.model.annotations import NODE_LOCAL_ANNOTATION
-from ebpflb.model.nodes import Answering, Condition, Destination, Listener, Untracked
+from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.events import Kind
+from ebpflb.model.facts import Fact, Observed
+from ebpflb.model.nodes import Condition, Destination, Listener
 from ebpflb.model.services import Protocol
 from tests.agent.fakes import Harness, Json, lists, service
 
@@ -60,30 +64,37 @@ def test_the_query_is_one_for_dns() -> None:
     assert client[0] == HERE
 
 
+DNS = Listener(ip_address("169.254.20.10"), 53, Protocol.UDP)
+ANSWERS, NOBODY = [frozenset({DNS})], [frozenset[Listener]()]
+
+
 class Asked:
-    """A watch whose listeners answer as the test says."""
+    """A watch whose listeners answer as the test says; ``wanted``: those that Services name."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *answering: Listener) -> None:
-        self.heard: list[Answering] = []
+        self.heard: list[Observed] = []
         self.error: str | None = None
-        self.watch = NodeLocalWatch(self.heard.append, answering)
+        self.cluster = ClusterState("node-1")
+        self.cluster.listed.update(Kind)
+        self.cluster.observe(Fact.ANSWERING_LISTENERS, frozenset(answering))
+        self.wanted = frozenset[Listener]()
+        self.watch = NodeLocalWatch(self.cluster, self.heard.append, self._ask)
         monkeypatch.setattr(node_local, "ask", lambda them: dict.fromkeys(them, self.error))
+
+    def _ask(self, do: object) -> Any:
+        return self.wanted
 
     def turn(self, error: str | None) -> list[frozenset[Listener]]:
         self.error = error
         self.heard.clear()
         self.watch.turn()
-        return [each.listeners for each in self.heard]
-
-
-DNS = Listener(ip_address("169.254.20.10"), 53, Protocol.UDP)
-ANSWERS, NOBODY = [frozenset({DNS})], [frozenset[Listener]()]
+        return [each.values for each in self.heard]
 
 
 def test_silence_counts_twice_and_a_refusal_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(monkeypatch)
     assert asked.turn(None) == []  # nothing is wanted yet
-    asked.watch.set(frozenset({DNS}))
+    asked.wanted = frozenset({DNS})
     assert [asked.turn(it) for it in ("", None, None)] == [[], ANSWERS, []]
     assert asked.watch.counts == {"answering": 1, "silent": 0}
     assert [asked.turn(it) for it in ("", None, "", "")] == [[], [], [], NOBODY]
@@ -95,10 +106,12 @@ def test_an_earlier_agents_listener_serves_until_it_is_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = Asked(monkeypatch, DNS)
+    asked.cluster.listed.clear()
     assert asked.turn("") == []
-    asked.watch.set(frozenset({DNS}))
+    asked.cluster.listed.update(Kind)
+    asked.wanted = frozenset({DNS})
     assert [asked.turn(it) for it in ("", None)] == [[], []]
-    asked.watch.set(frozenset())
+    asked.wanted = frozenset()
     assert asked.turn(None) == NOBODY
 
 
@@ -118,6 +131,10 @@ def annotated(value: str) -> Json:
     return service("web", "10.96.0.1", {NODE_LOCAL_ANNOTATION: value})
 
 
+def answering(*listeners: Listener) -> Observed:
+    return Observed(Fact.ANSWERING_LISTENERS, frozenset(listeners))
+
+
 def flags(harness: Harness) -> set[str]:
     """Of the cluster IP."""
     (entry,) = harness.datapath.maps.services.values()
@@ -126,24 +143,24 @@ def flags(harness: Harness) -> set[str]:
 
 def test_the_listener_has_the_last_slot_while_it_answers(harness: Harness) -> None:
     """The endpoint stays in the lists, for packets."""
-    (asked,) = harness.node_local_watch.wanted
+    (asked,) = harness.cluster.node_local.take_wanted()
     assert asked == Listener(DNS.address, 80, Protocol.TCP)
     assert "node_local" not in flags(harness)
-    harness.send(Answering(frozenset({asked})))
+    harness.send(answering(asked))
     assert "node_local" in flags(harness)
     (entry,) = harness.datapath.maps.services.values()
     last = harness.datapath.maps.slots[entry.cluster.base + entry.slots - 1]
     assert (last.address, last.port, set(last.flags)) == (DNS.address, 80, {"node_local"})
     assert (entry.cluster.size, entry.slots) == (1, 2)
-    assert answering_in(harness.agent.service_sync.planner.actual) == {asked}
-    harness.send(Answering(frozenset()))
+    assert answering_in(harness.service_sync.planner.actual) == {asked}
+    harness.send(answering())
     assert "node_local" not in flags(harness)
 
 
 def test_exempt_frontends_are_marked(harness: Harness) -> None:
     address = Condition(True, ((0xFFFF0A600001, 0xFFFF0A600001),), False)
     exempt = Destination(frozenset({6}), (address,))
-    harness.send(Untracked(frozenset({exempt})))
+    harness.send(Observed(Fact.UNTRACKED_DESTINATIONS, frozenset({exempt})))
     assert "untracked" in flags(harness)
-    harness.send(Untracked())
+    harness.send(Observed(Fact.UNTRACKED_DESTINATIONS, frozenset()))
     assert "untracked" not in flags(harness)

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from ebpflb.agent import node_sync
-from ebpflb.agent.loop import DevicesAttached
+from ebpflb.agent.sync import DevicesAttached
 from ebpflb.config.fields import KubeProxyConfiguration
 from ebpflb.entries import services
 from ebpflb.entries.services import prefix_of
@@ -247,7 +247,7 @@ def end(harness: Harness, *events: Any) -> str:
     """Why the agent has ended by itself, without having programmed anything."""
     harness.start()
     for event in (here(ETH), SERVICES, SLICES, *events):
-        harness.agent.inbox.put(event)
+        harness.inbox.put(event)
     harness.thread.join(60)
     assert not harness.datapath.plans
     return str(harness.error)
@@ -290,7 +290,7 @@ def test_rules_for_open_connections_that_change_end_their_offloads(harness: Harn
     start(harness, fast_forward=FORWARD_AUTO)
     ended: list[str] = []
     allowed: list[str | None] = []
-    flowtable = harness.agent.node_sync.flowtable
+    flowtable = harness.node_sync.flowtable
     flowtable.end_flows = lambda: ended.append("ended")  # type: ignore[method-assign]
     flowtable.allow = allowed.append  # type: ignore[method-assign,assignment]
     for rules, times in (

@@ -10,32 +10,28 @@ from ebpflb import files
 from ebpflb.agent.reporter import Publisher
 from ebpflb.options import Options, Paths
 from ebpflb.serve import status
+from ebpflb.serve.health import Health
 from ebpflb.serve.status import AgentStatus
-
-
-class Told:
-    """A reporter that only remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.statuses: list[AgentStatus] = []
-
-    def published(self, status: AgentStatus, *, in_force: bool) -> None:
-        self.statuses.append(status)
 
 
 class Published:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.paths = Paths(state=Path("/sys/fs/bpf/it"), run=folder, cache=folder)
-        self.told, self.writes, self.errors = Told(), 0, list[OSError]()
-        told: Any = self.told
-        self.publisher = Publisher(Options(self.paths, "node-1", Path("/cgroup")), told)
+        self.told, self.writes, self.errors = list[AgentStatus](), 0, list[OSError]()
+        self.is_in_force = True
+        options = Options(self.paths, "node-1", Path("/cgroup"))
+        health = Health(1.0)
+        self.publisher = Publisher(options, health, lambda: self.is_in_force)
+        self.status = self.publisher.publish({})
+        self.writes = 0
+        monkeypatch.setattr(health, "set_in_force", lambda _: self.told.append(self.status))
         self._replace = files.replace
         monkeypatch.setattr("ebpflb.serve.status.files.replace", self._count)
 
     def publish(self, *, drift: dict[str, str] | None = None, **fields: Any) -> None:
         """As the loop does, with these fields of the status."""
-        now = self.publisher.status.changed(drift=drift or {}, **fields)
-        self.publisher.publish(now, in_force=not drift)
+        self.is_in_force = not drift
+        self.status = self.publisher.publish({"drift": drift or {}, **fields})
 
     def _count(self, path: Path, content: bytes) -> None:
         self.writes += 1
@@ -54,7 +50,7 @@ def test_a_status_that_could_not_be_written_is_written_in_the_next_turn(
 ) -> None:
     published.errors.append(OSError(28, "No space left on device"))
     published.publish(backends=1)
-    assert status.read(published.paths) is None
+    assert status.read(published.paths).backends == 0  # type: ignore[union-attr]
     published.publish(backends=1)
     found = status.read(published.paths)
     assert found is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.agent import loop
+from ebpflb.agent import sync
 from ebpflb.lab import manifests
 from ebpflb.model.addresses import Family
 from ebpflb.model.events import Key, Kind, Removed
@@ -102,7 +102,7 @@ def test_pending_changes(serving: Harness, monkeypatch: pytest.MonkeyPatch) -> N
     labelled["metadata"]["labels"] = {"a": "b"}
     serving.send(changed(Kind.SERVICE, labelled), SERVICES, SLICES)
     assert [value(serving, name) for name in names] == [0, 0]
-    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(sync, "WRITE_RETRY_SECONDS", 0.01)
     serving.datapath.failures = [FULL] * 10000
     for ip in ("10.1.0.8", "10.1.0.9"):
         serving.send(changed(Kind.ENDPOINT_SLICE, slices("a", ip)))
@@ -134,12 +134,12 @@ def test_latency_waits_for_success(serving: Harness) -> None:
 
 def test_unhealthy_while_it_fails(serving: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change that cannot be written makes the agent unhealthy, until it is."""
-    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 60.0)
+    monkeypatch.setattr(sync, "WRITE_RETRY_SECONDS", 60.0)
     serving.health.timeout = 0
     serving.datapath.failures = [FULL]
     serving.send(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.9")))
     assert not serving.health.healthy
-    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(sync, "WRITE_RETRY_SECONDS", 0.01)
     serving.send()
     serving.wait_for(lambda status: not status.sync_error)
     assert serving.health.healthy
@@ -188,7 +188,7 @@ def test_minimal_sync_period(harness: Harness) -> None:
     harness.send(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.7")))
     harness.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.8")))
     assert len(harness.datapath.plans) == 1
-    harness.agent.options = replace(harness.options, min_sync_period=0.0)
+    harness.sync.options = replace(harness.options, min_sync_period=0.0)
     harness.send()
     assert len(harness.datapath.plans) == 2
     assert {name.service for name, _ in _planned(harness)} == {"a", "b"}

@@ -4,13 +4,14 @@
 import socket
 from collections.abc import Iterator
 from ipaddress import ip_address
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from ebpflb.agent import uplink_canary
-from ebpflb.agent.canary_sync import CanaryRefused
-from ebpflb.agent.uplink_canary import UplinkCanary, Uplinks
+from ebpflb.agent import canary_sync
+from ebpflb.agent.canary_sync import CanaryRefused, UplinkCanary, Uplinks
+from ebpflb.agent.loop import Turn
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter.arrivals import Arrival
 from ebpflb.lab.agents import wait_until
@@ -55,7 +56,14 @@ class Kernel:
 
 def worker_of(canary: Canary, kernel: Kernel) -> UplinkCanary:
     """One that watches this network namespace, and whose calls are answered at once."""
-    return UplinkCanary(lambda call: call.answer(None, None, canary), kernel.probe)
+    of_loop: Any = canary
+    return UplinkCanary(lambda do: do(), of_loop, of_loop, kernel.probe)
+
+
+def look_at(worker: UplinkCanary, canary: Canary, uplinks: Uplinks) -> None:
+    """The devices are these after a turn of the loop."""
+    canary.uplinks = uplinks
+    worker.observe(Turn(node=True))
 
 
 Made = tuple[UplinkCanary, Canary, Kernel]
@@ -64,8 +72,8 @@ Made = tuple[UplinkCanary, Canary, Kernel]
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     """The worker, which is not started."""
-    monkeypatch.setattr(uplink_canary, "AGAIN_SECONDS", 0.05)
-    monkeypatch.setattr(uplink_canary, "SETTLE_SECONDS", 0.01)
+    monkeypatch.setattr(canary_sync, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(canary_sync, "SETTLE_SECONDS", 0.01)
     canary, kernel = Canary(), Kernel()
     worker = worker_of(canary, kernel)
     yield worker, canary, kernel
@@ -101,10 +109,10 @@ def test_the_flow_tables_need_no_probe(made: Made) -> None:
 
 def test_it_probes_again_while_something_is_wrong(made: Made) -> None:
     """Also what nobody reports is noticed: its end, and that it can be probed again."""
-    worker, _, kernel = made
+    worker, canary, kernel = made
     kernel.found = {"eth0": Arrival.LOST}
     worker.start()
-    worker.look_at(UPLINKS)
+    look_at(worker, canary, UPLINKS)
     wait_until("it probes again", lambda: kernel.probes > 2)
     kernel.error, kernel.found = NodeError("busy"), {}
     failed = kernel.probes
@@ -115,12 +123,12 @@ def test_it_probes_again_while_something_is_wrong(made: Made) -> None:
 
 def test_the_same_uplinks_are_not_probed_again(made: Made) -> None:
     """Each pod that comes makes the loop tell of the uplinks once more."""
-    worker, _, kernel = made
+    worker, canary, kernel = made
     worker.start()
-    worker.look_at(UPLINKS)
+    look_at(worker, canary, UPLINKS)
     wait_until("it probes", lambda: kernel.probes == 1)
-    worker.look_at({**UPLINKS})
-    worker.look_at({ETH: ()})
+    look_at(worker, canary, {**UPLINKS})
+    look_at(worker, canary, {ETH: ()})
     wait_until("it probes", lambda: kernel.probes == 2)
 
 
@@ -134,7 +142,7 @@ def test_a_change_of_its_filters(made: Made) -> None:
         worker = worker_of(canary, kernel)
         worker.start()
         try:
-            worker.look_at({uplink: ETH.sources})
+            look_at(worker, canary, {uplink: ETH.sources})
             wait_until("it probes", lambda: kernel.probes == 1)
             nodes.run("tc", "qdisc", "add", "dev", "x", "clsact")
             nodes.run("tc", "qdisc", "add", "dev", "eth0", "clsact")

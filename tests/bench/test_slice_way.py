@@ -5,7 +5,7 @@ import pytest
 
 from bench import slice_way
 
-MOST = 35  # files
+MOST = 32  # files
 
 
 @pytest.mark.extended

@@ -13,6 +13,7 @@ from ebpflb.model.annotations import HEALTH_OFF, HEALTH_PASSIVE
 from ebpflb.model.api_servers import KeptApiServers
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed, Replaced
+from ebpflb.model.facts import Fact
 from ebpflb.model.services import API_SERVERS, KUBERNETES, Admission
 
 IPS = ["10.96.0.1", "fd00:96::1"]
@@ -138,12 +139,12 @@ def with_web(*slices: Any, **spec: Any) -> ClusterState:
 def test_services_at_the_place_of_an_api_server_are_planned_again() -> None:
     """Also one that wants its port as NodePort, as soon as the address is this node's."""
     for made, own in ((with_web(externalIPs=[ONE]), False), (with_web(type="NodePort"), True)):
-        made.set_reached(frozenset({PLACE}))
-        made.set_own_addresses(frozenset({ip_address(TWO)}))
+        made.observe(Fact.REACHED_SERVERS, frozenset({PLACE}))
+        made.observe(Fact.OWN_ADDRESSES, frozenset({ip_address(TWO)}))
         assert (WEB in made.take_changed_services()) is not own
-        made.set_own_addresses(frozenset({PLACE[0]}))
+        made.observe(Fact.OWN_ADDRESSES, frozenset({PLACE[0]}))
         assert WEB in made.take_changed_services()
-        made.set_reached(frozenset())
+        made.observe(Fact.REACHED_SERVERS, frozenset())
         assert WEB in made.take_changed_services() and not made.api_places.taken
 
 

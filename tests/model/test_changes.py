@@ -9,7 +9,8 @@ from ebpflb.model.addresses import Family
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.endpoints import Selection
 from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed, Replaced
-from ebpflb.model.nodes import Condition, Destination, Untracked
+from ebpflb.model.facts import Fact
+from ebpflb.model.nodes import Condition, Destination
 from ebpflb.model.objects import Object
 from ebpflb.model.services import PortName, Protocol
 from tests.model import builders
@@ -166,15 +167,16 @@ def test_rules_in_raw_change_the_services_with_such_a_frontend(cluster: ClusterS
     stay change nothing.
     """
     port = Condition(of_address=False, ranges=((80, 80),), negated=False)
-    rules = Untracked(frozenset({Destination(frozenset({Protocol.TCP}), (port,))}))
+    rules = frozenset({Destination(frozenset({Protocol.TCP}), (port,))})
     web = PortName("shop", "web", "", Protocol.TCP, Family.IPV4)
     other = web._replace(service="other")
     address = IPv4Address("172.30.0.41")
     claimed = [((address, 80, 6), [web]), ((address, 81, 6), [other]), ((address, 80, 17), [other])]
+    cluster.claimed = lambda: claimed
     for _ in range(2):
-        cluster.set_untracked(rules, claimed)
+        assert cluster.observe(Fact.UNTRACKED_DESTINATIONS, rules)
         assert cluster.take_changed_services() == {WEB}
-        cluster.set_untracked(rules, claimed)
+        assert not cluster.observe(Fact.UNTRACKED_DESTINATIONS, rules)
         assert cluster.take_changed_services() == set()
-        cluster.set_untracked(Untracked(), claimed)
+        assert cluster.observe(Fact.UNTRACKED_DESTINATIONS, frozenset())
         assert cluster.take_changed_services() == {WEB}

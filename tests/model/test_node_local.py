@@ -85,18 +85,16 @@ def test_the_option_is_shown_as_it_is_read(text: str) -> None:
     assert show_addresses(NODE_LOCAL_DNS) == "169.254.20.10"
 
 
-def test_listeners_serve_while_they_answer() -> None:
-    """Only the Services of a listener that has changed are planned again."""
+def test_services_are_found_by_the_listener_that_they_name() -> None:
     ports, key = NodeLocalPorts(), Key("default", "dns")
     tcp, *_ = found = parsed("169.254.20.10").ports
     ports.name(key, found)
     ports.name(Key("default", "other"), parsed(None, "other").ports)
     here = Listener(V4, 53, Protocol.TCP)
     assert ports.take_wanted() == {here, here._replace(protocol=Protocol.UDP)}
-    assert ports.serving(tcp) is None
-    assert ports.set_answering(frozenset({here})) == {key}
-    assert [each.node_local for each in found if ports.serving(each)] == [V4]
-    assert ports.set_answering(frozenset({here, Listener(V6, 1, Protocol.TCP)})) == set()
+    assert listener(tcp) == here
+    assert ports.naming(frozenset({here})) == {key}
+    assert ports.naming(frozenset({Listener(V6, 1, Protocol.TCP)})) == set()
     ports.name(key, ())
     assert ports.changed
     assert (ports.take_wanted(), ports.changed) == (frozenset(), False)

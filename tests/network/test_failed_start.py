@@ -185,7 +185,7 @@ def test_settings_that_were_made_are_undone(node: Node, tmp_path: Path) -> None:
 MAKE_AND_FAIL = """
 from pathlib import Path
 from ebpflb.agent.node_sync import HostChanges
-from ebpflb.agent.netfilter_sync import table_options
+from ebpflb.agent.engine import table_options
 from ebpflb.kernel.node import sysctls
 from ebpflb.kernel.netfilter.table import NetfilterTable
 from ebpflb.options import ConntrackOptions, Options, Paths

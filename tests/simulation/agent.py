@@ -14,19 +14,26 @@ from typing import Any, TypeVar
 from unittest.mock import Mock, patch
 
 from ebpflb import files
-from ebpflb.agent import canary_sync, engine_choice, loop, missed_ends, node_sync, program_loader
-from ebpflb.agent.api_servers import ApiServersFile
+from ebpflb.agent import canary_sync, engine, loop, missed_ends, node_sync
 from ebpflb.agent.audit import Audit, ElementsCheck, HooksCheck, MapsCheck
-from ebpflb.agent.engine_choice import EngineChoice
-from ebpflb.agent.loop import Agent
+from ebpflb.agent.canary_sync import CanarySync
+from ebpflb.agent.engine import EngineChoice
+from ebpflb.agent.loop import Agent, Part
 from ebpflb.agent.missed_ends import EndedConnections
-from ebpflb.agent.node_readiness import NodeReadiness
-from ebpflb.agent.node_sync import NodeSync
+from ebpflb.agent.node_sync import NodeSync, ProgramLoader
 from ebpflb.agent.on_removal import resets
-from ebpflb.agent.program_loader import ProgramLoader
-from ebpflb.agent.reporter import Reporter
+from ebpflb.agent.reporter import (
+    ApiServersFile,
+    BesideKubeProxy,
+    Publisher,
+    Recorder,
+    Reporter,
+    SourceErrors,
+    Stale,
+)
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale_udp import conntrack_worker, socket_search
+from ebpflb.agent.sync import Sync
 from ebpflb.entries.flows import Timeouts
 from ebpflb.entries.services import service_name
 from ebpflb.history.recorder import History
@@ -42,21 +49,14 @@ from ebpflb.model import addresses
 from ebpflb.model.addresses import host_port
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.devices import LocalDetector, LocalMode
-from ebpflb.model.events import Drift, PartStatus
-from ebpflb.model.nodes import OFF
+from ebpflb.model.events import Drift, PartStatus, in_force
 from ebpflb.model.packet_path import Engine
 from ebpflb.options import Options, Paths
 from ebpflb.plan import canary, tables
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
 from ebpflb.stopping import parts
-from tests.agent.fakes import (
-    FakeDeviceWatch,
-    FakeServiceHealth,
-    FakeUplinkCanary,
-    endpoint_health,
-    node_local,
-)
+from tests.agent.fakes import FakeServiceHealth
 from tests.simulation.doctor import CLIENT, ENDPOINT, LEASE, Doctor, in_families
 from tests.simulation.kernel import CALLS, SimKernel
 from tests.simulation.places import HOST_NETNS, NODE
@@ -189,8 +189,8 @@ def simulated(
         (map_writer, "secrets", SimpleNamespace(randbits=lambda bits: SECRET)),
         (datapath, "socket_flags", lambda: ()),
         (datapath, "packet_flags", lambda **_: ()),
-        (engine_choice, "bridge_calls", dict),
-        (engine_choice, "SETTLE_SECONDS", 0.5),
+        (engine, "bridge_calls", dict),
+        (engine, "SETTLE_SECONDS", 0.5),
         *table.patches(),
         (canary_sync, "LEASE_SECONDS", LEASE),
         (canary_sync, "secrets", SimpleNamespace(token_hex=doctor.token)),
@@ -203,7 +203,7 @@ def simulated(
         (conntrack_worker, "conntrack", tracked),
         (socket_search, "SockDiag", lambda: OpenSockets(None)),
         (files, "replace", lambda path, content: None),
-        (program_loader, "threading", SimpleNamespace(Thread=_Thread)),
+        (node_sync, "threading", SimpleNamespace(Thread=_Thread)),
         (loader, "side_by_side", _one_by_one),
         (state_dir, "side_by_side", _one_by_one),
         (tables, "PRIMES", PRIMES),
@@ -220,21 +220,6 @@ def simulated(
 def _fail(status: PartStatus) -> None:
     """A mistake of the program ends the schedule, which has found it."""
     assert not status.error, f"{status.part}: {status.error}"
-
-
-def _others(history: History, cluster: ClusterState, clock: Callable[[], float]) -> dict[str, Any]:
-    """The parts of an agent that are not simulated, beside that one."""
-    return {
-        "doctor_audit": Mock(differ={}),
-        "endpoint_health": endpoint_health(cluster, history.because, clock),
-        "node_local": node_local(cluster, clock),
-        "node_readiness": NodeReadiness(OFF, NODE, Health(1.0), None),
-        "device_watch": FakeDeviceWatch(),
-        "uplink_canary": FakeUplinkCanary(),
-        "host": _Host(),
-        "history": history,
-        "api_servers_file": ApiServersFile(Path("/nowhere/api-servers.json")),
-    }
 
 
 def _options(state: Any, folder: Path) -> Options:
@@ -259,6 +244,7 @@ class _EndedConnections(EndedConnections):
 
 
 _LOCK: Any = _Lock()
+_HOST: Any = _Host()
 
 
 class Life:
@@ -269,7 +255,6 @@ class Life:
         state: Any,
         folder: Path,
         inbox: Any,
-        source: Any,
         metrics: Metrics,
         clock: Callable[[], float],
         specs: dict[str, MapSpec],
@@ -282,28 +267,41 @@ class Life:
         self.datapath = Datapath(StateDir(state), specs)
         cluster = ClusterState(NODE)
         self.netfilter = self.datapath.netfilter = Translated(self.datapath.maps, self.options)
-        nodes = NodeSync(self.options, self.datapath, cluster, self._engine())
+        nodes = NodeSync(self.options, self.datapath, cluster, self._engine(), clock=clock)
         self.service_sync = ServiceSync(self.datapath, cluster, nodes, clock)
         self.health = Health(2 * SYNC_PERIOD, now=lambda: int(clock() * 1e9), monotonic=clock)
         self.ended = _EndedConnections(self.datapath.maps, folder)
         self.maps_check = MapsCheck(self.datapath, nodes, self.service_sync)
         self.workers = workers(self.datapath.maps)
         self.history = self._new_history()
+        self.sync = Sync(nodes, self.service_sync, _HOST, clock)
+        self.canary = CanarySync(self.sync, clock)
+        self.loader = ProgramLoader(self.datapath, self.options, self.sync.programs_loaded, clock)
+        self.audit = self._audit(nodes, self.history.explaining(on_drift))
         self.agent = Agent(
-            options=self.options,
-            inbox=inbox,
-            source=source,
-            cluster=cluster,
-            node_sync=nodes,
-            service_sync=self.service_sync,
-            reporter=Reporter(self._servers(), metrics, clock),
-            loader=ProgramLoader(self.datapath, self.options, clock),
-            audit=self._audit(nodes, self.history.explaining(on_drift)),
-            clock=clock,
-            stale_udp=self.workers.stale_udp,
-            on_removal=self.workers.on_removal,
-            **_others(self.history, cluster, clock),
+            inbox,
+            self._parts(nodes, metrics),
+            self.sync,
+            self._publisher(nodes).publish,
+            self.health.turned,
+            clock,
         )
+
+    def _parts(self, nodes: NodeSync, metrics: Metrics) -> list[Part]:
+        """As ebpflb/agent/build.py lists them."""
+        stale = Stale(self.workers.stale_udp, self.workers.on_removal, self.sync)
+        return [
+            *(self.loader, self.canary, self.sync, self.service_sync, nodes, self.audit),
+            *(Reporter(self._servers(), metrics, self.sync, self.clock), stale),
+            *(Recorder(self.history, self.sync), SourceErrors(dict), BesideKubeProxy("")),
+            ApiServersFile(Path("/nowhere/api-servers.json"), self.sync.cluster),
+        ]
+
+    def _publisher(self, nodes: NodeSync) -> Publisher:
+        def is_in_force() -> bool:
+            return in_force(self.audit.drift) and nodes.is_reached
+
+        return Publisher(self.options, self.health, is_in_force)
 
     def _new_history(self) -> History:
         self.options.paths.history_file.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from ebpflb.agent.canary_sync import CanaryRefused, CanarySync
-from ebpflb.agent.inspection import Call
+from ebpflb.agent.loop import Call
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.events import Key
 from ebpflb.plan.canary import ENDPOINT_PORT, CanaryLease
@@ -69,7 +69,11 @@ class Doctor:
         return str(self._leases)
 
     def _order(self, do: Callable[[CanarySync], CanaryLease]) -> None:
-        self.node.put(Call(lambda cluster, planner, canary: do(canary)))
+        self.node.put(Call(lambda: self._do(do)))
+
+    def _do(self, do: Callable[[CanarySync], CanaryLease]) -> CanaryLease:
+        assert self.node.life
+        return do(self.node.life.canary)
 
     def _hold(self, canary: CanarySync, nodeport: int) -> CanaryLease:
         wanted = _frontends(nodeport)

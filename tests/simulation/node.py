@@ -118,12 +118,12 @@ class SimNode:
         self._restart()
         try:
             self.life = Life(
-                *(self.state, self.folder, self, self.happenings, self.metrics, self.clock, SPECS),
+                *(self.state, self.folder, self, self.metrics, self.clock, SPECS),
                 self._workers,
                 self._drift_found,
             )
             self.life.history.start()
-            self.life.agent.source.start()
+            self.happenings.start()
             self.life.agent.run()
             self.life.datapath.close()
             if leaked := self.kernel.opened():
@@ -214,12 +214,12 @@ class SimNode:
         """Nothing happens any more; after a while all must be as it should be."""
         self.die_at = None
         self.failures = self.tracked.failures = 0
-        again = self.life.agent.loader.due if self.life else inf
+        again = self.life.loader.due if self.life else inf
         if self.settle_until is None or again < inf:
             self.settle_until = (again if again < inf else self.now) + SETTLING
             self.settled_by = self.settle_until + LONGEST_SETTLING
             self.settled_by += UNTIL_LISTED if self.happenings.awaits_list else 0.0
-        if self.life and (self.life.workers.stale_udp.error or self.life.agent.audit.drift):
+        if self.life and (self.life.workers.stale_udp.error or self.life.audit.drift):
             self.settle_until = max(self.settle_until, self.now + SETTLING)
         if self.life and self.table.surplus(self.life):  # until the audit has removed it
             self.settle_until = max(self.settle_until, self.now + SYNC_PERIOD)

@@ -12,8 +12,8 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ebpflb.agent import netfilter_sync
-from ebpflb.agent.netfilter_sync import NetfilterSync
+from ebpflb.agent import engine
+from ebpflb.agent.engine import NetfilterSync
 from ebpflb.entries.services import Backend, ServiceEntry, Translation
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.kernel.maps import records
@@ -45,10 +45,10 @@ class SimTable:
     def patches(self) -> list[tuple[object, str, Any]]:
         """What leads from NetfilterSync to the kernel."""
         return [
-            (netfilter_sync, "NetfilterTable", lambda options: _Table(self)),
-            (netfilter_sync, "Elements", lambda session, options: _Elements(self)),
-            (netfilter_sync, "read_backends", self.read),
-            (netfilter_sync, "nft", SimpleNamespace(delete=lambda name: None)),
+            (engine, "NetfilterTable", lambda options: _Table(self)),
+            (engine, "Elements", lambda session, options: _Elements(self)),
+            (engine, "read_backends", self.read),
+            (engine, "nft", SimpleNamespace(delete=lambda name: None)),
         ]
 
     @property

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from ebpflb.agent import service_sync
 from ebpflb.agent.audit import HooksCheck
-from ebpflb.agent.netfilter_sync import NetfilterSync
+from ebpflb.agent.engine import NetfilterSync
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.kernel import map_writer
 from ebpflb.kernel.attach.cgroup_links import HeldLinks

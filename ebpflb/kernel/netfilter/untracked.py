@@ -22,6 +22,7 @@ from ipaddress import ip_network
 from ebpflb.kernel.netfilter import firewall, nft
 from ebpflb.kernel.netfilter.firewall import RAW, Chain, Rule, Table, tables
 from ebpflb.model.addresses import number
+from ebpflb.model.facts import Fact, Observed
 from ebpflb.model.nodes import NO_UNTRACKED, Condition, Destination, Untracked
 from ebpflb.model.services import Protocol
 from ebpflb.workers import PeriodicWorker
@@ -90,7 +91,7 @@ class UntrackedWatch(PeriodicWorker):
 
     def __init__(
         self,
-        emit: Callable[[Untracked], None],
+        emit: Callable[[Observed], None],
         found: Untracked = NO_UNTRACKED,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -128,4 +129,4 @@ class UntrackedWatch(PeriodicWorker):
         if found != self._found:
             self._found = found
             log.info("rules in raw exempt %d destinations", len(found.destinations))
-            self._emit(found)
+            self._emit(Observed(Fact.UNTRACKED_DESTINATIONS, found.destinations))

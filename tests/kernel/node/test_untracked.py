@@ -10,6 +10,7 @@ import pytest
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import firewall, untracked
 from ebpflb.kernel.netfilter.untracked import UntrackedWatch
+from ebpflb.model.facts import Observed
 from ebpflb.model.nodes import Untracked
 from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run
@@ -25,7 +26,7 @@ class Watched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.reads = 0.0, 0
-        self.emitted: list[Untracked] = []
+        self.emitted: list[Observed] = []
         self.watch = UntrackedWatch(self.emitted.append, clock=lambda: self.now)
         read = untracked.untracked
 
@@ -39,7 +40,8 @@ class Watched:
         """Whether DNS is exempt, by each message of one turn."""
         self.emitted.clear()
         self.watch.turn()
-        return [each.has(ip_address("10.96.0.10"), 53, 17) for each in self.emitted]
+        rules = (Untracked(each.values) for each in self.emitted)
+        return [each.has(ip_address("10.96.0.10"), 53, 17) for each in rules]
 
 
 @pytest.fixture
