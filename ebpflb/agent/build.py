@@ -309,13 +309,12 @@ class _Builder:
         publisher = Publisher(
             options, health, lambda: in_force(audit.drift) and self._node_sync.is_reached
         )
-        agent = Agent(inbox, parts, sync, publisher.publish, health.turned)
-        self._connect_metrics(agent)
+        self._connect_metrics(publisher)
         self._metrics.socket_destroy_supported(udp.can_end)
         self._start(
             self._servers, readiness, DeviceWatch(inbox.put, route_sources=not probe.route_source())
         )
-        return agent
+        return Agent(inbox, parts, sync.take_turn, publisher.publish, health.turned)
 
     def _start_workers(self, *others: Works) -> None:
         options, inbox, maps = self._options, self._inbox, self._maps
@@ -404,13 +403,13 @@ class _Builder:
 
         return ResetWorker(maps, kinds, watched, on_reset)
 
-    def _connect_metrics(self, agent: Agent) -> None:
+    def _connect_metrics(self, publisher: Publisher) -> None:
         """Connect the metrics to the objects that they read on request."""
         options, aside, labels = self._options, self._endpoint_health, self._cluster.labels
 
         def look() -> AgentSeen:
             return AgentSeen(
-                status=agent.status,
+                status=publisher.status,
                 health=self._servers.health,
                 endpoints_set_aside=aside.count,
                 times_set_aside=aside.times,

@@ -25,7 +25,6 @@ from ebpflb import stopping
 from ebpflb.history.records import WriteCause
 from ebpflb.model.cluster_state import Applied
 from ebpflb.model.events import ObjectEvent, PartStatus, Together
-from ebpflb.serve.status import AgentStatus
 from ebpflb.stopping import parts
 
 log = logging.getLogger(__name__)
@@ -82,7 +81,8 @@ class Turn:
     """What the loop has taken and written in one turn.
 
     ``seconds``: of writing all changes, or of the failed attempt; None if there was none. ``full``:
-    everything was planned. ``node``: the node's devices or addresses may be others.
+    everything was planned. ``node``: the node's devices or addresses may be others. ``serves``: all
+    has been in force. ``fatal``: the error that ends the agent.
     """
 
     applied: list[tuple[ObjectEvent, Applied]] = field(default_factory=list)
@@ -92,6 +92,9 @@ class Turn:
     full: bool = False
     node: bool = False
     has_new_devices: bool = False  # that have got programs: packets may have passed them before
+    attached: bool = False  # programs are in force
+    serves: bool = False
+    fatal: Exception | None = None
 
 
 class Part:
@@ -270,45 +273,26 @@ def _return_freed_memory() -> None:
         trim(0)
 
 
-class Core(Protocol):
-    """The part that writes the maps.
-
-    ``serves``: whether everything is in force. ``fatal``: the error that ends the agent.
-    """
-
-    @property
-    def serves(self) -> bool: ...
-
-    @property
-    def is_starting(self) -> bool: ...
-
-    @property
-    def fatal(self) -> Exception | None: ...
-
-    def take_turn(self) -> Turn: ...
-
-
-Publish = Callable[[Mapping[str, Any]], AgentStatus]
-
-
 class Agent:
-    """One node's agent. Other threads may read ``status``, the last published one."""
+    """One node's agent."""
 
     def __init__(
         self,
         inbox: Inbox,
         parts: Sequence[Part],
-        core: Core,
-        publish: Publish,
+        take_turn: Callable[[], Turn],
+        publish: Callable[[Mapping[str, Any]], None],
         turned: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``core`` is one of the parts; ``turned`` is called after each turn while it serves.
+        """``take_turn`` returns what was taken and written since its last call.
 
-        ``publish`` takes the fields of the status that have changed.
+        ``publish`` takes fields of the status. ``turned`` is called after each turn while all is in
+        force.
         """
-        self.parts, self._core = parts, core
+        self.parts, self._take_turn = parts, take_turn
         self._publish_fields, self._turned, self._clock = publish, turned, clock
+        self._last = Turn()
         self.burst = Bursts(inbox, clock)
         self.stopped = False
         self.failing_parts: dict[str, str] = {}
@@ -318,7 +302,6 @@ class Agent:
             for kind in part.takes:
                 self._takers[kind].append(part)
         self._observers = [each for each in parts if type(each).observe is not Part.observe]
-        self.status = publish({})
 
     def run(self) -> None:
         """Run the loop until a Stop is taken.
@@ -330,12 +313,12 @@ class Agent:
         try:
             for part in self.parts:
                 part.started()
-            while not (self.stopped or self._core.fatal):
+            while not (self.stopped or self._last.fatal):
                 self._turn()
         finally:
             stopping.run_all(*(part.ended for part in self.parts))
-        if self._core.fatal:
-            raise self._core.fatal
+        if self._last.fatal:
+            raise self._last.fatal
 
     def _turn(self) -> None:
         for message in self._wait():
@@ -347,11 +330,11 @@ class Agent:
                 self._rests_until[part] = -math.inf
                 if not parts.attempt(part.name, part.turn):
                     self._rests_until[part] = now + stopping.RETRY_SECONDS
-        turn = self._core.take_turn()
+        self._last = turn = self._take_turn()
         for part in self._observers:
             parts.attempt(part.name, partial(part.observe, turn))
         parts.attempt("status", self._publish)
-        if self._core.serves:
+        if turn.serves:
             end_startup()
             self._turned()
 
@@ -360,7 +343,7 @@ class Agent:
 
     def _wait(self) -> Iterator[object]:
         """Yield the messages in the inbox; wait for the first one until a part is due."""
-        most = math.inf if self._core.is_starting else MOST_TAKING  # a start takes all first
+        most = MOST_TAKING if self._last.attached else math.inf  # a start takes all first
         until = min(map(self._due, self.parts))
         return self.burst.waiting(max(until - self._clock(), 0.0), most)
 
@@ -385,4 +368,4 @@ class Agent:
         fields: dict[str, Any] = {"failing_parts": dict(self.failing_parts)}
         for part in self.parts:
             fields |= part.status()
-        self.status = self._publish_fields(fields)
+        self._publish_fields(fields)

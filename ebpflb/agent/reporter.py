@@ -33,7 +33,7 @@ from ebpflb.serve.conditions import not_ready
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.servers import HttpServers
-from ebpflb.serve.status import AgentStatus, rfc3339
+from ebpflb.serve.status import rfc3339
 
 log = logging.getLogger(__name__)
 
@@ -179,6 +179,7 @@ class Stale(Part):
 
     def __init__(self, udp: StaleUdpWorker, on_removal: ResetWorker, sync: Sync) -> None:
         self._udp, self._on_removal, self._sync = udp, on_removal, sync
+        self._must_check_all = False  # this was not told of everything
 
     def take(self, message: Disturbed) -> None:
         if message.check == TABLE_NAME:
@@ -189,12 +190,14 @@ class Stale(Part):
             self._udp.check_connections()
         if not self._sync.is_written:
             return
+        is_full = self._must_check_all or (turn.full and turn.seconds is not None)
+        self._must_check_all = True  # unless the end is reached
         if changes := self._sync.service_sync.planner.take_backend_changes():
             self._udp.check(changes)
-        is_full = turn.full and turn.seconds is not None
         if is_full:
             self._udp.check_everything()
         self._on_removal.update(self._sync.service_sync.take_watched(), all_named=is_full)
+        self._must_check_all = False
 
     def status(self) -> Mapping[str, Any]:
         return {
@@ -272,14 +275,15 @@ class Told(Part):
 
 
 class Publisher:
-    """Makes the agent's status and publishes it; most turns of the loop change nothing in it.
+    """Publishes the agent's status; most turns of the loop change nothing in it.
 
-    ``in_force`` says whether the audit knows of no fault of the data plane.
+    Other threads may read ``status``, the last published one. ``in_force`` says whether the audit
+    knows of no fault of the data plane.
     """
 
     def __init__(self, options: Options, health: Health, in_force: Callable[[], bool]) -> None:
         begun = status.initial(node=options.node_name, source=options.source)
-        self._status = begun.changed(
+        self.status = begun.changed(
             removed_settings=options.removed_settings,
             socket_translation=options.socket_translation,
             left_to_kube_proxy=options.left_to_kube_proxy,
@@ -289,16 +293,15 @@ class Publisher:
         self._file = status.StatusFile(options.paths)
         self._published: object = None  # the values that the status was made from
 
-    def publish(self, fields: Mapping[str, Any]) -> AgentStatus:
-        """Return the status with these fields; it is published if anything has changed."""
-        now, in_force = self._status.changed(**fields), self._in_force()
+    def publish(self, fields: Mapping[str, Any]) -> None:
+        """Publish the status with these fields, if anything has changed."""
+        now, in_force = self.status.changed(**fields), self._in_force()
         if (now, in_force) != self._published:
-            self._status = now
+            self.status = now
             self._health.set_in_force(in_force)
             self._health.set_not_ready(not_ready(now))
             # If the file could not be written, it is written in the next turn.
             self._published = (now, in_force) if self._file.write(now) else None
-        return self._status
 
 
 # The file of the API servers, which outlives a reboot, unlike the pinned maps.

@@ -77,7 +77,7 @@ class Sync(Part):
         self.cluster: ClusterState = service_sync.cluster
         self.node_sync, self.service_sync = node_sync, service_sync
         self._host, self._clock = host, clock
-        self.fatal: Exception | None = None
+        self._fatal: Exception | None = None
         self.in_sync = False
         self.error: str | None = None
         self._last = -math.inf  # when the last sync ended
@@ -93,7 +93,8 @@ class Sync(Part):
             case DevicesChanged():
                 self.node_sync.device_list = message
                 self.because(DEVICES)
-                self._observe(Observed(Fact.OWN_ADDRESSES, message.addresses))
+                self.cluster.observe(Fact.OWN_ADDRESSES, message.addresses)
+                self._free_api_servers()
             case DevicesAttached():
                 self._try(self.node_sync.take_attached)
             case EachPacketRules():
@@ -109,15 +110,16 @@ class Sync(Part):
         self._taken.applied.append((event, applied))
 
     def _observe(self, message: Observed) -> None:
-        """Take what this node has seen itself about endpoints and frontends.
-
-        Before the first lists an earlier agent may have let a Service hide the API servers.
-        """
+        """Take what this node has seen itself about endpoints and frontends."""
         former = self.cluster.observed[message.fact]
         if self.cluster.observe(*message):
             self._taken.causes += _causes(FACTS[message.fact], former, message.values)
-            if not self.cluster.complete:
-                self._try(self.service_sync.free_api_servers)
+            self._free_api_servers()
+
+    def _free_api_servers(self) -> None:
+        """Before the first lists: an earlier agent may have let a Service hide the API servers."""
+        if not self.cluster.complete:
+            self._try(self.service_sync.free_api_servers)
 
     def because(self, cause: WriteCause) -> None:
         self._taken.causes.append(cause)
@@ -127,16 +129,9 @@ class Sync(Part):
         taken, self._taken = self._taken, Turn()
         taken.has_new_devices = self.node_sync.take_new_devices()
         taken.node |= taken.has_new_devices
+        taken.attached, taken.fatal = self.node_sync.attached, self._fatal
+        taken.serves = taken.attached and self.cluster.complete
         return taken
-
-    @property
-    def is_starting(self) -> bool:
-        return not self.node_sync.attached
-
-    @property
-    def serves(self) -> bool:
-        """Whether everything has been in force."""
-        return self.node_sync.attached and self.cluster.complete
 
     @property
     def has_more(self) -> bool:
@@ -190,7 +185,7 @@ class Sync(Part):
         except KernelError as error:
             self._set_error(error)
         except (ConfigurationError, NodeError) as error:
-            self.fatal = error
+            self._fatal = error
             return
         except Exception:
             self.in_sync = False
@@ -245,7 +240,7 @@ class Sync(Part):
     def ended(self) -> None:
         if cgroup_links.attached(StateDir(self.options.paths.state)):
             log.info("stopped; the loaded programs and maps keep serving")
-        elif not self.fatal:
+        else:
             log.warning("stopped; no programs are pinned, so nothing serves until an agent starts")
 
     def status(self) -> Mapping[str, Any]:

@@ -344,7 +344,7 @@ class Harness:
         self.agent = Agent(
             self.inbox,
             self._parts(reporter),
-            self.sync,
+            self.sync.take_turn,
             self._publisher().publish,
             self.health.turned,
             self.clock,

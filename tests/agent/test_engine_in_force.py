@@ -42,7 +42,7 @@ def test_flow_tables(
     start(harness, packet_path=chosen)
     assert not table.starts
     assert "netfilter" not in harness.datapath.settings.flags
-    found = harness.agent.status.packet_path
+    found = harness.status.packet_path
     assert found is not None
     assert found.engine is Engine.FLOWS
     assert reason in found.reason
@@ -57,7 +57,7 @@ def test_a_demanded_engine_is_never_left(harness: Harness) -> None:
     harness.engine = engine_choice(Engine.NETFILTER, table)
     start(harness, packet_path=Engine.NETFILTER)
     said = f"the last sync failed: --packet-path=netfilter cannot work now: {BUSY}"
-    assert said in not_ready(harness.agent.status)
+    assert said in not_ready(harness.status)
     assert not (harness.datapath.plans or harness.datapath.attached)
     assert not harness.datapath.settings.flags
     table.error = None

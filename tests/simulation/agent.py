@@ -278,11 +278,12 @@ class Life:
         self.canary = CanarySync(self.sync, clock)
         self.loader = ProgramLoader(self.datapath, self.options, self.sync.programs_loaded, clock)
         self.audit = self._audit(nodes, self.history.explaining(on_drift))
+        self.publisher = self._publisher(nodes)
         self.agent = Agent(
             inbox,
             self._parts(nodes, metrics),
-            self.sync,
-            self._publisher(nodes).publish,
+            self.sync.take_turn,
+            self.publisher.publish,
             self.health.turned,
             clock,
         )

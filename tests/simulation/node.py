@@ -149,7 +149,7 @@ class SimNode:
     def _end(self) -> None:
         """A life ends: what only its descriptors have kept is gone."""
         if self.life:
-            self.watched = restore_watched(self.life.agent.status.reset_on_removal)
+            self.watched = restore_watched(self.life.publisher.status.reset_on_removal)
         self.life = None
         self.happenings.stop()
         self.kernel.close_descriptors()

@@ -36,7 +36,7 @@ def check(node: "SimNode", life: Life) -> None:
         if node.known.objects.get(kind) != wanted:
             raise Wrong(f"the agent does not know the newest {kind}")
     if not life.health.ready or not life.health.serves:
-        raise Wrong(f"not ready: {not_ready(life.agent.status)}, serves: {life.health.serves}")
+        raise Wrong(f"not ready: {not_ready(life.publisher.status)}, serves: {life.health.serves}")
     node.clients.judge_open()
     node.tracked.judge_open()
     _check_hooks(node)
