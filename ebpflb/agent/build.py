@@ -142,7 +142,7 @@ class _Builder:
         self._history.start()
         self._pages: dict[str, Handler] = {}  # of the local socket
         self._servers = self._make_servers(flags)
-        self._engine = self._make_engine(missing)
+        self._engine = EngineChoice(options, self._netfilter, missing=missing)
         self._flowtable = engine.flowtable_of(options, missing)
         self._nat_watch = self._make_nat_watch()
         self._ends = self._end_programs()
@@ -179,17 +179,6 @@ class _Builder:
         datapath.netfilter = self._netfilter = NetfilterSync(self._maps, options, sctp=sctp)
         self._stack.callback(self._netfilter.close)
         return missing
-
-    def _make_engine(self, missing: str | None) -> EngineChoice:
-        options = self._options
-        return EngineChoice(
-            options.packet_path,
-            missing=missing,
-            netfilter=self._netfilter,
-            mark=options.packet_mark,
-            patterns=options.devices,
-            period=options.sync_period,
-        )
 
     def _make_source(self) -> Source:
         options = self._options

@@ -243,27 +243,22 @@ class EngineChoice:
 
     def __init__(
         self,
-        wanted: str,
+        options: Options,
+        netfilter: NetfilterSync,
         *,
         missing: str | None,
-        netfilter: NetfilterSync,
-        mark: PacketMark = OFF,
-        patterns: tuple[str, ...] = (),
-        period: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``wanted`` is one of PACKET_PATHS; ``missing`` as in ``packet_path.decide``.
+        """``missing`` as in ``packet_path.decide``.
 
-        ``mark``: of --packet-mark. ``patterns``: of --devices. ``period``: minimum seconds between
-        two changes of the engine. Raises NodeError if the wanted engine cannot work.
+        Raises NodeError if the wanted engine cannot work.
         """
-        self._wanted, self._missing, self._mark = wanted, missing, mark
-        self._netfilter, self._period, self._clock = netfilter, period, clock
-        self._patterns = patterns
+        self._options, self._missing = options, missing
+        self._netfilter, self._clock = netfilter, clock
         self._changed = -math.inf  # last change of the engine
         self.path: PacketPath | None = None
         self.due = math.inf
-        packet_path.decide(wanted, missing=missing)
+        packet_path.decide(options.packet_path, missing=missing)
 
     @property
     def flags(self) -> Flags:
@@ -280,10 +275,12 @@ class EngineChoice:
         When this returns netfilter, the table of netfilter is ready. Raises KernelError if
         --packet-path=netfilter cannot work now.
         """
-        unsuited = _unmarked(self._mark) or packet_path.unsuited(
-            devices, pods, bridge_calls(), self._patterns
+        unsuited = _unmarked(self._options.packet_mark) or packet_path.unsuited(
+            devices, pods, bridge_calls(), self._options.devices
         )
-        path = packet_path.decide(self._wanted, missing=self._missing, unsuited=unsuited)
+        path = packet_path.decide(
+            self._options.packet_path, missing=self._missing, unsuited=unsuited
+        )
         if self.path and path.engine is not self.path.engine and not self._is_settled():
             return False
         self.due = math.inf
@@ -303,7 +300,7 @@ class EngineChoice:
         """Whether the engine may change now; otherwise ``due`` says when."""
         now = self._clock()
         if self.due == math.inf:
-            self.due = max(now + SETTLE_SECONDS, self._changed + self._period)
+            self.due = max(now + SETTLE_SECONDS, self._changed + self._options.sync_period)
         return now >= self.due
 
     def _prepared(self, path: PacketPath) -> PacketPath:
@@ -314,7 +311,7 @@ class EngineChoice:
         try:
             self._netfilter.start()
         except NodeError as error:
-            if self._wanted == Engine.NETFILTER:
+            if self._options.packet_path == Engine.NETFILTER:
                 what = "--packet-path=netfilter cannot work now"
                 raise KernelError(what, 0, str(error)) from error
             return PacketPath(Engine.FLOWS, str(error))

@@ -192,11 +192,18 @@ class FakeNetfilter:
 
 
 def engine_choice(
-    chosen: str, netfilter: FakeNetfilter | None = None, **options: Any
+    chosen: str,
+    netfilter: FakeNetfilter | None = None,
+    *,
+    missing: str | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    **options: Any,
 ) -> EngineChoice:
-    """``options`` are the choice's other ones."""
+    """``options`` are those of the agent."""
     made: Any = netfilter or FakeNetfilter()
-    return EngineChoice(chosen, netfilter=made, **{"missing": None, **options})
+    chosen_options = {"sync_period": 0.0, "packet_path": chosen, **options}
+    where = Paths(Path("/none")), "node-1", Path("/none")
+    return EngineChoice(Options(*where, **chosen_options), made, missing=missing, clock=clock)
 
 
 class FakeHost:

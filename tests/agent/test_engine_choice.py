@@ -36,7 +36,7 @@ class Node:
     def __init__(self, chosen: str = AUTO, *, period: float = 0.0, **options: Any) -> None:
         self.now, self.table = 1000.0, FakeNetfilter()
         self.choice: EngineChoice = fakes.engine_choice(
-            chosen, self.table, period=period, clock=lambda: self.now, **options
+            chosen, self.table, sync_period=period, clock=lambda: self.now, **options
         )
 
     def update(self, *devices: Device, pods: Collection[Network] = ()) -> bool:
@@ -150,7 +150,7 @@ def test_a_mark_that_rules_wait_for() -> None:
         (AUTO, Engine.FLOWS, said),
         (Engine.NETFILTER, Engine.NETFILTER, f"chosen by --packet-path, although {said}"),
     ):
-        node = Node(chosen, mark=mark)
+        node = Node(chosen, packet_mark=mark)
         node.update()
         assert node.path == PacketPath(took, reason)
 

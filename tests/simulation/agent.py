@@ -323,13 +323,7 @@ class Life:
         return Mock(health=self.health, service_health=service_health, ports_not_open=dict)
 
     def _engine(self) -> EngineChoice:
-        return EngineChoice(
-            Engine.NETFILTER,
-            missing=None,
-            netfilter=self.netfilter,
-            period=SYNC_PERIOD,
-            clock=self.clock,
-        )
+        return EngineChoice(self.options, self.netfilter, missing=None, clock=self.clock)
 
     def _audit(self, nodes: NodeSync, on_drift: Callable[[list[Drift]], None]) -> Audit:
         elements = ElementsCheck(self.netfilter, self.service_sync, self.maps_check.period)
