@@ -244,8 +244,7 @@ class Services:
 
     def __init__(self, *ids: int) -> None:
         self.planner: Any = self
-        self.backend_ids: Any = self
-        self.used = set(ids)
+        self.knows_backend = set(ids).__contains__
 
 
 def damage() -> None:
