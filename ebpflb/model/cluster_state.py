@@ -27,7 +27,6 @@ from ebpflb.model.endpoints import (
     Steps,
     Topology,
     UnusedReason,
-    finished,
     select,
 )
 from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Removed, Replaced
@@ -307,13 +306,6 @@ class ClusterState:
         """Return the services that have changed since the last call."""
         changed, self.changed_services = self.changed_services, set()
         return changed
-
-    def ports(self, service: Key) -> Iterator[tuple[ServicePort, Selection]]:
-        """Yield the service's ports, each with the endpoints that this node uses."""
-        slices = self.slices_of_ports(service)
-        for port in self.services.get(service, ()):
-            its = endpoints.of_port(slices, port.name)
-            yield port, finished(self.selecting(port.name, its))
 
     def slices_of_ports(self, service: Key) -> SlicesOfPorts:
         return endpoints.slices_of_ports(self.slices_for(service))

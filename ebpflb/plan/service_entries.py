@@ -29,7 +29,7 @@ from ebpflb.entries.services import (
 )
 from ebpflb.model.addresses import Address, host_port
 from ebpflb.model.annotations import HASHING
-from ebpflb.model.endpoints import Steps, finished, in_parts
+from ebpflb.model.endpoints import Steps, in_parts
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan import tables
 from ebpflb.plan.desired import DesiredBackend, DesiredService, Lack
@@ -426,19 +426,10 @@ class SlowStarts:
         self._growths.pop(name, None)
         self._next.pop(name, None)
 
-    def apply(
-        self, desired: DesiredService, seconds: float, programmed: ServiceEntries, now: float
-    ) -> DesiredService:
-        """Return ``desired`` with the current weights.
-
-        ``programmed`` is the content of the maps.
-        """
-        return finished(self.applying(desired, seconds, programmed, now))
-
     def applying(
         self, desired: DesiredService, seconds: float, programmed: ServiceEntries, now: float
     ) -> Steps[DesiredService]:
-        """Like ``apply``, in steps."""
+        """Return ``desired`` with the current weights; ``programmed`` is what the maps have."""
         if not seconds:
             self.forget(desired.name)
             return desired

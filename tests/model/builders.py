@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small valid objects, spelled as in a manifest; a test states only what it is about."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from ebpflb.lab import manifests
 from ebpflb.model import addresses, endpoint_slices, endpoints, objects, services
+from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.events import Key
 
 
 def service(
@@ -127,3 +129,13 @@ def node(
     *listed: tuple[str, str], labels: dict[str, str] | None = None, **spec: Any
 ) -> objects.Node:
     return msgspec.convert(manifests.node("here", *listed, labels=labels, **spec), objects.Node)
+
+
+def ports_of(
+    cluster: ClusterState, service: Key
+) -> Iterator[tuple[services.ServicePort, endpoints.Selection]]:
+    """Yield the service's ports, each with the endpoints that this node uses."""
+    slices = cluster.slices_of_ports(service)
+    for port in cluster.services.get(service, ()):
+        its = endpoints.of_port(slices, port.name)
+        yield port, endpoints.finished(cluster.selecting(port.name, its))

@@ -15,6 +15,7 @@ from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed, Replaced
 from ebpflb.model.facts import Fact
 from ebpflb.model.services import API_SERVERS, KUBERNETES, Admission
+from tests.model.builders import ports_of
 
 IPS = ["10.96.0.1", "fd00:96::1"]
 PORTS = [{"name": "https", "port": 443, "protocol": "TCP"}]
@@ -98,7 +99,7 @@ def test_all_is_off_unless_it_is_chosen() -> None:
     made.apply(changed(slice_of(ONE)))
     assert made.api_servers() is None
     made.apply(changed(slice_of()))
-    assert not any(selection.has_any for _, selection in made.ports(KUBERNETES))
+    assert not any(selection.has_any for _, selection in ports_of(made, KUBERNETES))
 
 
 def test_their_health_is_watched_if_they_are_kept() -> None:

@@ -14,6 +14,7 @@ from ebpflb.model.nodes import Condition, Destination
 from ebpflb.model.objects import Object
 from ebpflb.model.services import PortName, Protocol
 from tests.model import builders
+from tests.model.builders import ports_of
 
 WEB, OTHER = Key("shop", "web"), Key("shop", "other")
 SLICE, SECOND = Key("shop", "web-abcde"), Key("shop", "web-fghij")
@@ -46,7 +47,7 @@ def forget(cluster: ClusterState, kind: Kind, key: Key) -> set[Key]:
 
 def endpoints(cluster: ClusterState, service: Key = WEB) -> list[str]:
     """The addresses of the cluster lists of all ports."""
-    found: list[Selection] = [selection for _, selection in cluster.ports(service)]
+    found: list[Selection] = [selection for _, selection in ports_of(cluster, service)]
     return [str(each.address) for selection in found for each in selection.cluster]
 
 
@@ -62,11 +63,11 @@ def test_equal_service(cluster: ClusterState) -> None:
 
 def test_change_taken_back(cluster: ClusterState) -> None:
     """A change that is taken back leaves what there was: the same ports, the same endpoints."""
-    before = list(cluster.ports(WEB))
+    before = list(ports_of(cluster, WEB))
     assert say(cluster, WEB, builders.service(ports=[{"port": 81}])) == {WEB}
-    assert list(cluster.ports(WEB)) != before
+    assert list(ports_of(cluster, WEB)) != before
     say(cluster, WEB, builders.service())
-    assert list(cluster.ports(WEB)) == before
+    assert list(ports_of(cluster, WEB)) == before
 
 
 def test_equal_slice(cluster: ClusterState) -> None:
@@ -141,9 +142,9 @@ def test_removed_port(cluster: ClusterState) -> None:
     say(
         cluster, SLICE, builders.slice(builders.entry("10.1.0.1"), ports=[{"name": "b", "port": 9}])
     )
-    kept = [(port, chosen) for port, chosen in cluster.ports(WEB) if port.name.port == "b"]
+    kept = [(port, chosen) for port, chosen in ports_of(cluster, WEB) if port.name.port == "b"]
     assert say(cluster, WEB, builders.service(ports=both[1:])) == {WEB}
-    assert list(cluster.ports(WEB)) == kept
+    assert list(ports_of(cluster, WEB)) == kept
 
 
 def test_zone_of_the_node(cluster: ClusterState) -> None:

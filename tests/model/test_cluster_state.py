@@ -13,6 +13,7 @@ from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed, Replaced
 from ebpflb.model.objects import Node, Object, ServiceCIDR
 from tests.model import builders
+from tests.model.builders import ports_of
 
 WEB = Key("shop", "web")
 HERE = Key("", "here")
@@ -103,7 +104,7 @@ def test_an_object_that_was_never_valid_has_no_good_state(cluster: ClusterState)
 def test_unreadable(cluster: ClusterState) -> None:
     """An object that cannot even be decoded is named like an invalid one, and stays as it was."""
     cluster.apply(changed(Kind.SERVICE, WEB, builders.service()))
-    before = list(cluster.ports(WEB))
+    before = list(ports_of(cluster, WEB))
     unreadable = ReadObject(InvalidObject("spec.ports", "Expected `array | null`"), "test.yaml")
     (warning,) = cluster.apply(Changed(Kind.SERVICE, WEB, unreadable)).warnings
     assert str(warning) == (
@@ -111,7 +112,7 @@ def test_unreadable(cluster: ClusterState) -> None:
         " (its last good state stays in use)"
     )
     assert cluster.invalid == {(Kind.SERVICE, WEB): "spec.ports: Expected `array | null`"}
-    assert list(cluster.ports(WEB)) == before
+    assert list(ports_of(cluster, WEB)) == before
     cluster.apply(changed(Kind.SERVICE, WEB, builders.service()))
     assert not cluster.invalid
 

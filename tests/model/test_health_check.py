@@ -13,7 +13,7 @@ from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.endpoints import HealthCheck, LocalEndpoints
 from ebpflb.model.events import Changed, Key, Kind, ReadObject
 from tests.model import builders
-from tests.model.builders import entry
+from tests.model.builders import entry, ports_of
 
 HERE, PORT = "here", 32000
 V4, V6 = Family.IPV4, Family.IPV6
@@ -39,7 +39,7 @@ def health_check(service: objects.Service, *slices: objects.EndpointSlice) -> He
         key = Key("shop", slice.metadata.name)
         cluster.apply(Changed(Kind.ENDPOINT_SLICE, key, ReadObject(slice, "test")))
     cluster.apply(Changed(Kind.SERVICE, Key("shop", "web"), ReadObject(service, "test")))
-    for port, selection in cluster.ports(Key("shop", "web")):
+    for port, selection in ports_of(cluster, Key("shop", "web")):
         local.add(port, selection)
     return local.health_check
 

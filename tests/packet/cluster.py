@@ -20,6 +20,7 @@ from ebpflb.model.services import PortName
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.desired import DesiredService
 from ebpflb.plan.planner import NOT_IN_MAPS, Planner
+from tests.model.builders import ports_of
 from tests.packet.frames import at, destination, ends, host_of, opening, reply, source
 from tests.packet.node import Outcome, PacketNode
 from tests.packet.places import Places
@@ -166,7 +167,9 @@ class Cluster:
     def _desired(self) -> dict[PortName, DesiredService | None]:
         changes: dict[PortName, DesiredService | None] = {}
         for key in self.cluster.take_changed_services():
-            found = {p.name: desired_service(p, chosen) for p, chosen in self.cluster.ports(key)}
+            found = {
+                p.name: desired_service(p, chosen) for p, chosen in ports_of(self.cluster, key)
+            }
             changes |= dict.fromkeys(self.names.get(key, set()) - found.keys())
             changes |= found
             self.names[key] = set(found)

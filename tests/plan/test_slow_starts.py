@@ -2,11 +2,13 @@
 """A new endpoint's weight grows from a tenth to the whole, and other endpoints keep theirs."""
 
 import math
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as some
 
 from ebpflb.entries.services import Range
+from ebpflb.model.endpoints import finished
 from ebpflb.model.services import PortName
 from ebpflb.plan.desired import DesiredService
 from ebpflb.plan.service_entries import (
@@ -20,6 +22,10 @@ from ebpflb.plan.service_entries import (
 from tests.plan.builders import backend, desired, name
 
 SECONDS = 30.0
+
+
+def applied(starts: SlowStarts, *about: Any) -> DesiredService:
+    return finished(starts.applying(*about))
 
 
 def weights(found: DesiredService) -> dict[int, int]:
@@ -38,7 +44,9 @@ class Node:
         self.starts = SlowStarts()
 
     def apply(self, now: float, *numbers: int, seconds: float = SECONDS) -> dict[int, int]:
-        found = self.starts.apply(desired("web", [1], numbers), seconds, self.programmed, now)
+        found = finished(
+            self.starts.applying(desired("web", [1], numbers), seconds, self.programmed, now)
+        )
         ids = tuple(range(1, len(found.backends) + 1))
         block = Range(0, len(ids))
         self.programmed = service_entries(1, found, found.frontends, block, ids)
@@ -86,10 +94,10 @@ def test_without_the_annotation_weights_are_whole() -> None:
 def test_no_weight_is_nothing_or_more_than_whole(weight: int, age: float) -> None:
     starts = SlowStarts()
     one, new = backend(1), backend(2, weight=weight)
-    starts.apply(desired("web", [1], [one]), SECONDS, NO_ENTRIES, 0.0)
+    applied(starts, desired("web", [1], [one]), SECONDS, NO_ENTRIES, 0.0)
     wanted = desired("web", [1], [one, new])
-    starts.apply(wanted, SECONDS, NO_ENTRIES, 0.0)
-    assert 1 <= weights(starts.apply(wanted, SECONDS, NO_ENTRIES, age))[2] <= weight
+    applied(starts, wanted, SECONDS, NO_ENTRIES, 0.0)
+    assert 1 <= weights(applied(starts, wanted, SECONDS, NO_ENTRIES, age))[2] <= weight
 
 
 def test_what_is_rewritten_is_budgeted() -> None:
@@ -104,15 +112,15 @@ def test_what_is_rewritten_is_budgeted() -> None:
         name(each): NO_ENTRIES._replace(block=Range(0, size)) for each in names
     }
     for each in names:
-        starts.apply(desired(each, [1], [1]), SECONDS, NO_ENTRIES, 0.0)
-        starts.apply(desired(each, [1], [1, 2]), SECONDS, NO_ENTRIES, 0.0)
+        applied(starts, desired(each, [1], [1]), SECONDS, NO_ENTRIES, 0.0)
+        applied(starts, desired(each, [1], [1, 2]), SECONDS, NO_ENTRIES, 0.0)
     now, met = SECONDS, list[PortName]()
     while len(met) < len(names):
         turn = starts.take_due(cost, now)
         assert 1 <= len(turn) <= 2
         assert starts.take_due(cost, now) == []
         for found in turn:
-            starts.apply(desired(found.service, [1], [1, 2]), SECONDS, NO_ENTRIES, now)
+            applied(starts, desired(found.service, [1], [1, 2]), SECONDS, NO_ENTRIES, now)
         met += turn
         now += TURN_SECONDS
     assert sorted(each.service for each in met) == names

@@ -29,7 +29,7 @@ from ebpflb.serve.service_page import (
     summary,
 )
 from tests.model import builders
-from tests.model.builders import entry
+from tests.model.builders import entry, ports_of
 from tests.plan.builders import CAPACITY, desired_service
 
 NODE = "here"
@@ -50,7 +50,7 @@ class Known:
 
     def plan(self) -> None:
         for key in sorted(self.cluster.take_changed_services()):
-            desired = {p.name: desired_service(p, s) for p, s in self.cluster.ports(key)}
+            desired = {p.name: desired_service(p, s) for p, s in ports_of(self.cluster, key)}
             self.planner.plan_changes(desired, 0)
             self.planner.written(0)
 
