@@ -152,7 +152,7 @@ def load(data: bytes, folder: Path, configuration: Configuration) -> MemoryFiles
     """
     files = MemoryFiles()
     make: Any = _Loader  # the client's functions have no types
-    loader = make(_parse(data, folder, files), config_base_path=str(folder))
+    loader = make(_parse(data, files), config_base_path=str(folder))
     loader.files = files
     loader.load_and_set(configuration)
     return files
@@ -160,16 +160,16 @@ def load(data: bytes, folder: Path, configuration: Configuration) -> MemoryFiles
 
 # A kubeconfig -> the values that the Kubernetes client takes.
 #
-# File names become absolute paths. Certificates and keys in the text are put into memory files,
-# whereas the client would write them to /tmp. No error quotes the text.
+# Certificates and keys in the text are put into memory files, whereas the client would write them
+# to /tmp. No error quotes the text.
 
-_FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
-_INLINE = {f"{name}-data": name for name in _FILES[:3]}
+_FILES = ("certificate-authority", "client-certificate", "client-key")
+_INLINE = {f"{name}-data": name for name in _FILES}
 _SECRET = {"token", "password", "client-secret", "id-token", "refresh-token", "access-token"}
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
-def _parse(data: bytes, folder: Path, files: MemoryFiles) -> dict[str, Any]:
+def _parse(data: bytes, files: MemoryFiles) -> dict[str, Any]:
     """Raises ClusterError."""
     try:
         config = next(manifests.load_documents(data), None)
@@ -182,7 +182,7 @@ def _parse(data: bytes, folder: Path, files: MemoryFiles) -> dict[str, Any]:
         for entry in entries if isinstance(entries, list) else ():
             if isinstance(entry, dict) and isinstance(entry.get(inner), dict):
                 _remember_secrets(entry[inner])
-                _complete(entry[inner], folder, files)
+                _complete(entry[inner], files)
     return config
 
 
@@ -197,22 +197,12 @@ def _reason(error: ValueError) -> str:
     return in_words(ValueError(_QUOTED.sub("...", said) + where))
 
 
-def _complete(section: dict[str, Any], folder: Path, files: MemoryFiles) -> None:
+def _complete(section: dict[str, Any], files: MemoryFiles) -> None:
     """Complete a cluster or user; of a token and its file the file counts, as in client-go."""
     section.pop("token" if section.get("tokenFile") else "tokenFile", None)
-    for name in _FILES:
-        if isinstance(section.get(name), str) and section[name]:
-            section[name] = str(_readable(name, (folder / section[name]).absolute()))
     for inline, name in _INLINE.items():
         if content := section.pop(inline, None):
             section[name] = str(files.add(_decoded(inline, content)))
-
-
-def _readable(name: str, path: Path) -> Path:
-    """Return the path, and refuse pipes and devices; a missing file is reported by its reader."""
-    if path.exists() and not path.is_file():
-        raise ClusterError(f"{name}: {path}: not a regular file")
-    return path
 
 
 def _decoded(name: str, content: object) -> bytes:
