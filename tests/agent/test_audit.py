@@ -72,17 +72,6 @@ def test_found_named_and_put_back() -> None:
     assert it.due > clock() + 4
 
 
-def test_report_only() -> None:
-    """With --audit=report it is told, once, and nothing is put back; it stays drift."""
-    check = FakeCheck()
-    it, clock, told = made(check, report_only=True)
-    check.drift = [HOOK]
-    for _ in range(3):
-        it.turn()
-        clock.now = it.due
-    assert (told, check.repairs, it.drift) == ([HOOK], 0, [HOOK])
-
-
 def test_turns_are_short() -> None:
     """A comparison of many steps takes many turns: the loop handles messages between them."""
     check = FakeCheck(size=100)

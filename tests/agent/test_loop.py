@@ -13,7 +13,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.model.events import Key, Kind, Removed, SourceStatus, Together
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.serve.conditions import conditions, not_ready
-from tests.agent.fakes import Harness, changed, found, listed, service, slices
+from tests.agent.fakes import Harness, changed, found, service, slices
 from tests.agent.told import EVERYTHING, FULL, NODES, SERVICES, SLICES
 
 UNLOADED = [
@@ -44,16 +44,6 @@ def test_in_force_after_written(serving: Harness) -> None:
     assert len(serving.datapath.attached) == 1
 
 
-def test_only_what_changed(serving: Harness) -> None:
-    """A change of one service writes nothing of another; a change of nothing writes nothing."""
-    serving.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.3", "10.1.0.4")))
-    (frontend, _), *others = serving.datapath.plans[-1].services
-    assert (str(frontend), others) == ("10.96.0.2:80", [])
-    plans = len(serving.datapath.plans)
-    serving.send(changed(Kind.SERVICE, service("a", "10.96.0.1")))
-    assert len(serving.datapath.plans) == plans
-
-
 def test_what_comes_together_is_one_plan(serving: Harness) -> None:
     """A port is renamed in a Service and its slice: its frontend is never without endpoints."""
     web, slice = service("a", "10.96.0.1"), slices("a", "10.1.0.1")
@@ -64,23 +54,6 @@ def test_what_comes_together_is_one_plan(serving: Harness) -> None:
     (plan,) = serving.datapath.plans[plans:]
     ((frontend, entry),) = plan.services
     assert (str(frontend), entry.cluster.size, plan.removed_services) == ("10.96.0.1:80", 1, [])
-
-
-def test_restart(serving: Harness) -> None:
-    """A new agent that receives the same writes nothing."""
-    serving.stop()
-    serving.datapath.plans.clear()
-    serving.start()
-    serving.send(*EVERYTHING)
-    assert not serving.datapath.plans
-
-
-def test_leftovers_go(serving: Harness) -> None:
-    """What a former agent programmed and nobody wants now is taken away at the start."""
-    serving.stop()
-    serving.start()
-    serving.send(listed(Kind.SERVICE, service("b", "10.96.0.2")), SLICES, NODES)
-    assert [str(frontend) for frontend in serving.datapath.maps.services] == ["10.96.0.2:80"]
 
 
 def test_source_error(serving: Harness) -> None:
@@ -179,17 +152,6 @@ def test_failed_write(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None
     assert len(harness.datapath.maps.services) == 2
     assert harness.datapath.attached == [harness.options.cgroup]
     assert not harness.datapath.maps.read_back().leftover_service_ids
-
-
-def test_failed_change(serving: Harness) -> None:
-    """A change whose write failed is not forgotten, and neither is one that comes meanwhile."""
-    serving.datapath.failures = [FULL, FULL]
-    serving.send(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.7")))
-    serving.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.8")))
-    serving.wait_for(lambda status: not status.sync_error)
-    answers = serving.datapath.maps.lookups().values()
-    held = {str(backend.address) for answer in answers for backend in answer.cluster}
-    assert held == {"10.1.0.7", "10.1.0.8"}
 
 
 @pytest.mark.parametrize("error", UNLOADED)

@@ -144,11 +144,6 @@ def test_former_elements_stay(sync: NetfilterSync, maps: dict[str, Map]) -> None
     other.close()
 
 
-def test_no_former_elements_without_a_table(sync: NetfilterSync) -> None:
-    """Also where no table was ever made."""
-    assert sync.read_former() == []
-
-
 @pytest.mark.usefixtures("is_owned")
 def test_write(sync: NetfilterSync, maps: dict[str, Map]) -> None:
     """Elements come and go with plans; an endpoint stays as long as any backend has it."""

@@ -16,7 +16,6 @@ from ebpflb.entries.services import prefix_of
 from ebpflb.errors import CompileError
 from ebpflb.kernel.node import sysctls
 from ebpflb.lab import manifests
-from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Family
 from ebpflb.model.devices import LocalDetector, LocalMode
 from ebpflb.model.events import Kind
@@ -121,16 +120,6 @@ def test_devices(harness: Harness) -> None:
     assert {index: device.v4 for index, device in written.items()} == {2: V4, 3: POD}
 
 
-def test_own_addresses(harness: Harness) -> None:
-    """All that can be a service's are known, whether they serve NodePorts or not."""
-    start(harness)
-    assert harness.datapath.small_maps["own_addresses"].keys() == {
-        *ETH.addresses,
-        *BRIDGE.addresses,
-    }
-    assert harness.datapath.small_maps["node_addresses"].keys() == {V4}
-
-
 def test_waits_for_every_list(harness: Harness) -> None:
     """No device is touched before every list is complete."""
     harness.start()
@@ -156,30 +145,6 @@ def test_a_port_keeps_its_programs_until_its_bridge_has_them(harness: Harness) -
     harness.send(DevicesAttached())
     assert names(harness) == ["br0"]
     assert harness.datapath.small_maps["devices"].keys() == {bridge.index}
-
-
-def test_pods_devices(harness: Harness) -> None:
-    """In mode BridgeInterface a new port of the bridge is a pod's."""
-    start(harness, detector=LocalDetector(LocalMode.BRIDGE, bridge="cni0"))
-    harness.send(here(ETH, BRIDGE, PORT))
-    written = harness.datapath.small_maps["devices"]
-    flags = {index: device.flags for index, device in written.items()}
-    assert flags == {2: {"host_only"}, 3: {"pods", "host_only", "master"}, 4: {"pods"}}
-    assert "detect_local" in harness.datapath.settings.flags
-
-
-def test_engine_is_chosen_anew(harness: Harness) -> None:
-    """Every sync period, without any news: nothing tells of a bridge's settings."""
-    chosen: list[object] = []
-    update = harness.engine.update
-
-    def chosen_again(*known: Any) -> bool:
-        chosen.append(known)
-        return update(*known)
-
-    harness.engine.update = chosen_again  # type: ignore[assignment, method-assign]
-    start(harness, sync_period=0.01)
-    wait_until("it is chosen again and again", lambda: len(chosen) > 4)
 
 
 def test_old_programs(harness: Harness) -> None:

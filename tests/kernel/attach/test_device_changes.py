@@ -183,23 +183,6 @@ def test_replaced_program(
     assert at("v0") == ids(packets)
 
 
-def test_taken_off_before_a_device_changes(
-    agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program], said: Said
-) -> None:
-    """An update attaches them again where a device has changed, with a warning for no other one;
-    what happens at all others the audit finds (``faults``).
-    """
-    made = agent()
-    made.update(ns.served())
-    take_off(ns, made, by, whole=True)
-    assert eventually(lambda: at("v0") == NONE)
-    ns.run("ip link add late type bridge")
-    ns.run("ip link set v0 nomaster")
-    made.update(ns.served())
-    assert at("v0") == at("late") == ids(packets)
-    assert said.messages == ["programs were removed from device v0: attaching them again"]
-
-
 def test_a_device_that_looks_like_a_removed_one(
     agent: Agent, ns: Namespace, at: At, packets: list[Program]
 ) -> None:

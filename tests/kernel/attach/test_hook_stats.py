@@ -49,17 +49,6 @@ def test_of_loaded_programs(
     assert after["connect6"] == before["connect6"]
 
 
-def test_of_an_earlier_agents_programs(
-    home: StateDir, inside: Path, loaded: list[Program], counting: None
-) -> None:
-    """If nothing was loaded, the programs are found by the pinned links."""
-    cgroup_links.attach(home, inside, loaded)
-    connect()
-    assert device_programs.run_times(home, []) == device_programs.run_times(home, loaded)
-    unpin_all(home)
-    assert device_programs.run_times(home, []) == {}
-
-
 def test_at_devices(agent: Agent, home: StateDir, ns: Namespace, by: str) -> None:
     """An earlier agent's packet programs are found by links at devices; filters are not."""
     agent().update(ns.served())

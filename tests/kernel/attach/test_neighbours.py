@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.kernel import bpf, netlink
+from ebpflb.kernel import bpf
 from ebpflb.kernel.attach import device_programs, tcx
-from ebpflb.kernel.attach.clsact import HANDLE, put_filter
 from ebpflb.kernel.attach.device_programs import (
     DevicePrograms,
     attached_devices,
@@ -185,18 +184,6 @@ def test_a_qdisc_ingress_is_shared(
     assert others_programs(home).after == {"v0": ["u32 (ingress)"]}
     unpin_all(home)
     assert has_limit(ns, "v0") and ns.filters("v0")["ingress"] == []
-
-
-def test_a_filter_for_egress_of_an_older_agent(
-    home: StateDir, ns: Namespace, by_clsact: None, packets: list[Program], newer: list[Program]
-) -> None:
-    """At a qdisc ingress it was in the place of that for ingress, where it is replaced."""
-    limit(ns, "v0")
-    name = f"{home.directory}:egress"
-    with netlink.route_socket() as kernel:
-        put_filter(kernel, ns.index("v0"), "egress", HANDLE, packets[1].fd, name)
-    assert DevicePrograms(home, lambda link_header: newer).update(ns.served()) == {}
-    assert ns.filters("v0")["ingress"] == [number(newer[0])]
 
 
 def test_a_new_pods_device_is_left_to_plugins_first(
