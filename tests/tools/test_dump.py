@@ -1,25 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rows that `ebpflb maps dump` shows, from maps filled by hand."""
 
+import json
 import os
 import time
 from contextlib import closing
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ebpflb.cli.output import as_data
-from ebpflb.entries.flows import Tuple
+from ebpflb.entries.flows import Flow, FlowKind, Tuple
 from ebpflb.entries.services import (
+    NO_V4,
+    NO_V6,
     Backend,
     BackendLoad,
     BackendName,
+    Chosen,
+    DeviceEntry,
     Frontend,
+    Prefix,
     Range,
     ServiceEntry,
+    ServiceRange,
     Settings,
+    SourceRange,
 )
+from ebpflb.kernel.attach.netns_cookie import by_socket
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import (
     NO_FRONTEND,
@@ -29,11 +39,18 @@ from ebpflb.kernel.maps.records import (
     Attempt,
     BackendHealth,
     CountedConnection,
+    DatagramChoice,
+    Forwarded,
+    FragmentKey,
+    FragmentPorts,
+    HalfOpen,
     Peer,
     PeerFrontend,
+    RecentChoice,
     ServiceBackend,
     ServiceClient,
     SocketEntry,
+    Sweep,
 )
 from ebpflb.kernel.netfilter.elements import Elements
 from ebpflb.kernel.netfilter.table import NetfilterTable, TableOptions
@@ -44,10 +61,23 @@ from tests.cli.described import faults
 from tests.kernel.node import nodes
 from tests.tools.conftest import count
 
+RECORDED = Path(__file__).with_name("rows.yaml")
+AGES = {"age_seconds", "idle_seconds", "first_failed_seconds", "seconds"}
+LONG = 90  # seconds in which no machine takes the rows
 WEB, UNNAMED, LOST = 7, 8, 99  # service ids: one has a name, one has none, one is nowhere
 A, B, LEAVING = 21, 22, 23  # backend ids
 NAME = PortName("shop", "web", "http", Protocol.TCP, Family.IPV4)
 NOBODY = ip_address("::")
+
+
+CLIENT, FRONTEND, NODE, POD = map(
+    ip_address, ("198.51.100.7", "203.0.113.1", "192.0.2.1", "10.244.1.11")
+)
+NO_DEVICE = 2**31 - 1
+
+
+def mask(bits: int) -> Any:
+    return ip_address(((1 << bits) - 1) << (128 - bits))
 
 
 def frontend(ip: str, port: int = 80, protocol: int = 6) -> Frontend:
@@ -94,7 +124,11 @@ def filled(maps: dict[str, Map]) -> None:
     maps["node_addresses"].write([(ip_address("192.0.2.1"), 1), (ip_address("2001:db8::1"), 1)])
     maps["own_addresses"].write([(ip_address("203.0.113.20"), 1)])
     maps["link_addresses"].write([("02:00:00:00:00:0a", 1)])
-    maps["settings"].write([(0, Settings(5, 8, frozenset({"guard_nodeports"})))])
+    pods = Prefix(ip_address("10.244.0.0"), mask(96 + 16))
+    span = Prefix(ip_address("fd00:96::"), mask(108))
+    flags = frozenset({"guard_nodeports", "detect_local"})
+    settings = Settings(5, 8, flags, 61000, 65535, pods_v4=pods, span_v6=span, node_v4=NODE)
+    maps["settings"].write([(0, settings)])
     count(maps["service_stats"], WEB, 10, 4, 2, 1)
     count(maps["backend_stats"], A, 5, 3)
     count(maps["backend_stats"], B, 1, 2)
@@ -121,6 +155,81 @@ def remembered(maps: dict[str, Map], filled: None) -> None:
     asked = PeerFrontend(frontend("10.96.0.1", 53, 17), A, address, 8080)
     maps["assignments"].write([(AssignmentKey(3, asked.frontend), SocketEntry(asked, LOST))])
     maps["peers"].write([(Peer(3, address, 8080), asked)])
+    maps["service_clients"].write([(ServiceClient(0x2A, WEB), 1)])
+    failed = BackendHealth(since=now, first=0x2B, second=0x2A)
+    opened = BackendHealth(has_opened=1)
+    maps["backend_health"].write(
+        [(ServiceBackend(WEB, A), failed), (ServiceBackend(WEB, LOST), opened)]
+    )
+    key = Tuple(ip_address("192.0.2.7"), ip_address("10.96.0.1"), 40001, 80, 6, 1)
+    maps["attempts"].write([(key, Attempt(0x2A, now, WEB, A, 1))])
+    maps["backend_loads"].write([(A, BackendLoad(2, 1, 4)), (B, BackendLoad(0, 3))])
+    keys = [AssignmentKey(4711, NO_FRONTEND), AssignmentKey(2**63 | 5, NO_FRONTEND)]
+    maps["connections"].write([(key, CountedConnection(A, 1)) for key in keys])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def filled_for_packets(maps: dict[str, Map]) -> None:
+    """What an agent writes for the packet path alone."""
+    for length, address in ((64 + 96 + 24, "198.51.100.0"), (64 + 48, "2001:db8::")):
+        maps["source_ranges"].write([(SourceRange(length, WEB, 0, ip_address(address)), 1)])
+    for length, address in ((96 + 16, "10.96.0.0"), (108, "fd00:96::")):
+        maps["service_ranges"].write([(ServiceRange(length, ip_address(address)), 1)])
+    maps["cluster_ips"].write([(FRONTEND, 1), (ip_address("10.96.0.1"), 1)])
+    maps["devices"].write(
+        [
+            (1, DeviceEntry(NODE, ip_address("2001:db8::1"), frozenset())),
+            (NO_DEVICE, DeviceEntry(NO_V4, NO_V6, frozenset({"pods"}))),
+        ]
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def remembered_of_packets(maps: dict[str, Map]) -> None:
+    """A masqueraded flow whose client's port was changed, and all else that the datapath writes."""
+    now = time.monotonic_ns()
+    begun, request = now - LONG * 1_000_000_000, frozenset({"request"})
+    dnat = Flow(begun, 0, POD, 8080, 2000, WEB, A, 0, FlowKind.DNAT, request, last_seen=now)
+    snat = dnat._replace(address=NODE, port=61000, other_port=8080, kind=FlowKind.SNAT)
+    un_dnat = dnat._replace(address=FRONTEND, port=80, other_port=1000, kind=FlowKind.UN_DNAT)
+    un_snat = dnat._replace(address=CLIENT, port=2000, other_port=8080, kind=FlowKind.UN_SNAT)
+    maps["tcp_flows"].write(
+        [
+            (Tuple(POD, CLIENT, 8080, 2000, 6, 2), un_dnat._replace(flags=frozenset())),
+            (Tuple(POD, NODE, 8080, 61000, 6, 1), un_snat._replace(flags=frozenset({"seen"}))),
+            (Tuple(CLIENT, POD, 2000, 8080, 6, 2), snat),
+            (Tuple(CLIENT, FRONTEND, 1000, 80, 6, 1), dnat),
+        ]
+    )
+    pending = dnat._replace(address=NO_V6, port=0, other_port=53, service=99, backend=99)
+    pending = pending._replace(kind=FlowKind.SNAT_PENDING)
+    direct = dnat._replace(created=now, service=0, backend=0, kind=FlowKind.DIRECT)
+    maps["other_flows"].write(
+        [(Tuple(CLIENT, POD, 2000, 53, 17, 2), pending), (Tuple(CLIENT, POD, 1, 53, 17, 1), direct)]
+    )
+    maps["fragments"].write(
+        [(FragmentKey(CLIENT, FRONTEND, 4711, 17, 1), FragmentPorts(now, 5000, 53))]
+    )
+    maps["forwarded"].write([(Tuple(CLIENT, FRONTEND, 9, 80, 6, 2), Forwarded(begun, 62, 1))])
+    maps["sweeps"].write([(0, Sweep(10, 4, 2)), (1, Sweep(0, 1, 0))])
+    count(maps["flow_stats"], 0, 16, 1, 3, 2)
+    asked = Tuple(CLIENT, FRONTEND, 1000, 80, 6, 1)
+    maps["half_open"].write([(7, HalfOpen(asked, asked, begun))])
+    count(maps["reject_budgets"], 0, now, 42)
+    count(maps["reject_budgets"], 1, now, 43)
+    _remember_choices(maps, asked, begun)
+
+
+def _remember_choices(maps: dict[str, Map], asked: Tuple, begun: int) -> None:
+    chosen = Chosen.PREFIX | Chosen.MASQUERADE | A
+    maps["udp_choices"].write(
+        [
+            (asked._replace(protocol=17), DatagramChoice(WEB, chosen, 0, begun)),
+            (asked._replace(protocol=17, source_port=1), DatagramChoice(WEB, 99, 0, begun)),
+        ]
+    )
+    places = ((7, WEB << 32 | chosen), (8, 0), (9, WEB << 32 | 99))
+    maps["recent_choices"].write([(index, RecentChoice(5, choice)) for index, choice in places])
 
 
 def rows(maps: dict[str, Map], name: str) -> list[dict[str, Any]]:
@@ -140,30 +249,20 @@ def test_every_map(maps: dict[str, Map]) -> None:
     assert list(dump_maps(maps, ("slots", "backend_slots")).maps) == ["slots", "backend_slots"]
 
 
-def test_endpoints_that_were_not_reached(maps: dict[str, Map]) -> None:
-    """Which client's last connection to a Service opened, and how many failed at which endpoint."""
-    maps["service_clients"].write([(ServiceClient(0x2A, WEB), 1)])
-    failed = BackendHealth(since=time.monotonic_ns(), first=0x2B, second=0x2A)
-    opened = BackendHealth(has_opened=1)
-    maps["backend_health"].write(
-        [(ServiceBackend(WEB, A), failed), (ServiceBackend(WEB, LOST), opened)]
+def test_rows(maps: dict[str, Map]) -> None:
+    """Every row is as recorded, sorted: `EBPFLB_RECORD=1 pytest` of this file writes them again."""
+    found = dump_maps(maps, tuple(ROWS.keys() - {"conntrack", "translations", "devices"})).maps
+    shown = json.loads(json.dumps(as_data({each: found[each] for each in sorted(found)})))
+    for row in (row for rows in shown.values() for row in rows):
+        row.update({word: (row[word] or 0) // LONG * LONG for word in AGES & row.keys()})
+    text = "".join(
+        f"{name}:\n" + "".join(sorted(f"- {json.dumps(row)}\n" for row in rows))
+        for name, rows in shown.items()
+        if rows
     )
-    assert column(maps, "service_clients", "service", "client_hash") == [
-        ("shop/web:http/TCP", "0x2a")
-    ]
-    assert column(maps, "backend_health", "endpoint", "clients_failed", "has_opened") == [
-        ("10.1.0.1:8080", 2, False),
-        (f"removed (#{LOST})", 0, True),
-    ]
-
-
-def test_connections_without_an_answer(maps: dict[str, Map]) -> None:
-    key = Tuple(ip_address("192.0.2.7"), ip_address("10.96.0.1"), 40001, 80, 6, 1)
-    maps["attempts"].write([(key, Attempt(0x2A, time.monotonic_ns(), WEB, A, 1))])
-    shown = "source", "destination", "service", "endpoint", "client_hash", "has_failed"
-    assert column(maps, "attempts", *shown) == [
-        ("192.0.2.7:40001", "10.96.0.1:80", "shop/web:http/TCP", "10.1.0.1:8080", "0x2a", True)
-    ]
+    if "EBPFLB_RECORD" in os.environ:
+        RECORDED.write_text(text)
+    assert text == RECORDED.read_text()
 
 
 def test_translations(maps: dict[str, Map]) -> None:
@@ -186,54 +285,6 @@ def test_translations(maps: dict[str, Map]) -> None:
             ]
 
 
-def test_service_row(maps: dict[str, Map]) -> None:
-    """Ranges, policy, affinity and live counters stand beside the frontend."""
-    row = next(row for row in rows(maps, "services") if row["frontend"] == "10.96.0.1:80")
-    assert (row["cluster_slots"], row["local_slots"], row["policy"]) == (
-        "40-41",
-        "40-40",
-        "Cluster",
-    )
-    assert (row["affinity_seconds"], row["has_endpoints"]) == (60, True)
-    assert (row["chosen"], row["by_affinity"], row["refused"], row["no_local_endpoint"]) == (
-        10,
-        4,
-        2,
-        1,
-    )
-
-
-def test_counted_connections(maps: dict[str, Map]) -> None:
-    """Sockets and flows of services with least-connections, and how many their endpoints have."""
-    maps["backend_loads"].write([(A, BackendLoad(2, 1, 4)), (B, BackendLoad(0, 3))])
-    keys = [AssignmentKey(4711, NO_FRONTEND), AssignmentKey(2**63 | 5, NO_FRONTEND)]
-    maps["connections"].write([(key, CountedConnection(A, 1)) for key in keys])
-    assert column(maps, "connections", "of", "number", "endpoint") == [
-        ("socket", 4711, "10.1.0.1:8080"),
-        ("flow", 2**63 | 5, "10.1.0.1:8080"),
-    ]
-    assert column(maps, "backend_loads", "id", "open", "uncounted")[:2] == [(A, 2, 4), (B, 0, 0)]
-
-
-def test_affinity(maps: dict[str, Map]) -> None:
-    """Clients by namespace or address, idle times, and endpoints that are no more."""
-    by_address, by_netns = rows(maps, "affinity")
-    assert (by_netns["netns"], by_netns["endpoint"]) == (4711, "10.1.0.1:8080")
-    assert by_netns["idle_seconds"] >= 3
-    assert by_address["client"] == "198.51.100.1"
-    assert (by_address["service"], by_address["endpoint"]) == ("#99", "removed (#99)")
-
-
-def test_sockets(maps: dict[str, Map]) -> None:
-    """The frontend and true peer of each socket; the service if it is still there. A socket that
-    was ended has none.
-    """
-    assert column(maps, "sockets", "socket", "frontend", "peer", "service", "counted") == [
-        (1, "10.96.0.1:80", "10.1.0.1:8080", "shop/web:http/TCP", True),
-        (2, "10.96.0.9:80", "10.1.0.1:8080", "", False),
-    ]
-
-
 @pytest.mark.parametrize(("writes", "changed"), [(8, False), (9, True)])
 def test_changed(maps: dict[str, Map], writes: int, changed: bool) -> None:
     """A dump says when the agent was writing."""
@@ -247,3 +298,39 @@ def test_every_word_is_described(maps: dict[str, Map]) -> None:
     """docs/output.md has the words of all rows, with their types."""
     found = as_data([row for rows in dump_maps(maps).maps.values() for row in rows])
     assert not [*faults(found, "maps")]
+
+
+def test_half_open_rows(maps: dict[str, Map]) -> None:
+    """The flows that are half-open: neither places of flows that have been answered, have ended or
+    have been followed by another one of the same ends, nor free places.
+    """
+    ((_, place),) = [it for it in maps["half_open"].items() if it[1].created]
+    answered = place.request._replace(source_port=1001)
+    ended = [answered._replace(source_port=1002), answered._replace(protocol=17)]
+    others = [place._replace(request=it, reply=it) for it in (answered, *ended)]
+    others.append(place._replace(created=place.created - 1))
+    maps["half_open"].write(list(enumerate(others, 8)))
+    seen = maps["tcp_flows"].get(place.request)._replace(flags=frozenset({"request", "seen"}))
+    maps["tcp_flows"].write([(answered, seen)])
+    ((source, destination, age),) = column(
+        maps, "half_open", "source", "destination", "age_seconds"
+    )
+    maps["tcp_flows"].delete([answered])
+    assert (source, destination) == ("198.51.100.7:1000", "203.0.113.1:80")
+    assert age >= 60
+
+
+def test_devices(maps: dict[str, Map]) -> None:
+    """A device has its name, as whom it masquerades, and whether pods are behind it.
+
+    In another network namespace than the node's a name would be another device's.
+    """
+    here = by_socket()
+    maps["settings"].write([(0, Settings(here or 0, 0, frozenset()))])
+    assert [tuple(row.values()) for row in rows(maps, "devices")] == [
+        ("lo", 1, "192.0.2.1", "2001:db8::1", ""),
+        ("removed", NO_DEVICE, "", "", "pods"),
+    ]
+    if here is not None:
+        maps["settings"].write([(0, Settings(here + 1, 0, frozenset()))])
+        assert column(maps, "devices", "device") == ["1", str(NO_DEVICE)]
