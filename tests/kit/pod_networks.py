@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Further pod networks, beside those of ebpflb.lab.cni: each as one kind of CNI plugin builds it.
+"""Further pod networks, beside that of ebpflb.lab.cni: each as one kind of CNI plugin builds it.
 
+Overlay      as the bridge, but packets to other nodes' pods are sent in VXLAN
+Routed       each pod has a veth and a route; the node answers all neighbour requests (ARP, ND)
 Ptp          as the plugin of that name: each veth has the gateway's address
 Netkit       a pair of netkit devices for each pod in the place of a veth pair, as in Cilium
 Children     pods are macvlan or ipvlan devices of one parent; so is the node's own, their gateway
@@ -32,7 +34,6 @@ BOTH = (False, True)
 TABLE = 10
 SECOND = 100  # the number of a node's second interface is so much higher
 MARK = 0x80
-V4_GATEWAY, V6_GATEWAY = cni.Routed.gateways
 NETKIT = {"MODE": 5, "SCRUB": 6, "PEER_SCRUB": 7}
 _L2, _L3 = 0, 1
 REPLIES_BY_ETH0 = f"""
@@ -57,7 +58,69 @@ KEYS = {
 }
 
 
-class Ptp(cni.Routed):
+class Overlay(cni.Bridge):
+    """VXLAN as in Flannel: a node's VXLAN address is the first one of its pod network.
+
+    Before Linux 5.14 that is a broadcast address, for which no host answers. So the nodes have
+    entries for each other's link address.
+    """
+
+    mtu = 1450
+
+    def reach(self, host: Namespace, node: int, other: int) -> None:
+        here, there = NODES.addresses(node)[0], NODES.addresses(other)[0]
+        link = f"link add vxlan0 address {_vxlan_link(node)} type vxlan"
+        host.ip(f"{link} id 1 local {here} remote {there} dstport 8472")
+        host.ip(f"link set vxlan0 up mtu {self.mtu}")
+        for mine, its, whole in zip(_base(node), _base(other), cni.network(other), strict=True):
+            host.ip(f"address add {mine} dev vxlan0")
+            host.ip(f"neighbour add {its} lladdr {_vxlan_link(other)} dev vxlan0")
+            host.ip(f"route add {whole} via {its} dev vxlan0 onlink")
+
+
+def _vxlan_link(node: int) -> str:
+    return f"02:00:00:00:01:{node:02x}"
+
+
+class Routed:
+    """Routes as in Calico: a pod has a gateway address, for which the node answers on every
+    veth.
+    """
+
+    gateways = ("169.254.1.1", "fe80::1")
+
+    def prepare(self, host: Namespace, node: int) -> None:
+        """Do nothing."""
+
+    def plug(self, host: Namespace, node: int, pod: Namespace, number: int) -> None:
+        veth = f"veth{number}"
+        host.ip(f"link add {veth} type veth peer name eth0 netns {pod.netns}")
+        self.connect(host, veth, pod, cni.addresses(node, number))
+
+    def connect(
+        self, host: Namespace, device: str, pod: Namespace, addresses: tuple[str, str]
+    ) -> None:
+        """Give the pod's eth0 addresses and routes; ``device`` is the other end."""
+        host.sysctl(f"net.ipv4.conf.{device}.proxy_arp", 1)
+        host.ip(f"link set {device} up", f"address add {self.gateways[1]}/64 dev {device}")
+        pod.ip("link set eth0 up")
+        for address, gateway in zip(addresses, self.gateways, strict=True):
+            pod.ip(f"address add {address} dev eth0")
+            pod.ip(f"route add default via {gateway} dev eth0 onlink")
+            host.ip(f"route add {address} dev {device}")
+
+    def reach(self, host: Namespace, node: int, other: int) -> None:
+        cni.Bridge().reach(host, node, other)
+
+
+def _base(node: int) -> tuple[str, str]:
+    return f"10.244.{node}.0", f"fd00:244:{node}::"
+
+
+V4_GATEWAY, V6_GATEWAY = Routed.gateways
+
+
+class Ptp(Routed):
     """A pod knows the gateway by its route, and nobody answers for others."""
 
     def plug(self, host: Namespace, node: int, pod: Namespace, number: int) -> None:
@@ -73,7 +136,7 @@ class Ptp(cni.Routed):
             pod.ip(f"route add default via {gateway} dev eth0")
 
 
-class Netkit(cni.Routed):
+class Netkit(Routed):
     """In netkit's mode L3, the kernel's default: no neighbour is asked for. Unless packets are
     scrubbed, they keep mark and priority on their way between pod and node.
     """
@@ -95,7 +158,7 @@ class Netkit(cni.Routed):
             host.ip(f"route add {address} dev {device}")
 
 
-class NetkitL2(cni.Routed):
+class NetkitL2(Routed):
     """In netkit's mode L2: as Routed, by other devices."""
 
     def plug(self, host: Namespace, node: int, pod: Namespace, number: int) -> None:
@@ -127,7 +190,7 @@ def add_netkit(device: str, mode: int, *, scrubbed: bool = True) -> None:
             raise
 
 
-class Children(cni.Routed):
+class Children(Routed):
     """``kind`` is that of the devices, and their mode. The parent leads nowhere."""
 
     def __init__(self, kind: str) -> None:
@@ -185,7 +248,7 @@ class Beside(Children):
             )
 
 
-class SourceRules(cni.Routed):
+class SourceRules(Routed):
     """The gateway's link address is written into each pod: nobody asks for it."""
 
     def prepare(self, host: Namespace, node: int) -> None:
@@ -264,7 +327,7 @@ class SecondUplink(SourceRules):
             )
 
 
-class WireGuard(cni.Routed):
+class WireGuard(Routed):
     """The device has no link header; it has the first address of the node's pod network."""
 
     mtu = 1420
@@ -294,7 +357,7 @@ class WireGuard(cni.Routed):
             wireguard.set("wg0", private_key=key, listen_port=WIREGUARD_PORT, peer=peer)
 
 
-class Vrf(cni.Routed):
+class Vrf(Routed):
     """Each of the two tables has routes into the other one, as the documents of Linux show it. The
     node has an address outside of the VRF too: without one the kernel masquerades nothing there.
     """
@@ -322,7 +385,7 @@ class Vrf(cni.Routed):
                 host.ip(f"route add {there} via {gateway} dev eth0 table {table}")
 
 
-class Bond(cni.Routed):
+class Bond(Routed):
     """Its addresses and routes are the bond's."""
 
     def prepare(self, host: Namespace, node: int) -> None:
@@ -335,7 +398,7 @@ class Bond(cni.Routed):
         move_addresses(host, node, "eth0", "bond0")
 
 
-class BridgeUplink(cni.Routed):
+class BridgeUplink(Routed):
     """Its addresses and routes are the bridge's, and netfilter does not run at the port ``up0``.
 
     As a pod's veth may be a bridge's only port too, the port is a device of another kind, on top of

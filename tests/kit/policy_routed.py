@@ -7,6 +7,7 @@ from ebpflb.lab import cni, manifests
 from ebpflb.lab.hosts import Host, Lab
 from tests.kit.cluster import endpoint, web
 from tests.kit.lab_cluster import NODEPORT, TARGET, LabCluster
+from tests.kit.pod_networks import Overlay, Routed
 
 MARKS = """
 table inet aws {
@@ -42,7 +43,7 @@ class PolicyRouted(LabCluster):
         second_uplink: bool = True,
     ) -> None:
         super().__init__(lab, folder)
-        self.node = lab.node("node", 1, network or cni.Routed())
+        self.node = lab.node("node", 1, network or Routed())
         self.pod = lab.pod(self.node, "web-1", 11)
         self.outside = lab.outside("outside", 1)
         self.agent = self.add_agent(self.node, *options)
@@ -100,8 +101,8 @@ class TwoPlaces(PolicyRouted):
     """
 
     def __init__(self, lab: Lab, folder: Path, *options: str, second_uplink: bool) -> None:
-        super().__init__(lab, folder, *options, network=cni.Overlay(), second_uplink=second_uplink)
-        far = lab.node("far", 2, cni.Overlay())
+        super().__init__(lab, folder, *options, network=Overlay(), second_uplink=second_uplink)
+        far = lab.node("far", 2, Overlay())
         lab.join(self.node, far)
         self.there = lab.pod(far, "there", 11)
         self.start_program(self.there, "serve", self.there.name, str(TARGET))

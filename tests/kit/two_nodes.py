@@ -25,7 +25,7 @@ from ebpflb.lab.manifests import Manifest
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import Protocol
 from tests.kernel.node import nodes
-from tests.kit import needs, requests
+from tests.kit import needs, pod_networks, requests
 from tests.kit.lab_cluster import PORT, TARGET, LabCluster, started
 from tests.kit.sockets import Socket
 
@@ -43,7 +43,7 @@ def require(engine: Engine, network: cni.Cni | None = None) -> None:
     if engine is not Engine.NETFILTER:
         return
     needs.netfilter()
-    if not isinstance(network, cni.Routed) and not Path("/proc/sys/net/bridge").exists():
+    if not isinstance(network, pod_networks.Routed) and not Path("/proc/sys/net/bridge").exists():
         pytest.skip("this kernel is without br_netfilter")
 
 

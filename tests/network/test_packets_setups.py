@@ -14,6 +14,7 @@ from ebpflb.lab.hosts import Host
 from ebpflb.model.packet_path import Engine
 from tests.kit import pod_networks, requests, two_nodes
 from tests.kit.parameters import families
+from tests.kit.pod_networks import Overlay, Routed
 from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
 from tests.network import hardening
 
@@ -26,13 +27,21 @@ SETUPS: dict[str, tuple[cni.Cni, Iterable[Callable[[Host], None]], Engine]] = {
         Engine.FLOWS,
     ),
     "bridge": (cni.Bridge(), hardening.EVERYTHING, Engine.FLOWS),
-    "routed": (cni.Routed(), hardening.EVERYTHING, Engine.FLOWS),
-    "overlay": (cni.Overlay(), hardening.EVERYTHING, Engine.FLOWS),
-    "overlay, nothing tracked": (cni.Overlay(), (), Engine.FLOWS),  # nor are fragments reassembled
+    "routed": (Routed(), hardening.EVERYTHING, Engine.FLOWS),
+    "overlay": (Overlay(), hardening.EVERYTHING, Engine.FLOWS),
+    "overlay, nothing tracked": (
+        Overlay(),
+        (),
+        Engine.FLOWS,
+    ),  # nor are fragments reassembled
     # As kube-proxy, netfilter needs hairpin mode (test_hairpin_mode).
     "netfilter bridge": (cni.Bridge(hairpin=True), hardening.EVERYTHING, Engine.NETFILTER),
-    "netfilter routed": (cni.Routed(), hardening.EVERYTHING, Engine.NETFILTER),
-    "netfilter overlay": (cni.Overlay(hairpin=True), hardening.EVERYTHING, Engine.NETFILTER),
+    "netfilter routed": (Routed(), hardening.EVERYTHING, Engine.NETFILTER),
+    "netfilter overlay": (
+        Overlay(hairpin=True),
+        hardening.EVERYTHING,
+        Engine.NETFILTER,
+    ),
 }
 NETWORKS = {
     "ptp": pod_networks.Ptp(),

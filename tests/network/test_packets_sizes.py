@@ -17,10 +17,14 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.model.packet_path import Engine
 from tests.kit import requests, two_nodes
 from tests.kit.parameters import families
+from tests.kit.pod_networks import Routed
 from tests.kit.sockets import Socket
 from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes, address
 
-NETWORKS: dict[Engine, cni.Cni] = {Engine.FLOWS: cni.Bridge(), Engine.NETFILTER: cni.Routed()}
+NETWORKS: dict[Engine, cni.Cni] = {
+    Engine.FLOWS: cni.Bridge(),
+    Engine.NETFILTER: Routed(),
+}
 NARROW = 1280  # bytes, the least that IPv6 allows
 HERE, THERE = Frontends(10), Frontends(20)
 IP_MTU_DISCOVER, IP_PMTUDISC_DO, IPV6_MTU_DISCOVER = 10, 2, 23  # linux/in.h, linux/in6.h

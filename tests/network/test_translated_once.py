@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ebpflb.lab import cni, manifests
+from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
-from tests.kit import forked, requests, two_nodes
+from tests.kit import forked, pod_networks, requests, two_nodes
 from tests.kit.lab_cluster import PORT, TARGET
 from tests.kit.parameters import connecting, families
 from tests.kit.requests import Send
@@ -29,7 +29,7 @@ def two(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TwoNodes]:
     """Each pod has a route: packets from one to another pass the programs, and the stack."""
-    how: dict[str, Any] = {"engine": request.param, "network": cni.Routed()}
+    how: dict[str, Any] = {"engine": request.param, "network": pod_networks.Routed()}
     folder = tmp_path_factory.mktemp("two")
     with two_nodes.running(folder, *two_nodes.CLUSTER_CIDR, **how) as made:
         yield made
