@@ -69,7 +69,7 @@ def paths(folder: Path, number: int) -> Paths:
 def run_agent(library: Library, url: str, folder: Path) -> None:
     """Until the process is ended."""
     (folder / RUN).mkdir(parents=True)
-    node, nobody = Node(library), SimpleNamespace(draw=None, token=None)
+    node, nobody = Node(library), SimpleNamespace(token=None)
     with simulated(node.kernel, cast(Any, None), cast(Any, nobody), node.table):
         inbox = Inbox()
         source = ApiSource(inbox.put, node_name=NODE, master=url)

@@ -268,7 +268,7 @@ def handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
             cluster.follow(kind, self.wfile)
 
         def log_message(self, *_: object) -> None:
-            """Nobody looks."""
+            """No one looks."""
 
     return Handler
 

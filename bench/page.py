@@ -111,7 +111,7 @@ def renew(folder: Path = RESULTS, pages: tuple[Path, ...] = PAGES) -> None:
 
 
 def renewed(text: str, results: Results, folder: Path, at: Path) -> str:
-    """A page in the folder ``at``, with what stands between its markers made anew."""
+    """A page in the folder ``at``, with what stands between its markers made again."""
 
     def block(found: re.Match[str]) -> str:
         return f"{found[1]}{_content(found[2], results, folder, at)}\n{found[3]}"

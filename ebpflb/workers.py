@@ -2,7 +2,7 @@
 """Threads that repeat their work until they are stopped.
 
 They wait for a time (PeriodicWorker, DueWorker), for work in steps (StepWorker), for descriptors
-(DescriptorWorker), or for somebody who asks (Count). An unexpected exception ends no thread: its
+(DescriptorWorker), or for someone who asks (Count). An unexpected exception ends no thread: its
 work is tried again, and the failure is a condition of the agent (stopping.Parts).
 """
 

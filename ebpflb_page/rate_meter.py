@@ -2,7 +2,7 @@
 """Rates of the node, of Services and of their endpoints, as `ebpflb top` has them, and how they
 were in the last minutes.
 
-Counters are read when somebody asks, and every STEP for the lines of the node, which begin an hour
+Counters are read when someone asks, and every STEP for the lines of the node, which begin an hour
 ago; never for more than a tenth of the time (``paced``).
 """
 

@@ -43,7 +43,7 @@ class Clock:
 
 
 def connected(failing: Failing, clock: Clock) -> Parts:
-    """Those of a new agent."""
+    """Return the parts of a new agent."""
     made = Parts(clock)
     made.connect(failing.told.append, failing.stopped.set, failing.record)
     return made

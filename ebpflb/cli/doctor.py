@@ -51,7 +51,7 @@ def doctor(
     sees, and routes to the endpoints. The running agent lists the cluster's objects and compares
     them with its own, and what it has written with the kernel. Last doctor connects through each
     path (sockets, packets, NodePorts) to an endpoint of its own: for some seconds there are two
-    network namespaces, and service ports that serve nobody else. With --no-canary it changes
+    network namespaces, and service ports that serve no one else. With --no-canary it changes
     nothing. Problems come first; on a terminal they are coloured, unless NO_COLOR is set. Exit
     status 0 if nothing is wrong; warnings do not count.
 

@@ -148,7 +148,7 @@ class FakeDatapath:
         return self.attach_devices(served)
 
     def take_attached(self) -> dict[str, str]:
-        """Those of ``to_come`` have got programs."""
+        """Give programs to the devices of ``to_come``."""
         self.devices_to_come.clear()
         self.is_attaching = False
         return {}
@@ -159,7 +159,7 @@ class FakeDatapath:
         return self.unattached.pop(0) if self.unattached else {}
 
     def faults(self, cgroup: Path, served: Devices) -> Iterator[list[Drift]]:
-        """Those of ``taken_off``, until ``restore`` has put them back."""
+        """Return the programs of ``taken_off``, until ``restore`` has put them back."""
         self.looked.append(served)
         yield list(self.taken_off)
 
@@ -464,5 +464,5 @@ def used(harness: Harness) -> set[str]:
 
 
 def value(harness: Harness, name: str, **labels: str) -> float | None:
-    """Of a metric of the agent; None where it has no such sample."""
+    """Return the value of a metric of the agent; None if it has no such sample."""
     return harness.metrics.registry.get_sample_value(name, labels)

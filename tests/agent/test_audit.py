@@ -223,7 +223,7 @@ def test_what_was_put_back_of_the_flowtable_is_told() -> None:
 
 
 def test_a_table_that_is_not_put_back_stays_drift() -> None:
-    """With --audit=report, until somebody makes it again."""
+    """With --audit=report, until someone makes it again."""
     watch: Any = FakeNatWatch()
     it, clock, told = made(TableCheck(watch, 2.0), report_only=True)
     watch.lacking = ["chain choose is missing", "chain choose: rules were added or changed"]

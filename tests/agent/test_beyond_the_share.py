@@ -100,7 +100,7 @@ def test_nothing_of_what_is_there_is_wanted(tenant: Harness) -> None:
 
 @pytest.mark.parametrize("endpoints", [17, 5])
 def test_endpoints(tenant: Harness, endpoints: int) -> None:
-    """Of one port, or of all ports together; later it loses some."""
+    """One port has too many, or all ports together; later the Service loses some."""
     tenant.send(changed(Kind.SERVICE, big(addresses=0)))
     tenant.send(changed(Kind.ENDPOINT_SLICE, slices(endpoints)))
     wait_until("it does not fit", lambda: not is_whole(tenant))

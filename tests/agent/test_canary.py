@@ -26,7 +26,7 @@ WISH = {"nodeport": "30999"}
 
 @pytest.fixture
 def asked(harness: Harness) -> Handler:
-    """Of an agent that is not started yet."""
+    """Return the handler of an agent that is not started yet."""
 
     def canary(request: Request) -> Response:
         uplinks = UplinkReport({"eth0": ""})
@@ -57,7 +57,7 @@ def written(harness: Harness) -> list[str]:
 
 
 def test_from_its_beginning_to_its_end(harness: Harness, asked: Handler) -> None:
-    """It is in the maps when it is answered; nothing else is, and nobody counts it."""
+    """It is in the maps when it is answered; nothing else is, and no one counts it."""
     begin(harness)
     before = harness.status
     status, lease = ask(asked, "hold", WISH)
@@ -112,7 +112,7 @@ def test_all_is_written_anew(harness: Harness, asked: Handler) -> None:
 
 
 def test_its_own_write_fails(harness: Harness, asked: Handler) -> None:
-    """It is refused with the reason, and the agent writes everything anew."""
+    """It is refused with the reason, and the agent writes everything again."""
     begin(harness)
     harness.datapath.failures.append(KernelError("map services", 28, "no space"))
     status, said = ask(asked, "hold", WISH)
@@ -122,7 +122,7 @@ def test_its_own_write_fails(harness: Harness, asked: Handler) -> None:
 
 
 def test_a_mistake_of_ours_in_its_write(harness: Harness, asked: Handler) -> None:
-    """Whatever is raised, the agent does not take for written what is not: it writes all anew."""
+    """Whatever is raised, the agent does not take for written what is not: it writes all again."""
     begin(harness)
     harness.datapath.failures.append(RuntimeError("a mistake"))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="a mistake"):

@@ -123,7 +123,9 @@ def test_all_kinds_are_listed(api: FakeApiServer, options: Options) -> None:
 
 
 def test_a_forbidden_list_is_not_tried_again(api: FakeApiServer, options: Options) -> None:
-    """Of Services; but nobody needs the ranges of cluster IPs, which older roles do not allow."""
+    """The list of Services is forbidden. Ranges of cluster IPs, which older roles do not allow, are
+    not needed.
+    """
     refusal = json.dumps({"message": "it is forbidden"}).encode()
     api.fail("ServiceCIDR", 403, refusal, times=1000)
     assert fresh_list(options).complete

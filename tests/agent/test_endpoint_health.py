@@ -185,7 +185,7 @@ def reading(counts: Counts) -> Watched:
 
 def test_what_is_counted_is_read_once() -> None:
     """Failures leave an entry, by which a success is noted; what opened leaves none. What happened
-    at the backend of another service that had the id before is nobody's.
+    at the backend of another service that had the id before is no one's.
     """
     one, two, three, former = (ServiceBackend(s, n) for s, n in ((5, 1), (5, 2), (5, 3), (6, 4)))
     counts = {one: FAILED, two: OPENED, three: BackendHealth(1, 7), former: OPENED}

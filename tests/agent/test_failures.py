@@ -94,7 +94,7 @@ def test_what_came_before_a_device_was_served_goes(harness: Harness) -> None:
 
 
 def test_a_service_that_goes_after_a_failed_write_is_known_to_have_gone(serving: Harness) -> None:
-    """All is written anew then, also for those who reset connections to endpoints that went."""
+    """All is written again then, also for those who reset connections to endpoints that went."""
     watched = service("a", "10.96.0.1")
     watched["metadata"]["annotations"] = {ON_REMOVAL_ANNOTATION: "reset=1h"}
     serving.send(changed(Kind.SERVICE, watched))

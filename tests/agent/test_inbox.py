@@ -52,7 +52,7 @@ def test_changes_of_a_burst_share_a_turn_once_it_is_one() -> None:
 
 
 def test_the_age_is_that_of_the_oldest_message() -> None:
-    """Of those that are not handled: waiting, or taken by the turn that goes on."""
+    """The oldest message that is not handled counts: one that waits, or is in the current turn."""
     now = [10.0]
     inbox = Inbox(lambda: now[0])
     bursts = Bursts(inbox, lambda: now[0], lambda seconds: None)

@@ -28,7 +28,7 @@ def pages(ask: Ask, sync: Sync) -> Handler:
 
 @pytest.fixture
 def asked(harness: Harness) -> Handler:
-    """Of an agent that has three Services."""
+    """Return the handler of an agent that has three Services."""
     harness.start()
     names = ("api", "db", "web")
     harness.send(
@@ -90,7 +90,7 @@ def test_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_labels(harness: Harness, asked: Handler) -> None:
-    """As kubectl's -l has them, also when only the labels have changed; with patterns and parts."""
+    """Selectors work as kubectl's -l, also when only the labels change; with patterns and parts."""
     labelled = {"app": "web", "example.com/tier": "front"}
     for name, labels in (("web", labelled), ("api", {"app": "api"})):
         address = {"web": "10.96.0.3", "api": "10.96.0.1"}[name]

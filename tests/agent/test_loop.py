@@ -139,7 +139,7 @@ def test_too_many_ports_are_an_event(serving: Harness) -> None:
 
 
 def test_failed_write(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a failed write the agent reads what the maps hold, plans anew and tries again."""
+    """After a failed write the agent reads what the maps hold, plans again and tries again."""
     monkeypatch.setattr(sync, "WRITE_RETRY_SECONDS", 60.0)
     harness.datapath.failures = [FULL]
     harness.start()

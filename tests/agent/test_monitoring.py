@@ -31,7 +31,7 @@ LOST = KernelError("link update connect4", 22, "Invalid argument")
 
 
 class Variant:
-    """As that of the datapath, without a kernel; ``error``: why it cannot be loaded."""
+    """A variant of the programs without a kernel; ``error``: why it cannot be loaded."""
 
     error: EbpflbError | None = None
     loaded: ClassVar[list["Variant"]] = []
@@ -121,7 +121,7 @@ def test_programs_that_cannot_be_loaded_change_nothing(
 
 
 def test_programs_that_cannot_be_attached_are_closed(node: Node, ask: Ask) -> None:
-    """None stays loaded for nobody."""
+    """None stays loaded for no one."""
     node.error = LOST
     assert ask() == str(LOST)
     assert not node.exchanged and Variant.loaded[0].closed == ["programs", "maps"]
@@ -139,7 +139,7 @@ def test_the_usual_programs_are_back_when_the_last_monitor_ends(node: Node, ask:
 
 
 def test_the_programs_tell_what_one_of_the_monitors_wants(node: Node, ask: Ask) -> None:
-    """Also after another one has ended."""
+    """The programs emit what any monitor wants, also after another one has ended."""
     assert (ask("refused"), ask("passed")) == ("", "")
     [variant] = Variant.loaded
     assert variant.asked[-1] == decision_mask(["refused", "passed"])
@@ -162,7 +162,7 @@ def test_monitors_end_when_the_agent_loads_its_programs_again(node: Node, ask: A
 def test_the_usual_programs_are_back_where_the_socket_cannot_be_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As on a read-only file system: all else of the end is done, and it is said."""
+    """On a read-only file system all other steps of the end are taken, and the log says so."""
     monkeypatch.setattr(monitoring, "Variant", Variant)
     monkeypatch.setattr(Variant, "loaded", [])
     paths, node = Paths(Path("/ebpflb"), tmp_path), Node()
@@ -185,7 +185,7 @@ def test_the_usual_programs_are_back_where_the_socket_cannot_be_removed(
 def test_an_agent_that_cannot_listen_for_monitors_says_so_and_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As where the run directory is gone: the log names the socket, and it stops in order."""
+    """If the run directory is gone, the log names the socket, and the agent stops in order."""
     paths, anything = Paths(Path("/ebpflb"), tmp_path / "gone"), cast(Any, None)
     listening = Monitoring(paths, anything, anything, anything)
     listening.start()

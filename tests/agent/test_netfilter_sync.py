@@ -71,7 +71,7 @@ def sync(maps: dict[str, Map]) -> Iterator[NetfilterSync]:
 
 
 def put(maps: dict[str, Map], *backends: Translation) -> None:
-    """As plans write them, each at a slot that is not its id."""
+    """Write backends as plans do, each at a slot that differs from its id."""
     for id, address, port in backends:
         maps["slots"].write([(id + 100, Backend(address, port, frozenset({"cluster"}), id, 1))])
         maps["backend_slots"].write([(id, id + 100)])

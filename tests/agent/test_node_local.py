@@ -136,7 +136,7 @@ def answering(*listeners: Listener) -> Observed:
 
 
 def flags(harness: Harness) -> set[str]:
-    """Of the cluster IP."""
+    """Return the flags of the cluster IP."""
     (entry,) = harness.datapath.maps.services.values()
     return set(entry.flags)
 

@@ -155,7 +155,7 @@ def test_a_node_that_registers_later_gets_its_condition_at_once(make: Make) -> N
 
 
 def test_a_stopped_agent_says_that_nothing_is_known(make: Make) -> None:
-    """Unknown, which nobody takes for well."""
+    """Unknown, which no one takes for well."""
     world = make(CONDITION)
     world.put()
     world.turn(ready=True)
@@ -242,7 +242,7 @@ def test_what_the_server_refuses_is_told_and_tried_again(
 
 @pytest.mark.parametrize("kind", [OFF, CONDITION])
 def test_off_or_without_an_api_server_nothing_runs(kind: str, caplog: Any) -> None:
-    """With manifests there is nobody to tell, and the log says so."""
+    """With manifests there is no one to tell, and the log says so."""
     nowhere: Any = None
     writer = NodeReadiness(kind, NAME, nowhere, None)
     writer.start()

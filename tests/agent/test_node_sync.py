@@ -129,7 +129,7 @@ def test_waits_for_every_list(harness: Harness) -> None:
 
 
 def names(harness: Harness) -> list[str]:
-    """Of the devices that are served now."""
+    """Return the names of the devices that are served now."""
     return [device.name for device in harness.datapath.served[-1]]
 
 

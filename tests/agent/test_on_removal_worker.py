@@ -22,7 +22,7 @@ def name(service: str) -> PortName:
 
 
 def test_what_no_service_asked_for_changes_nothing() -> None:
-    """Neither what the next agent has to know is made anew, nor the thread woken."""
+    """Neither what the next agent has to know is made again, nor the thread woken."""
     worker = ResetWorker({}, (), {})
     endpoint = IPv4Address("10.1.0.1"), 80
     worker.update({name("watched"): Watched(1.0, frozenset(), frozenset({endpoint}))})

@@ -29,7 +29,7 @@ class Published:
         monkeypatch.setattr("ebpflb.serve.status.files.replace", self._count)
 
     def publish(self, *, drift: dict[str, str] | None = None, **fields: Any) -> None:
-        """As the loop does, with these fields of the status."""
+        """Publish as the loop does, with these fields of the status."""
         self.is_in_force = not drift
         self.publisher.publish({"drift": drift or {}, **fields})
 

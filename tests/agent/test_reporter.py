@@ -65,7 +65,7 @@ KINDS = ("", "full_", "partial_")
 
 def test_order_within_a_sync(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rules first, then latency and health, then health-check ports, then stale UDP flows, for what
-    is not programmed yet could make them anew; at the start after the programs are in force.
+    is not programmed yet could make them again; at the start after the programs are in force.
     """
     calls: list[str] = []
     for owner, name in (

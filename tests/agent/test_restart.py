@@ -106,7 +106,7 @@ def at_devices(cluster: Cluster) -> dict[str, list[int]]:
 def test_devices_stay(cluster: Cluster) -> None:
     """Killed, the agent leaves its programs at every device; the next one takes them over.
 
-    A device that came while nobody was there is served too, and so is one that comes later.
+    A device that came while no one was there is served too, and so is one that comes later.
     """
     if not tcx.works():
         pytest.skip("this kernel has no tcx")

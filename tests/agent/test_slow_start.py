@@ -17,7 +17,7 @@ def annotated(seconds: str) -> Any:
 
 
 def weights(harness: Harness) -> list[int]:
-    """Of the service's slots."""
+    """Return the weights of the service's slots."""
     (entry,) = harness.datapath.maps.services.values()
     block = range(entry.block.base, sum(entry.block))
     return [harness.datapath.maps.slots[slot].weight for slot in block]

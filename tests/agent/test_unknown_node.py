@@ -21,7 +21,7 @@ def test_it_is_said_in_status_log_and_an_event_until_the_node_is_there(
     harness.record_unknown_node = notes.append
     harness.start()
     harness.send(SERVICES, SLICES)
-    assert harness.status.node_unknown is None  # nobody knows yet
+    assert harness.status.node_unknown is None  # no one knows yet
     harness.send(Replaced(Kind.NODE, {}))
     said = f'no Node "node-1" in {harness.options.source}'
     assert harness.status.node_unknown == said

@@ -62,7 +62,7 @@ def own_netns() -> int:
 
 
 def remember(maps: dict[str, Map], cookie: int, protocol: int, netns: int, counted: int = 0) -> int:
-    """As the hooks do."""
+    """Remember a socket as the hooks do."""
     peer = PeerFrontend(Frontend(VIP, 80, protocol), BACKEND, HERE, 8080)
     write_elsewhere(maps, cookie, SocketEntry(peer, SERVICE, netns=netns, counted=counted))
     return cookie

@@ -108,7 +108,9 @@ def test_the_flow_tables_need_no_probe(made: Made) -> None:
 
 
 def test_it_probes_again_while_something_is_wrong(made: Made) -> None:
-    """Also what nobody reports is noticed: its end, and that it can be probed again."""
+    """Changes that no message reports are noticed: the end of a fault, and that probing works
+    again.
+    """
     worker, canary, kernel = made
     kernel.found = {"eth0": Arrival.LOST}
     worker.start()
@@ -134,7 +136,7 @@ def test_the_same_uplinks_are_not_probed_again(made: Made) -> None:
 
 @pytest.mark.kernel
 def test_a_change_of_its_filters(made: Made) -> None:
-    """Of a qdisc at an uplink, and of no other device's."""
+    """A qdisc at an uplink makes it probe, one at another device does not."""
     _, canary, kernel = made
     with nodes.fresh("ebpflb-uplinks"):
         Namespace("ebpflb-uplinks").ip("link add eth0 type veth peer name x")

@@ -74,7 +74,7 @@ def test_of_an_endpoint_slice(harness: Harness, text: str) -> None:
 
 @pytest.mark.parametrize("name", ["schedular", "nodeport-source-range", "ports", HOSTILE])
 def test_of_a_name_that_none_has(harness: Harness, name: str) -> None:
-    """As a misspelt or removed one: it begins as ours do. The first of several is named."""
+    """A misspelt or removed annotation begins as ours do. The first of several is named."""
     names = {objects.OURS + name: "maglev", objects.OURS + "zzz": "1", "example.org/weight": "1"}
     web = service("a", "10.96.0.1")
     web["metadata"]["annotations"] = names
@@ -92,7 +92,9 @@ def test_of_a_name_that_none_has(harness: Harness, name: str) -> None:
 
 
 def test_of_no_string() -> None:
-    """As in a manifest without quotes: the object is invalid, unless it is another's annotation."""
+    """A value without quotes in a manifest makes the object invalid, unless the annotation is
+    another's.
+    """
     wrong = annotated(slices("a", "10.1.0.1"), annotations.WEIGHT_ANNOTATION, 11)
     with pytest.raises(InvalidObject, match=r"annotation ebpflb.io/weight: expected a string"):
         decoding.convert(Kind.ENDPOINT_SLICE, wrong)

@@ -45,7 +45,7 @@ def left_by_iptables() -> None:
 
 
 def make(table: nft.Name) -> None:
-    """As an agent does; netfilter's stays when its agent has ended."""
+    """Make what an agent makes; netfilter's table stays when its agent has ended."""
     if table != TABLE:
         watch.keep_nat_hooks()
         return
@@ -207,7 +207,7 @@ def test_kube_proxys_rules_keep_nat_alive_too(
 
 
 def test_everything(tmp_path: Path) -> None:
-    """As kube-proxy's --cleanup: both go."""
+    """Both go, as with kube-proxy's --cleanup."""
     left_by_iptables()
     remove_all(Paths(NEVER, tmp_path / "run"))
     assert kube_proxy.detect() == Detection()

@@ -24,7 +24,7 @@ def in_a_container(script: str) -> "subprocess.CompletedProcess[str]":
 def test_cleanup_where_the_run_directory_is_a_mount_point_on_a_read_only_root(
     tmp_path: Path,
 ) -> None:
-    """As in the DaemonSet's container: the directory cannot be removed, which is no error."""
+    """In the DaemonSet's container the directory cannot be removed, which is not an error."""
     root = tmp_path / "root"
     (root / "run").mkdir(parents=True)
     state = BPFFS / f"ebpflb-test-{os.getpid()}-container"

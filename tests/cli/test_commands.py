@@ -197,7 +197,7 @@ def test_completion_of_commands_and_maps(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def options_of(command: click.Command) -> list[click.Parameter]:
-    """Also those of the commands that it has."""
+    """Return the options of a command and of its subcommands."""
     inner = command.commands.values() if isinstance(command, click.Group) else ()
     return [*command.params, *(each for one in inner for each in options_of(one))]
 
@@ -223,7 +223,7 @@ def strings() -> Iterator[str]:
 
 
 def options_by_name() -> set[str]:
-    """Of all commands, as they are given."""
+    """Return the options of all commands by their names."""
     commands = (cli.get_command(click.Context(cli), name) for name in COMMANDS)
     options = [option for each in commands if each for option in options_of(each)]
     return {word for option in options for word in (*option.opts, *option.secondary_opts)}

@@ -112,7 +112,7 @@ def test_without_effect(run: Run, file: Path, caplog: pytest.LogCaptureFixture) 
 
 
 def test_flags_without_effect(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """Of flags too, even where they say the default."""
+    """Flags without effect are named, even if they repeat the default."""
     run("--ipvs-strict-arp", "--kube-api-qps", "5", "--boot-id-file=/x", "--conntrack-min=1")
     line = "accepted, but ignored: --kube-api-qps, --boot-id-file, --ipvs-strict-arp"
     assert line in caplog.messages

@@ -23,7 +23,7 @@ NETFILTER = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_"
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As a ConfigMap is mounted."""
+    """Return a file that is mounted as a ConfigMap is."""
     made = tmp_path_factory.mktemp("config") / "etc"
     (made / "..1").mkdir(parents=True)
     write(made / "..1" / "config.conf", clusterCIDR="10.244.0.0/16", oomScoreAdj=321)

@@ -115,7 +115,7 @@ def test_an_own_program_without_its_pin(cluster: Cluster) -> None:
 
 
 def test_drift(cluster: Cluster) -> None:
-    """An entry that somebody has deleted is named by the agent, which is asked to look now."""
+    """An entry that someone has deleted is named by the agent, which is asked to look now."""
     maps = StateDir(cluster.agent.paths.state).open_maps()
     key = next(key for key, _ in maps["cluster_ips"].items())
     try:
@@ -130,7 +130,7 @@ def test_drift(cluster: Cluster) -> None:
 
 
 def test_an_agent_that_hangs_is_unknown(cluster: Cluster) -> None:
-    """Nothing is said to be well that nobody has compared."""
+    """Nothing is said to be well that no one has compared."""
     published = status.read(cluster.agent.paths)
     assert published
     os.kill(published.pid, signal.SIGSTOP)

@@ -64,7 +64,7 @@ def at_work(cluster: Cluster) -> Iterator[tuple[forked.Forked, Any]]:
 
 
 def test_each_path(cluster: Cluster) -> None:
-    """Sockets, packets and NodePorts of both families; then nothing is left, and nobody knew."""
+    """Sockets, packets and NodePorts of both families; then nothing is left, and no one knew."""
     before = status.read(cluster.agent.paths)
     found = canaries(cluster)
     assert ok(found) == ["sockets", "packets", "NodePorts", "uplinks"], found

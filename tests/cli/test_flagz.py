@@ -63,7 +63,7 @@ def test_what_was_not_given(flagz: Flagz, flag: str, value: str) -> None:
 
 
 def test_what_was_given(flagz: Flagz) -> None:
-    """As it is in force, however it was written."""
+    """/flagz shows the value in force, however it was written."""
     said = flagz(
         *("--masquerade_all", "--guard-nodeports", "-v=2", "--iptables-sync-period=90s"),
         *("--nodeport-addresses=10.0.0.0/8,::/0", "--feature-gates=B=false,A=true"),

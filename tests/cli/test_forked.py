@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests start most agents as forks of a process that has imported ``ebpflb`` (tests/kit/forked.py).
 
-What such a process does must be what one does that was started anew.
+What such a process does must be what one does that was started again.
 """
 
 import subprocess

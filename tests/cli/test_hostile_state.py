@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever lies in the place of an agent's files, each command ends, and says it in one line."""
+"""Whatever lies instead of an agent's files, each command ends, and says it in one line."""
 
 import os
 import signal

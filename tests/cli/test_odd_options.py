@@ -74,7 +74,7 @@ def serves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     | some.text(some.characters(exclude_characters="\0", codec="utf-8")),
 )
 def test_any_value(ebpflb: Ebpflb, tmp_path: Path, chosen: list[str], value: str) -> None:
-    """Of up to three options at once; the words of an error are not Python's."""
+    """Up to three options get odd values at once; the words of an error are not Python's."""
     given = [f"{option}={value}" for option in chosen]
     done = ebpflb("run", "--state-dir", NEVER, "--run-dir", tmp_path / "run", *given)
     assert done.status in (0, 1, 2)

@@ -29,7 +29,7 @@ def published(cluster: Cluster) -> None:
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """Where nobody listens yet."""
+    """Where no one listens yet."""
     made = tmp_path / "run"
     made.mkdir()
     return made

@@ -139,7 +139,7 @@ def test_the_next_server_is_asked_when_one_dies(events: EventLog, tmp_path: Path
 
 
 def test_a_server_that_cannot_answer_is_left_for_another(tmp_path: Path) -> None:
-    """As one whose etcd is gone."""
+    """A server that cannot answer, for example without its etcd, is left for another."""
     with FakeApiServer() as one, FakeApiServer() as other:
         one.fail("Service", 503, times=9)
         server = Server(one.kubeconfig(tmp_path), QUICK, servers=ApiServers([one.url, other.url]))

@@ -18,7 +18,7 @@ from tests.cluster.event_log import NODE, QUICK, Begin, EventLog, Start
 from tests.cluster.objects import service
 from tests.kit.api_server import FakeApiServer
 
-LIMIT = 100_000  # bytes, in the place of hundreds of megabytes
+LIMIT = 100_000  # bytes, instead of hundreds of megabytes
 LIST = json.dumps({"metadata": {"resourceVersion": "1"}, "items": []}).encode()
 
 Answer = Callable[[BaseHTTPRequestHandler], None]

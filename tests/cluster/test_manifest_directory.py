@@ -33,7 +33,7 @@ def test_other_files_are_not_read(
 
 
 def test_only_what_changed_is_told(folder: Path, events: EventLog, follow: Start) -> None:
-    """Of three objects in a changed file one differs and one is gone: two events."""
+    """If one of three objects in a changed file differs and one is gone, there are two events."""
     write(folder / "a.yaml", service("same"), service("gone"), service("other"))
     follow()
     begun(events)

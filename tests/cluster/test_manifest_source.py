@@ -120,7 +120,7 @@ def test_a_scan_leaves_a_file_that_has_just_changed_for_the_next_one(folder: Pat
 
 
 def test_a_hard_link_is_read(folder: Path, events: EventLog, follow: Start) -> None:
-    """Nobody closes it after it was created."""
+    """No one closes it after it was created."""
     write(folder.parent / "elsewhere", service("web"))
     follow()
     begun(events)

@@ -12,7 +12,7 @@ from tests.cluster.event_log import EventLog, Quick, Start
 from tests.cluster.objects import endpoint_slice, node, service
 from tests.kit.api_server import FakeApiServer
 
-SILENCE = 0.3  # seconds, in the place of 150
+SILENCE = 0.3  # seconds, instead of 150
 
 
 def of_services(events: EventLog, api: FakeApiServer) -> Callable[[], list[str | None]]:

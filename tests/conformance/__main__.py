@@ -30,7 +30,7 @@ SENDS = {"TCP": requests.tcp, "UDP": requests.udp}
 
 
 class Result(NamedTuple):
-    """``seen`` is what a client met in the place of what the row says; "" if just that."""
+    """``seen`` is what a client met instead of what the row says; "" if just that."""
 
     case: str
     asked: str

@@ -156,7 +156,7 @@ CASES = {
     # An address kept for cluster IPs that is none swallows everything.
     "unallocated": Case(nobody, [Row(PACKETS, UNALLOCATED, "cluster", SILENT)], "unallocated"),
     # Under the external policy Local outside clients of a node without endpoints get nothing, under
-    # the internal one nobody does by the cluster IP.
+    # the internal one no one does by the cluster IP.
     "endpoints elsewhere": Case(
         elsewhere,
         [Row("outside", EXTERNAL, FROM_OUTSIDE, SILENT), Row(PACKETS, INTERNAL, "cluster", SILENT)],

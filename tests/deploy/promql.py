@@ -22,7 +22,7 @@ def parse(text: str) -> promql.Expr:
 
 
 def labels(expr: Any, known: Labels) -> frozenset[str]:
-    """Those that the answer can have. Raises ValueError for a series or label that is unknown."""
+    """Return the labels of the answer. Raises ValueError for an unknown series or label."""
     match expr:
         case promql.VectorSelector():
             return _of_series(expr, known)

@@ -33,7 +33,7 @@ RULE = "histogram_quantile({}, sum(rate({}_bucket[5m])) by (le))"
 
 
 def values() -> Any:
-    """Those that docs/metrics.md gives."""
+    """Return the values that docs/metrics.md gives."""
     (found,) = re.findall(r"<!-- clusterloader2 -->\n```yaml\n(.*?)```", PAGE, re.DOTALL)
     return yaml.safe_load(found)
 

@@ -67,7 +67,7 @@ def test_the_image_has_what_the_wheel_has() -> None:
 
 
 def test_no_root() -> None:
-    """It starts as somebody else; the chart says as whom."""
+    """It starts as someone else; the chart says as whom."""
     for stage in stages()[2::2]:
         (user,) = re.findall(r"(?m)^USER (\d+):(\d+)$", stage)
         assert "0" not in user

@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
 
 def rows() -> dict[str, Row]:
-    """Of the tables; the page says which names are of which type."""
+    """Return the rows of the tables; the page says which names are of which type."""
     found = re.findall(r"(?m)^\| `(\w+)(?:\{([\w,]+)\})?` \| (.+) \|$", PAGE)
     return {name: Row(type_of(name), labels, meaning) for name, labels, meaning in found}
 

@@ -113,7 +113,7 @@ def test_conditions_exist(question: Question) -> None:
 
 
 def test_dashboard_shows_what_is_ours(known: dict[str, set[str]]) -> None:
-    """Of what can be wrong everything has a panel or an alert."""
+    """Everything that can be wrong has a panel or an alert."""
     asked = {name for q in QUESTIONS for name in promql.series(promql.parse(q.expr))}
     ours = {name for name in known if name.startswith("ebpflb_")}
     assert ours - asked == {"ebpflb_masquerade_ports_reserved", "ebpflb_packet_path_info"}
@@ -142,7 +142,7 @@ def test_dashboard_is_importable() -> None:
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
 def test_every_series_is_of_the_chosen_job_and_node(panel: dict[str, Any]) -> None:
-    """But for the versions, of which all are shown."""
+    """The versions are an exception: all are shown."""
     for target in panel["targets"] if panel["type"] != "table" else ():
         chosen = 'job=~"$job",instance=~"$node"'
         selectors = re.findall(

@@ -57,7 +57,7 @@ GRANTED = {
 
 
 def ours() -> int:
-    """A machine may keep some from root itself: nobody can grant them there."""
+    """A machine may keep some from root itself: no one can grant them there."""
     return mask_of(Path("/proc/self/status"), "CapBnd")
 
 
@@ -195,7 +195,7 @@ def test_each_right_is_needed(lost: str, tmp_path: Path) -> None:
 
 
 def test_compiler_keeps_no_right(tmp_path: Path) -> None:
-    """It gives up what it was started with, also where it may not become somebody else."""
+    """It gives up what it was started with, also where it may not become someone else."""
     giving_up = "from ebpflb.kernel.programs import bcc_child; bcc_child._give_up_rights()"
     command = f"{giving_up}; print(open('/proc/self/status').read(), end='')"
     done = subprocess.run(

@@ -109,7 +109,7 @@ def test_causes(tmp_path: Path) -> None:
 
 
 def test_a_record_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of causes, service ports and endpoints some are named, and the others counted."""
+    """A record names some causes, service ports and endpoints, and counts the others."""
     monkeypatch.setattr(recorder, "MOST_SERVICES", 3)
     monkeypatch.setattr(recorder, "MOST_NAMED", 2)
     node = Node(tmp_path)
@@ -207,7 +207,7 @@ def test_a_run_directory_that_is_removed(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 def test_files_of_earlier_versions_go(tmp_path: Path) -> None:
-    """Those of this agent; the files of another agent in the same directory stay."""
+    """The files of this agent go; those of another agent in the same directory stay."""
     (tmp_path / "state.00000001.history").write_text("{}")
     other = tmp_path / "state-2.00000001.history"
     other.write_text("not ours to judge")

@@ -50,7 +50,7 @@ def clear(maps: dict[str, Map]) -> None:
 
 
 def start(maps: dict[str, Map]) -> Planner:
-    """As an agent does, with two services; what is in the maps afterwards is right."""
+    """Start as an agent does, with two services; the maps are right afterwards."""
     writer = MapWriter(maps)
     planner = Planner(CAPACITY, writer.read_contents())
     desired = {each.name: each for each in DESIRED}

@@ -322,7 +322,7 @@ def test_no_compiler_at_work(
 def test_attaches_without_the_state_directory(
     datapath: Datapath, ns: Namespace, cache: Path, cgroup: Path
 ) -> None:
-    """Somebody has removed all pins while the agent was starting: it pins its maps again."""
+    """Someone has removed all pins while the agent was starting: it pins its maps again."""
     datapath.load(cache)
     remove_tree(datapath.state.directory)
     assert datapath.attach(cgroup, ns.served("!tun*")) == {}

@@ -37,7 +37,7 @@ def items(text: str) -> list[dict[str, Any]]:
 
 
 def results(text: str) -> list[dict[str, Any]]:
-    """Of check and doctor, with the names of CheckResult."""
+    """Return the results of check and doctor, with the names of CheckResult."""
     names = {"check": "feature", "found": "detail", "what_to_do": "remedy", "required": "required"}
     return [
         {"ok": row["result"] == "ok", **{name: row[word] for word, name in names.items()}}
@@ -46,7 +46,7 @@ def results(text: str) -> list[dict[str, Any]]:
 
 
 def dumped(text: str) -> dict[str, list[dict[str, Any]]]:
-    """Of `maps dump`, by map."""
+    """Return the rows of `maps dump`, by map."""
     maps: dict[str, list[dict[str, Any]]] = {}
     for row in items(text):
         maps.setdefault(row.pop("map"), []).append(row)

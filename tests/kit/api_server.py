@@ -156,7 +156,7 @@ class FakeApiServer:
         return str(self._version)
 
     def compact(self, oldest: str = "") -> None:
-        """Forget the history: nobody can resume from before ``oldest``, or before now."""
+        """Forget the history: no one can resume from before ``oldest``, or before now."""
         with self.changed:
             self._version += not oldest
             for collection in self._collections.values():
@@ -248,7 +248,7 @@ class FakeApiServer:
             handler.send(200, json.dumps(found).encode())
 
     def _patch(self, sent: Json, handler: Handler) -> None:
-        """Of a Node; as for creations it is recorded before the answer."""
+        """Patch a Node; the patch is recorded before the answer, as for creations."""
         name = sent["path"].removesuffix("/status").rpartition("/")[2]
         with self.changed:
             node = self._collections["Node"].objects.get(("", name))

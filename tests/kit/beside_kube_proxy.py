@@ -76,7 +76,7 @@ class BesideKubeProxy(LabCluster):
 
     @contextmanager
     def mute(self) -> Iterator[None]:
-        """The endpoint gets nothing, so it answers nobody."""
+        """The endpoint gets nothing, so it answers no one."""
         rule = f"pref 1 to {self.there.v4} blackhole"
         self.far.ip(f"rule add {rule}")
         try:
@@ -93,7 +93,7 @@ class BesideKubeProxy(LabCluster):
 
 
 def entries(node: Host) -> list[Connection]:
-    """Of flows to the NodePort, as the node's conntrack has them."""
+    """Return the flows to the NodePort in the node's conntrack."""
     with nodes.entered(node.netns):
         return list(conntrack.connections(lambda _, __, port: port == NODEPORT))
 

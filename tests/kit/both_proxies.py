@@ -116,7 +116,9 @@ class Both(Cluster):
     def served_by(
         self, service: tuple[str, str, int], send: requests.Send, wanted: set[str]
     ) -> list[set[str]]:
-        """As ``answers``; each client asks LEAST times, and until all of ``wanted`` answered."""
+        """Return what ``answers`` does; each client asks LEAST times, and until all of ``wanted``
+        answered.
+        """
         return [
             self._answering(self.sockets(host), where, send, wanted)
             for host, where in self.ways(service)

@@ -83,7 +83,7 @@ def running(folder: Path, *options: str, engine: Engine | None = None) -> Iterat
 def serving_outside(
     folder: Path, engine: Engine, *options: str, network: cni.Cni | None = None
 ) -> Iterator[ServingOutside]:
-    """As ``running``; all pods are endpoints."""
+    """Yield what ``running`` does; all pods are endpoints."""
     with started(
         lambda lab: ServingOutside(lab, folder, *options, engine=engine, network=network)
     ) as cluster:

@@ -2,7 +2,7 @@
 """``ebpflb`` as processes that are forked from one which has imported it.
 
 To import it takes half a second of processor time, which a test run would spend hundreds of times.
-Everything else is as in a process that is started anew: it has its own pid, signals, output,
+Everything else is as in a process that is started again: it has its own pid, signals, output,
 environment, directory, cgroup and network namespace, and enters the same ``main``. Where the start
 of a process is what a file tests it uses the fixture ``started_anew``.
 
@@ -78,7 +78,7 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """As ``poll`` when it has ended. Raises subprocess.TimeoutExpired."""
+        """Return what ``poll`` does when it has ended. Raises subprocess.TimeoutExpired."""
         if self.poll() is None:
             waiting = select.poll()
             waiting.register(self._pidfd, select.POLLIN)
@@ -138,7 +138,7 @@ def _read(file: IO[str]) -> str:
 
 
 class ForkedAgent(LabAgent):
-    """An agent that is forked, unless it is started by another command or ``anew``."""
+    """An agent that is forked, unless it is started by another command or ``again``."""
 
     anew = False
 

@@ -43,7 +43,7 @@ class KubeProxyNode(Cluster):
 
     @property
     def lasting(self) -> list[Way]:
-        """Those whose connections `ebpflb cleanup` does not end."""
+        """Return the clients whose connections `ebpflb cleanup` does not end."""
         return [way for way in self.ways if self.flows_stay or way[0] is not self.outside]
 
     def has_rules(self) -> bool:

@@ -138,7 +138,7 @@ class LabCluster:
         agent.start()
 
     def close_maps(self) -> None:
-        """To be called when the maps have been pinned anew."""
+        """To be called when the maps have been pinned again."""
         for maps in self._maps.values():
             for opened in maps.values():
                 opened.close()
@@ -187,7 +187,7 @@ class LabCluster:
     def echoes(
         self, host: Host, address: str, port: int, times: int, size: int = 1 << 20
     ) -> list[str]:
-        """As ``echo`` so many times, until one fails."""
+        """Call ``echo`` several times, until one fails."""
         words = (address, str(port), str(size), str(times))
         return self._output_of(host, "echo", *words).splitlines()
 

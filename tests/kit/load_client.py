@@ -46,7 +46,7 @@ class Client:
             self._end(each, "")
 
     def wait_for(self, seconds: float) -> None:
-        """As ``wait``, and all of this time."""
+        """Call ``wait`` for all of this time."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             self.wait(left)

@@ -100,7 +100,7 @@ def programs(agent: LabAgent) -> dict[str, int]:
 
 
 def _of_filters(agent: LabAgent, state: StateDir) -> dict[str, int]:
-    """Those at devices of a kernel without tcx."""
+    """Return the programs at devices of a kernel without tcx."""
 
     def shown(words: str) -> list[dict[str, Any]]:
         command = [*agent.node.enter, *words.split()]

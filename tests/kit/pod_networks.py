@@ -4,7 +4,7 @@
 Overlay      as the bridge, but packets to other nodes' pods are sent in VXLAN
 Routed       each pod has a veth and a route; the node answers all neighbour requests (ARP, ND)
 Ptp          as the plugin of that name: each veth has the gateway's address
-Netkit       a pair of netkit devices for each pod in the place of a veth pair, as in Cilium
+Netkit       a pair of netkit devices for each pod instead of a veth pair, as in Cilium
 Children     pods are macvlan or ipvlan devices of one parent; so is the node's own, their gateway
 Beside       as Children, but only pods of one node reach each other so: all else goes by a veth
 SourceRules  as AWS's VPC CNI: rules lead what a pod sends to the table of its network interface
@@ -121,7 +121,7 @@ V4_GATEWAY, V6_GATEWAY = Routed.gateways
 
 
 class Ptp(Routed):
-    """A pod knows the gateway by its route, and nobody answers for others."""
+    """A pod knows the gateway by its route, and no one answers for others."""
 
     def plug(self, host: Namespace, node: int, pod: Namespace, number: int) -> None:
         veth = f"veth{number}"
@@ -249,7 +249,7 @@ class Beside(Children):
 
 
 class SourceRules(Routed):
-    """The gateway's link address is written into each pod: nobody asks for it."""
+    """The gateway's link address is written into each pod: no one asks for it."""
 
     def prepare(self, host: Namespace, node: int) -> None:
         for gateway in NODES.gateways:

@@ -51,7 +51,7 @@ NO_CONDITIONS: Mapping[str, bool] = {}
 
 
 class Topology(LabCluster):
-    """The nodes, their pods and the client beyond the router; nobody serves them yet."""
+    """The nodes, their pods and the client beyond the router; no one serves them yet."""
 
     def __init__(self, lab: Lab, folder: Path, network: cni.Cni | None) -> None:
         super().__init__(lab, folder)
@@ -165,7 +165,9 @@ class TwoNodes(Topology):
             self.delete_flows(table)
 
     def delete_flows(self, table: str) -> None:
-        """So that a new socket with the port of a former one does not continue that one's flow."""
+        """Delete flows, so that a new socket with the port of a former one does not continue its
+        flow.
+        """
         for agent in self.agents:
             flows = self.maps_of(agent)[table]
             flows.delete([packet for packet, _ in flows.items()])

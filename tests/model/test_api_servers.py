@@ -138,7 +138,9 @@ def with_web(*slices: Any, **spec: Any) -> ClusterState:
 
 
 def test_services_at_the_place_of_an_api_server_are_planned_again() -> None:
-    """Also one that wants its port as NodePort, as soon as the address is this node's."""
+    """A Service that wants its port as a NodePort is planned again when this node has the
+    address.
+    """
     for made, own in ((with_web(externalIPs=[ONE]), False), (with_web(type="NodePort"), True)):
         made.observe(Fact.REACHED_SERVERS, frozenset({PLACE}))
         made.observe(Fact.OWN_ADDRESSES, frozenset({ip_address(TWO)}))
@@ -150,7 +152,9 @@ def test_services_at_the_place_of_an_api_server_are_planned_again() -> None:
 
 
 def test_the_last_known_api_servers_keep_their_places() -> None:
-    """Those of an earlier agent until others are listed; an empty slice frees none."""
+    """The servers of an earlier agent keep theirs until others are listed; an empty slice frees
+    none.
+    """
     made = with_web(externalIPs=[ONE])
     made.set_former_servers(frozenset({(ip_address(TWO), 6443)}))
     assert made.api_places.servers == {(ip_address(TWO), 6443)}

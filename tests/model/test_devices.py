@@ -133,7 +133,7 @@ def test_served_with_a_second_port(kind: str, patterns: tuple[str, ...]) -> None
 def test_a_port_keeps_its_programs_until_its_master_has_them(
     programmed: tuple[int, ...], names: str
 ) -> None:
-    """Of bridges and bonds; a port without programs gets none meanwhile."""
+    """This holds for bridges and bonds; a port without programs gets none meanwhile."""
     port = device(7, "eth1", master=9)
     for master in (UPLINK_BRIDGE, replace(UPLINK_BRIDGE, kind="bond", plain_bridge=False)):
         assert [each.name for each in served((master, port), (), programmed)] == names.split()

@@ -56,7 +56,7 @@ def test_a_third_rounded_up_and_never_the_only_one(ready: int, most: int) -> Non
 
 
 def test_too_many_of_fewer_endpoints_return() -> None:
-    """Those whose time ends first."""
+    """The endpoints whose time ends first return."""
     health = EndpointHealth()
     for now, place in enumerate((ONE, TWO)):
         assert health.fails(WEB, place, PLACES[:4], now)

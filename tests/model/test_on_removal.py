@@ -46,7 +46,7 @@ def test_the_annotation_says_after_how_long(text: str | None, seconds: float | N
 def test_connections_of_terminating_endpoints_end_before_the_kill(
     text: str, after: float, shown: str
 ) -> None:
-    """So long before the end of the pod's grace, which is 30 s unless it is given."""
+    """They end before the end of the pod's grace, which is 30 s by default."""
     found = parsed(text)
     assert {port.on_removal.after_terminating for port in found.ports} == {after}
     assert {str(port.on_removal) for port in found.ports} == {shown}

@@ -93,7 +93,7 @@ def test_rfc3339_nano_is_read() -> None:
 
 
 def test_the_times_of_a_namespace_that_waits_stay(triggers: TriggerTimes) -> None:
-    """As many as are kept of a Service that changes without end; others' are not delayed."""
+    """As many stay as for a Service that changes without end; other namespaces are not delayed."""
     waiting = Key("flood", "x")
     for _ in range(2 * MOST_TIMES):
         triggers.changed(waiting, V4, FIRST)

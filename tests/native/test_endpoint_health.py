@@ -100,7 +100,7 @@ def test_a_client_of_another_service_is_unknown(node: NativeNode) -> None:
 
 
 def test_a_socket_that_its_owner_closes_has_not_failed(node: NativeNode) -> None:
-    """Nor one that loses packets later, or closes after it was open."""
+    """A socket that loses packets later, or closes after it was open, has not failed either."""
     node.publish(1, [WEB], cluster=[ONE])
     reached(node, POD)
     is_closed(connecting(node, POD))
@@ -149,7 +149,7 @@ EVENTS = {"open": opens, "unanswered": is_unanswered, "refused": is_refused, "cl
 def test_any_sequence(
     new_node: Callable[[], NativeNode], sequence: list[tuple[int, str, str]]
 ) -> None:
-    """As in a few lines of Python: who last reached the service, and who failed at a backend."""
+    """The hooks agree with a few lines of Python: who last reached the service, and who failed."""
     node = new_node()
     reaching: set[int] = set()
     failed: dict[str, list[int]] = {}

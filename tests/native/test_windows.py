@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A FIN or RST that its receiver believes is believed, and one that somebody guesses is not.
+"""A FIN or RST that its receiver believes is believed, and one that someone guesses is not.
 
 The reference is a TCP (RFC 9293, RFC 5961 3.2) of two sides, whose segments get lost before the
 node or after it.

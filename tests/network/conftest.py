@@ -44,14 +44,14 @@ def host(cluster: Cluster) -> Sockets:
 
 @pytest.fixture(params=["pod", "host"])
 def sockets(request: pytest.FixtureRequest) -> Sockets:
-    """Of the pod, and of the node itself, as a pod of the host's network has them."""
+    """The client is the pod, or the node itself, as a pod of the host's network."""
     found: Sockets = request.getfixturevalue(request.param)
     return found
 
 
 @pytest.fixture
 def pods(cluster: Cluster) -> list[Host]:
-    """Those that serve."""
+    """Return the pods that serve."""
     return cluster.web
 
 

@@ -97,7 +97,7 @@ def link_ids(state: StateDir) -> dict[str, int]:
 
 
 def detach(pin: Path) -> None:
-    """As `bpftool link detach` does it: the pin stays."""
+    """Detach as `bpftool link detach` does: the pin stays."""
     fd = bpf.get(str(pin))
     assert fd is not None
     bpf.link_detach(fd)
@@ -150,7 +150,7 @@ def test_removed_pins_cost_nothing(cluster: Cluster, state: StateDir) -> None:
 
 @pytest.mark.parametrize("name", layout.MAPS)
 def test_an_unpinned_map_is_pinned_again(cluster: Cluster, state: StateDir, name: str) -> None:
-    """And it is the same map, with all that it holds."""
+    """It is the same map, with all its entries."""
     pin = next(state.directory.glob(f"*/{name}"))
     number = map_id(pin)
     pin.unlink()
@@ -260,7 +260,7 @@ def test_no_other_agent_gets_a_bpffs_that_came(cluster: Cluster, bpffs: Path) ->
 
 
 def elsewhere(paths: Paths) -> Paths:
-    """Those of an agent with another run directory."""
+    """Return the options of an agent with another run directory."""
     return Paths(paths.state, paths.run.with_name("other-run"))
 
 

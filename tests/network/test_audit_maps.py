@@ -140,7 +140,7 @@ def unplanned(key: Any) -> Any:
 
 
 Change = Callable[[Map, Any, Any], None]
-# By somebody: an entry that serves what no Service asks for, too.
+# By someone: an entry that serves what no Service asks for, too.
 CHANGES: dict[str, Change] = {
     "removed": lambda opened, key, value: opened.delete([key]),
     "changed": lambda opened, key, value: opened.write([(key, other(value))]),
@@ -153,7 +153,7 @@ CHANGES: dict[str, Change] = {
 def test_an_entry_that_others_change_is_corrected(
     cluster: Cluster, maps: Maps, logged: Callable[[str], bool], change: Change, name: str
 ) -> None:
-    """It has the value that it had, and one that nobody planned goes."""
+    """It has the value that it had, and one that no one planned goes."""
     before = content(maps, name)
     change(maps[name], *next(iter(before.items())))
     wait_until("it is corrected", lambda: content(maps, name) == before)

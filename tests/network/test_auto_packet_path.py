@@ -50,7 +50,7 @@ class Auto(LabCluster):
             self.node.sysctl(name.replace("/", "."), netfilter)
 
     def hairpin(self, mode: str) -> None:
-        """Of the port of the first pod."""
+        """Set the hairpin mode of the first pod's port."""
         self.node.ip(f"link set veth11 type bridge_slave hairpin {mode}")
 
     def pod(self, name: str, number: int) -> Host:

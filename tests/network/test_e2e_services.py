@@ -12,7 +12,7 @@ from tests.kit.cluster import NODEPORT, TARGET, VIP, VIP6, Cluster, endpoint, we
 from tests.kit.sockets import CALL_SECONDS, Sockets
 
 ENDPOINT_CHANGE, SERVICE_CHANGE = 30, 120  # seconds (kube-proxy.md 16.8)
-A_MOMENT = 0.3  # seconds after which nobody is going to answer
+A_MOMENT = 0.3  # seconds after which no one is going to answer
 SECOND_VIP, HOST_PORT, HOST_UDP_PORT = "10.96.0.20", 10180, 10181
 
 
@@ -114,5 +114,5 @@ def test_sctp_service(cluster: Cluster, pods: list[Host]) -> None:
 
 
 def protocols() -> set[str]:
-    """Those that the kernel has sockets for."""
+    """Return the protocols that the kernel has sockets for."""
     return {line.split()[0] for line in Path("/proc/net/protocols").read_text().splitlines()}

@@ -51,7 +51,7 @@ def ask(cluster: Cluster, *words: str, output: str = "json", netns: str | None =
 
 
 def contents(cluster: Cluster) -> dict[str, Any]:
-    """Every map, byte for byte; but not what packets do that are nobody's, as neighbours' are, nor
+    """Every map, byte for byte; but not what packets do that are no one's, as neighbours' are, nor
     what the agent notes itself: what a sweep found, and which endpoints were removed lately.
     """
     found: dict[str, Any] = {}
@@ -102,7 +102,9 @@ def test_asking_changes_no_map(cluster: Cluster, pods: list[Host]) -> None:
 
 @pytest.mark.parametrize("address", [VIP, VIP6])
 def test_each_endpoint_with_its_chance(cluster: Cluster, pod: Sockets, address: str) -> None:
-    """Those that a pod's connections come to, and no others; each has the same chance."""
+    """The answer has exactly the endpoints that a pod's connections reach, each with the same
+    chance.
+    """
     to = f"[{address}]:80" if ":" in address else f"{address}:80"
     said = ask(cluster, to, "--from", cluster.client.v6 if ":" in address else cluster.client.v4)
     real = requests.backends(pod, address)

@@ -97,7 +97,7 @@ def established(node: ServingOutside, kind: int = SOCK_STREAM, *, v6: bool = Fal
 @both_protocols
 @families
 def test_forward_sees_only_openings(node: ServingOutside, kind: int, v6: bool) -> None:
-    """Of an established connection no packet; its opening, and TCP's end, are seen there."""
+    """FORWARD sees a connection's opening, and TCP's end, and no other packet."""
     assert passes(node, lambda: node.connection(kind, v6=v6).close()) > 0
     client = established(node, kind, v6=v6)
     assert passes(node, lambda: exchange(client)) == 0
@@ -109,7 +109,7 @@ def test_forward_sees_only_openings(node: ServingOutside, kind: int, v6: bool) -
 
 @families
 def test_forward_sees_the_first_packets(node: ServingOutside, v6: bool) -> None:
-    """Of datagrams exactly so many, whatever the number of further ones."""
+    """FORWARD sees a fixed number of datagrams, whatever the number of further ones."""
     before = seen(node)
     client = node.connection(SOCK_DGRAM, v6=v6)
     exchange(client)

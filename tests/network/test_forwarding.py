@@ -79,7 +79,7 @@ def said(node: KubeProxyNode) -> dict[str, str]:
 
 
 def test_each_command_says_it(node: KubeProxyNode) -> None:
-    """And what it says is so: it is tried by a client outside."""
+    """Each command names it, and a client outside confirms it."""
     masquerades = "--masquerade-local-backends" in node.agent.options
     assert is_served(node)
     before = said(node)

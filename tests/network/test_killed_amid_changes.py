@@ -41,7 +41,7 @@ pytestmark = both_engines
 
 
 def others(chance: Random) -> list[Manifest]:
-    """Services whose scheduler and weights change too, at addresses that nobody asks; their
+    """Services whose scheduler and weights change too, at addresses that no one asks; their
     tables all fit.
     """
     found = []
@@ -112,7 +112,9 @@ def test_no_connection_is_lost_and_all_is_right_afterwards(
 
 
 def assert_counts(two: TwoNodes, counted: int, opened: ExitStack) -> None:
-    """Of those that were opened while the Service counted, and are open; then of new ones."""
+    """Check the counts of open connections that were opened while the Service counted, and of new
+    ones.
+    """
     two.publish(spread.service(two, LEAST_CONNECTIONS))
     two.delete_flows("other_flows")  # of datagrams, which would count until they are idle
     wait_until("only held ones are counted", lambda: sum(loads(two)) == counted, SWEPT)

@@ -98,7 +98,7 @@ def test_second_agent(cluster: Cluster, pod: Sockets, tmp_path: Path, where: str
 
 
 def test_nobody_may_hold_its_locks(cluster: Cluster) -> None:
-    """Nor read its files: 0600 in folders of 0700."""
+    """No other user may read its files either: 0600 in folders of 0700."""
     paths = cluster.agent.paths
     for folder in (paths.state, paths.run):
         assert folder.stat().st_mode & 0o777 == 0o700
@@ -115,7 +115,7 @@ def reserved_ports(cluster: Cluster) -> str:
 
 
 def test_cleanup_below_another_mount_point(cluster: Cluster, tmp_path: Path) -> None:
-    """As `kubectl debug` sees the node: under /host. All is found, also the reserved ports."""
+    """`kubectl debug` sees the node under /host. Everything is found, also the reserved ports."""
     paths, host = cluster.agent.paths, tmp_path / "host"
     host.mkdir()
     before = f"mount --rbind / {host}"

@@ -65,7 +65,7 @@ def test_a_connection_of_a_socket_is_told(
 
 
 def test_what_is_refused_or_to_nobody(cluster: Cluster, pod: Sockets, tmp_path: Path) -> None:
-    """Refused is told with the frontend and no backend; what is nobody's where it is asked for."""
+    """Refused is told with the frontend and no backend; what is no one's where it is asked for."""
     cluster.publish(web())
     words = ("-o", "json", "--verdict", "refused", "--verdict", "passed")
     with watching(cluster.agent, tmp_path, *words) as monitor:
@@ -157,7 +157,7 @@ def test_no_connection_fails_while_programs_are_exchanged(cluster: Cluster, tmp_
 
 
 def descriptors(agent: LabAgent) -> set[int]:
-    """Those that the agent has open."""
+    """Return the descriptors that the agent has open."""
     assert agent.process
     return {int(entry.name) for entry in Path(f"/proc/{agent.process.pid}/fd").iterdir()}
 

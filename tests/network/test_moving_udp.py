@@ -24,7 +24,7 @@ pytestmark = both_engines
 FRONTENDS = Frontends(10)
 LEAVING = {"ready": False, "terminating": True}
 NEVER = {"ready": False, "serving": False}
-A_MOMENT = 0.3  # seconds after which nobody is going to answer
+A_MOMENT = 0.3  # seconds after which no one is going to answer
 CLIENT_PORT = 12345  # as `nc -u -p 12345`
 
 everybody = pytest.mark.parametrize("who", ["hooked", "unhooked", "near", "outside"])
@@ -101,7 +101,7 @@ def test_udp_when_an_unready_endpoint_gets_ready(
 ) -> None:
     """A client that was refused before the service was there or ready is served afterwards."""
     two.publish()
-    two.delete_flows("other_flows")  # nobody deletes those of a Service that went
+    two.delete_flows("other_flows")  # no one deletes those of a Service that went
     assert from_one_port(two, who, kind, A_MOMENT, v6=v6) == ""
     two.publish(two.service("web", 10, two.here, conditions=NEVER))
     assert from_one_port(two, who, kind, A_MOMENT, v6=v6) == ""

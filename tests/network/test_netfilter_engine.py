@@ -39,7 +39,7 @@ def service(two: TwoNodes) -> None:
 
 
 def entries(two: TwoNodes) -> list[Connection]:
-    """Of flows to the NodePort, as near's conntrack has them."""
+    """Return the flows to the NodePort in near's conntrack."""
     with nodes.entered(two.near.netns):
         found = conntrack.connections(lambda _, __, port: port == FRONTENDS.nodeport)
         return list(found)
@@ -127,7 +127,7 @@ def test_a_source_port_is_used_again_at_once(two: TwoNodes, resets: bool, v6: bo
             else:
                 stream.shutdown(1)
                 assert stream.recv(64) == b""
-                # A client in TIME_WAIT may open anew only where its clock has gone on.
+                # A client in TIME_WAIT may open again only where its clock has gone on.
                 stream.setsockopt(SOL_SOCKET, SO_LINGER, pack("ii", 1, 0))
 
 

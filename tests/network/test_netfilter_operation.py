@@ -134,7 +134,7 @@ def is_served(node: ServingOutside) -> bool:
 
 
 def test_others_cannot_change_the_table(node: ServingOutside) -> None:
-    """As long as an agent runs; before Linux 6.9 it puts back what they remove."""
+    """This holds while an agent runs; before Linux 6.9 it puts back what they remove."""
     words = [*node.node.enter, "nft", "delete", "table", "inet", "ebpflb"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:

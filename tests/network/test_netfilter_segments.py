@@ -167,7 +167,7 @@ def dropped(node: Host) -> int:
 def test_a_segment_out_of_window_ends_no_connection(
     two: TwoNodes, who: str, kind: str, where: str, v6: bool
 ) -> None:
-    """Nobody gets an endpoint's segment untranslated: neither the client, nor the node that has
+    """No one gets an endpoint's segment untranslated: neither the client, nor the node that has
     masqueraded it. Each would answer by a reset (kubernetes#74839).
     """
     client, endpoint = getattr(two, who), getattr(two, where)

@@ -44,7 +44,7 @@ class Node:
         self.cluster.agent.start()
 
     def status(self) -> str:
-        """Of the condition; "" if there is none."""
+        """Return the status of the condition; "" if there is none."""
         conditions = self.api.node("node").get("status", {}).get("conditions", [])
         return "".join(it["status"] for it in conditions if it["type"] == CONDITION_TYPE)
 

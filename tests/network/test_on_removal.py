@@ -130,7 +130,7 @@ def test_reset_ends_the_connection_of_a_pod_to_itself(
 def test_a_client_of_an_endpoint_that_is_dead_notices_while_it_waits_or_sends(
     two: TwoNodes, stack: ExitStack, v6: bool
 ) -> None:
-    """Nothing acknowledges what it has sent; nobody answers one that is connecting."""
+    """Nothing acknowledges what it has sent; no one answers one that is connecting."""
     two.publish(web(two, SOON, two.there))
     sockets, to = two.sockets(two.unhooked), WEB.to("cluster", two.near, v6=v6)
     waits, sends = (stack.enter_context(connected(sockets, *to)[0]) for _ in range(2))
@@ -223,7 +223,7 @@ def test_a_client_may_connect_again_from_the_same_port(two: TwoNodes, stack: Exi
 
 @contextmanager
 def silenced(pod: Host) -> Iterator[None]:
-    """As if it had died: nothing leaves it."""
+    """Silence a pod as if it had died: no packet leaves it."""
     for v6 in (False, True):
         pod.ip("rule add pref 1 blackhole", v6=v6)
     try:

@@ -40,7 +40,7 @@ def without_checksums(two: TwoNodes) -> Iterator[None]:
 
 
 def checksum_offload(device: str, *, on: bool) -> None:
-    """As ethtool -K DEVICE tx."""
+    """Switch the offload as ethtool -K DEVICE tx does."""
     value = ctypes.create_string_buffer(struct.pack("II", ETHTOOL_STXCSUM, on), 8)
     request = struct.pack("16sP16x", device.encode(), ctypes.addressof(value))
     with socket.socket() as any_socket:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What seldom happens to a node, each with clients beside it who notice nothing: the kernel kills
-the agent for its memory, the API server sends what nobody can use, the clock jumps.
+the agent for its memory, the API server sends what no one can use, the clock jumps.
 
 The agent takes its objects from an API server. A client who is not answered fails the test.
 """
@@ -71,7 +71,7 @@ class OfApi(LabCluster):
         return web(*map(endpoint, pods), v6=v6, nodeport=NODEPORT)
 
     def endpoints(self) -> set[str]:
-        """Of the IPv4 cluster IP, in the maps."""
+        """Return the endpoints of the IPv4 cluster IP in the maps."""
         service = self.maps["services"].get(Frontend(ip_address(VIP), PORT, 6))
         found = self.maps["slots"].get_range(service.cluster.base, service.cluster.size)
         return {str(each.address) for each in found}
@@ -109,7 +109,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OfApi]:
 
 @pytest.mark.extended
 def test_killed_for_its_memory(cluster: OfApi) -> None:
-    """And started again: what changed meanwhile is in force."""
+    """It is started again, and what changed meanwhile is in force."""
     agent = cluster.agent
     assert agent.process
     with memory_limit.memory_limit(cluster.node.netns) as limit:

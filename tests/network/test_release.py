@@ -72,7 +72,7 @@ def test_many_frontends(pod: Sockets) -> None:
 
 def test_connection_failed(cluster: Cluster, pod: Sockets) -> None:
     """A stream socket whose backend refused it, connected again."""
-    gone = endpoint(cluster.client)  # a pod where nobody listens
+    gone = endpoint(cluster.client)  # a pod where no one listens
     cluster.publish(web(gone))
     with requests.tcp_socket(pod, VIP) as client:
         client.settimeout(None)  # after a failure in non-blocking mode comes ECONNABORTED

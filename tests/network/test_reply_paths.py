@@ -156,7 +156,7 @@ def ended(places: TwoPlaces) -> bool:
 @families
 @endpoints
 def test_most_datagrams(places: TwoPlaces, name: str, v6: bool) -> None:
-    """Those of an answered flow are not seen in FORWARD, in either direction."""
+    """FORWARD sees no datagram of an answered flow, in either direction."""
     with conversation(places, name, v6=v6) as (client, server):
         before = forwarded(places)
         for _ in range(DATAGRAMS):

@@ -68,7 +68,7 @@ def clients_of_both_nodes(two: TwoNodes, counts: list[Any]) -> Iterator[None]:
 
 @both_engines
 def test_a_rolling_update_fails_no_connection(two: TwoNodes) -> None:
-    """Each pod ends when its slice says so and its requests are answered: nobody has to sleep."""
+    """Each pod ends when its slice says so and its requests are answered: no one has to sleep."""
     pods = {node: start_pod(two, node) for node in (two.near, two.far)}
     names = {pod.host.name for pod in pods.values()}
     publish(two, [*pods.values()])

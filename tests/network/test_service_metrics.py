@@ -92,7 +92,9 @@ def series(cluster: ServingOutside, what: str) -> Series:
 
 
 def test_connections_are_counted_where_they_are_chosen(cluster: ServingOutside) -> None:
-    """Of a pod's sockets, and of packets from outside, by both families, exactly."""
+    """Connections of a pod's sockets and packets from outside are counted exactly, in both
+    families.
+    """
     pod, outside = cluster.sockets(cluster.client), cluster.sockets(cluster.outside)
     assert series(cluster, "connections_total")["web", "tcp", "TCP"] == 0
     for address, times in ((VIP, 5), (VIP6, 3)):

@@ -49,7 +49,7 @@ def test_what_would_be_refused_is_served(shadow: Both, send: requests.Send) -> N
 
 @pytest.mark.skipif(not probe.set_retval(), reason="this kernel cannot say EADDRINUSE")
 def test_a_nodeport_can_be_bound(shadow: Both) -> None:
-    """As with kube-proxy; that it would not be possible is counted."""
+    """bind() works as with kube-proxy; it is counted that it would not."""
     before = counted(shadow)
     with requests.tcp_socket(shadow.sockets(shadow.node), shadow.node.v4) as socket:
         socket.bind((shadow.node.v4, NEW[2]))
@@ -57,7 +57,7 @@ def test_a_nodeport_can_be_bound(shadow: Both) -> None:
 
 
 def test_status_says_who_serves(shadow: Both) -> None:
-    """Nobody takes OK for a node that ebpflb serves, nor the rules for leftovers."""
+    """No one takes OK for a node that ebpflb serves, nor the rules for leftovers."""
     said = " ".join(shadow.ebpflb("status").stdout.split())
     assert "all Services (--shadow)" in said
     assert "cleanup --kube-proxy" not in said

@@ -135,7 +135,7 @@ def remembered(cluster: Cluster) -> set[object]:
 
 @pytest.fixture(scope="module")
 def narrow(cluster: Cluster) -> Cluster:
-    """The pod reaches services' addresses by its node, and nobody else beyond its own network."""
+    """The pod reaches services' addresses by its node, and no one else beyond its own network."""
     cluster.start_program(cluster.node, "serve", "node", str(TARGET))
     for gateway, covered in zip(cni.addresses(1, 1), ("10.96.0.0/16", "fd00:96::/32"), strict=True):
         route = f"route add {covered} via {gateway}"

@@ -34,7 +34,7 @@ def test_others_are_left_to_kube_proxy(some: Both, send: requests.Send) -> None:
 
 
 def test_kube_proxy_is_needed_beside(some: Both) -> None:
-    """It is said that nobody serves the other Services if none runs; not that it should go."""
+    """It is said that no one serves the other Services if none runs; not that it should go."""
     for words in ("Services outside of --", "start kube-proxy"):
         some.logs(words)
     assert "cleanup" not in some.agent.log()

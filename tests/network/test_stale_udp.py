@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connected UDP sockets of a backend that serves no more are ended, and served when they connect
-anew (kube-proxy.md 11.1, 21.6; e2e conntrack.go); all others go on.
+again (kube-proxy.md 11.1, 21.6; e2e conntrack.go); all others go on.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -79,7 +79,7 @@ def test_endpoints_leave(two: TwoNodes, connections: list[Socket]) -> None:
 @every_end
 def test_agent_ends(two: TwoNodes, connections: list[Socket], how: signal.Signals) -> None:
     """Without agents connections stay and new ones land by the same programs; new agents go on from
-    there, and put their own programs in the place of the old ones, hook by hook.
+    there, and put their own programs instead of the old ones, hook by hook.
     """
     before = monitors.programs(two.agents[0])
     for agent in two.agents:

@@ -107,8 +107,8 @@ def has_ended(client: Socket) -> bool:
 
 
 def test_silent_datagram_sockets_are_ended(node: KubeProxyNode) -> None:
-    """The node's own that conntrack has forgotten would ask nobody once the rules go: they learn of
-    it at once, and what connects anew is answered.
+    """The node's own that conntrack has forgotten would ask no one once the rules go: they learn of
+    it at once, and what connects again is answered.
     """
     nftables(node)
     ways = [way for way in node.ways if way[0] is node.node][:1]

@@ -64,7 +64,7 @@ def test_client_that_is_answered(node: PacketNode, places: Places, protocol: str
         later = chunk(client, where, "data")
     asked = node.through(opening(protocol, client, where))
     if protocol != "udp":
-        node.through(later)  # nobody has answered yet: it may be forged
+        node.through(later)  # no one has answered yet: it may be forged
     assert known(node) == set()
     node.through(reply(asked))
     if protocol != "udp":

@@ -103,7 +103,9 @@ def test_a_client_that_never_reached_it_says_nothing(node: PacketNode, places: P
 
 
 def test_a_second_syn_at_once_is_no_failure(node: PacketNode, places: Places) -> None:
-    """Nor is one of a connection that was forgotten, or that an answer reached meanwhile."""
+    """The SYN of a connection that was forgotten, or that got an answer meanwhile, is not one
+    either.
+    """
     backend = at(places.there, 8080)
     where = serve(node, places, "nodeport", cluster=[backend])
     client = clients_of(places)[0]

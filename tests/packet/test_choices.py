@@ -12,7 +12,7 @@ from tests.packet.services import serve, written
 
 CLIENTS = range(50_000, 50_040)
 FORGED = Chosen.PREFIX | 1
-OTHERS = 0x00010002  # a class of somebody else's
+OTHERS = 0x00010002  # a class of someone else's
 
 
 @pytest.fixture(params=["tcp", "udp"])

@@ -44,14 +44,14 @@ def test_a_ping_is_answered(
     assert (answer.ttl if "IP" in answer else answer.hlim) == 64
     was, now = bytes(network(request).payload), bytes(network(answer).payload)
     assert (now[0], now[1], now[4:]) == (0 if places.version == 4 else 129, 0, was[4:])
-    assert bytes(built(answer.copy())) == came.frame  # with all sums computed anew
+    assert bytes(built(answer.copy())) == came.frame  # with all sums computed again
     left = node.egress(came.packet)
     assert (left.action, left.verdicts) == ("pass", {"passed": 1})
 
 
 @pytest.mark.parametrize("kind", BALANCED)
 def test_pings_are_off_by_default(node: PacketNode, places: Places, kind: str) -> None:
-    """Those to a cluster IP are refused, as in kube-proxy's mode nftables, others routed."""
+    """Pings to a cluster IP are refused, as in kube-proxy's mode nftables, others routed."""
     address = publish(node, places, kind)
     came = node.ingress(ping(places.client, address))
     assert came.verdicts == ({"refused": 1} if kind == "cluster" else {"passed": 1})
@@ -97,7 +97,7 @@ def test_source_ranges_hold_for_pings(node: PacketNode, places: Places) -> None:
 def test_the_nodes_own_addresses_are_left_to_its_kernel(
     node: PacketNode, places: Places, protocol: str
 ) -> None:
-    """As where the load balancer's address is assigned to the node."""
+    """The load balancer's address may be assigned to the node."""
     node.settings("answer_pings", *REJECT.split())
     address = publish(node, places, "balancer")
     node.has(address)
@@ -212,7 +212,7 @@ def test_open_connections_go_on(node: PacketNode, places: Places, setting: str) 
 
 
 def test_exempt_addresses_are_left_alone(node: PacketNode, places: Places, protocol: str) -> None:
-    """Those that rules in raw exempt from conntrack."""
+    """Rules in raw may exempt addresses from conntrack."""
     node.settings("answer_pings", *REJECT.split())
     address = publish(node, places, "balancer", "untracked")
     for request in (

@@ -28,7 +28,7 @@ def node() -> Node:
 
 
 def test_status(node: Node) -> None:
-    """As the command prints it, with this version and the node's time; many clients share it."""
+    """The status is the command's, with this version and the node's time; many clients share it."""
     node.answers["status"] = {"verdict": "DOWN", "reasons": [{"text": "why"}]}
     app = guarded(node)
     said = get(app, "/api/status").said
@@ -40,7 +40,7 @@ def test_status(node: Node) -> None:
 
 
 def test_services(node: Node) -> None:
-    """Those that the request asks for, in its order, of the whole list."""
+    """The answer has the wanted Services, in the wanted order, of the whole list."""
     node.answers["survey"] = survey_of(row("a/web"), row("b/api", 3), row("b/web", 2))
     said = get(guarded(node), "/api/services", match="b/ web", sort="endpoints", limit="7").said
     assert [each["service"] for each in said["list"]["services"]] == ["b/web"]
@@ -89,7 +89,7 @@ def test_many_endpoints_are_pages(node: Node, page: int, first: int, count: int)
 
 
 def test_explain(node: Node) -> None:
-    """Of a flood of endpoints the first, and how many more there are."""
+    """The answer has the first of many endpoints, and how many more there are."""
     endpoints = [{"slot": i} for i in range(999)]
     node.answers["explain"] = {"verdict": "translated", "endpoints": endpoints}
     query: dict[str, Any] = {"to": "10.96.0.10:80/udp", "from": "outside", "from_port": "7"}
@@ -109,7 +109,7 @@ def test_no_path_is_opened(node: Node, path: str) -> None:
 
 
 def test_history(node: Node) -> None:
-    """Of a Service, since a time."""
+    """The history can be of one Service, since a time."""
     node.answers["history"] = {"begins": "then", "changes": [], "earlier": 0, "notes": []}
     said = get(guarded(node), "/api/history", service="default/web", since="10m").said
     assert said == node.answers["history"]
@@ -133,7 +133,7 @@ def test_a_history_of_many_services_is_cut(node: Node) -> None:
 
 
 def test_control_characters_are_escaped(node: Node) -> None:
-    """Of names wherever they stand, as the tables of the commands have them."""
+    """Names are escaped everywhere, as in the tables of the commands."""
     node.answers["status"] = {"a\x1b[2Jb": ["c\u202ed", {"e": "<b>\0"}]}
     said = get(guarded(node), "/api/status").said
     assert said["a\\x1b[2Jb"] == ["c\\u202ed", {"e": "<b>\\x00"}]
@@ -164,7 +164,7 @@ def test_control_characters_are_escaped(node: Node) -> None:
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(node: Node, path: str, query: Any) -> None:
-    """And nothing is read."""
+    """Bad input is refused before anything is read."""
     found = get(guarded(node), f"/api/{path}", **query)
     assert found.status == 400
     assert found.said["error"]
@@ -294,7 +294,7 @@ def test_many_hung_questions_are_an_error(node: Node, monkeypatch: pytest.Monkey
 
 
 def test_without_the_extra_the_command_says_what_to_install() -> None:
-    """And neither it nor any other command imports what may be missing."""
+    """No command imports the packages of the extra before they are needed."""
     code = """
 import sys
 sys.modules.update(starlette=None, uvicorn=None)

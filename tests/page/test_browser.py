@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page in a real browser beside a real agent shows what the maps hold, and asks nobody else."""
+"""The page in a real browser beside a real agent shows what the maps hold, and asks no one else."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -63,7 +63,7 @@ def after(made: Any, true: Any) -> dict[str, Any]:
 
 
 def test_events_are_told_in_their_order() -> None:
-    """Those that pass the filter; the agent's losses are passed on."""
+    """Events that pass the filter come in order; the agent's losses are passed on."""
     agent = Agent(5)
     made = feed(agent)
     made.start()
@@ -87,7 +87,7 @@ def test_a_flood_is_counted_and_left_out() -> None:
 
 
 def test_the_end_of_the_agent_is_said() -> None:
-    """So is why none can be watched."""
+    """The reason why no events can be watched is said, too."""
     from ebpflb_page.live_events import ENDED, EventFeed
 
     made = feed(Agent(1, ends=True))
@@ -103,7 +103,7 @@ def test_the_end_of_the_agent_is_said() -> None:
 
 
 def test_a_client_that_has_gone_ends_its_feed() -> None:
-    """Also one that goes before the agent has answered."""
+    """This holds also for a client that goes before the agent has answered."""
     agent = Agent(1)
     may_open = threading.Event()
 
@@ -130,7 +130,7 @@ def test_a_client_that_has_gone_ends_its_feed() -> None:
 
 
 def test_events_are_escaped_and_sent() -> None:
-    """As server-sent events, until the agent ends."""
+    """They are server-sent events, until the agent ends."""
     node = Node()
     node.answers["events"] = Agent(2, ends=True).opened()
     found = get(guarded(node), "/api/events", service="default/web", client="10.0.0.0/8")

@@ -66,7 +66,7 @@ def test_two_names_are_refused() -> None:
     ],
 )
 def test_other_sites_are_refused(headers: dict[str, str]) -> None:
-    """Nor may they make the node read anything."""
+    """Other sites cannot make the node read anything."""
     node = Node()
     assert get(guarded(node), "/api/status", headers).status == 403
     assert node.asked == []
@@ -114,7 +114,7 @@ def test_with_the_token_there_are() -> None:
 
 
 def test_the_token_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Nor is a wrong one; an error that holds it shows no more than its place."""
+    """A wrong token is not logged either; an error that holds it shows only its place."""
     from ebpflb import redaction
 
     redaction.remember(TOKEN)

@@ -43,7 +43,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)
 @pytest.mark.parametrize("where", PAGES)
 def test_nothing_is_wider_than_the_page(page: Page, where: str, width: int, scheme: str) -> None:
-    """And the colours are those of the scheme."""
+    """The colours are those of the scheme, too."""
     with screen(page, width, 800, scheme):
         page.open(where)
         settled(page, where)

@@ -56,7 +56,7 @@ def test_a_value_that_is_much_too_old_is_not_given(slow: Slow, paced: Any) -> No
 
 
 def test_an_error_of_such_a_reading_is_given_to_the_next_client(slow: Slow, paced: Any) -> None:
-    """And when it is over there is a value again."""
+    """When the error is over there is a value again."""
     slow.fails = True
     slow.now += 46
 

@@ -125,7 +125,7 @@ def test_the_node_has_all_that_is_new_refused_and_dropped(node: Counters) -> Non
 
 
 def test_the_lines_of_the_node_begin_an_hour_ago(node: Counters) -> None:
-    """Of the last minutes each reading counts, before them one point each STEP."""
+    """Each reading of the last minutes counts; before them there is one point each STEP."""
     from ebpflb_page.rate_meter import HOUR, KEPT_SECONDS, SECONDS, STEP
 
     made = meter(node)

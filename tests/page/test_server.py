@@ -23,7 +23,9 @@ TOKEN = "0123456789abcdef0123"
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Of a server in this process, which ends connections after half a second of idleness."""
+    """Return the port of a server in this process, which ends connections after half a second of
+    idleness.
+    """
     import asyncio
 
     from ebpflb_page import web_server
@@ -65,7 +67,7 @@ def ended(client: socket.socket) -> bool:
     "sent", [b"", b"GET /api/status HT", b"GET / HTTP/1.1\r\nhost: localhost\r\n"]
 )
 def test_a_client_that_never_asks_is_disconnected(port: int, sent: bytes) -> None:
-    """And others are answered meanwhile."""
+    """Other clients are answered meanwhile."""
     with socket.create_connection(("127.0.0.1", port)) as slow:
         slow.sendall(sent)
         assert get(port)[0] == 200
@@ -118,7 +120,7 @@ def started(*options: str) -> "subprocess.Popen[str]":
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_ends_by_signal_without_a_word(nowhere: list[str], number: signal.Signals) -> None:
-    """And without an agent it says so, as `ebpflb status` does."""
+    """Without an agent it says so, as `ebpflb status` does."""
     process = started(*nowhere)
     try:
         assert process.stdout
@@ -137,7 +139,7 @@ def test_it_ends_by_signal_without_a_word(nowhere: list[str], number: signal.Sig
 
 
 def test_the_token_is_in_no_output(nowhere: list[str], tmp_path: Path) -> None:
-    """Of a right and of a wrong request."""
+    """Neither a right nor a wrong request shows it."""
     file = tmp_path / "token"
     file.write_text(TOKEN)
     process = started(*nowhere, "--token-file", str(file))

@@ -92,7 +92,7 @@ class PlannedNode:
         """A new agent on the same maps, with the same desired state. It makes netfilter's table as
         the maps have it: no program that chose before is still running then.
 
-        ``damaged``: somebody else has changed what decides about that.
+        ``damaged``: someone else has changed what decides about that.
         """
         self.readers.clear()
         contents = self.maps.read_back()

@@ -11,7 +11,9 @@ from ebpflb.plan.planner import Planner
 
 
 def test_every_frontend_is_restricted() -> None:
-    """So the client's sockets use the packet path. The NodePort admits the client alone."""
+    """Because they are restricted, the client's sockets use the packet path. The NodePort admits
+    the client only.
+    """
     ports = service_ports(30999)
     assert len(ports) == 4 and all(map(is_canary, ports))
     for desired in ports.values():

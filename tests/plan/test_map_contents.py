@@ -67,7 +67,7 @@ def test_members_of_a_block_that_was_never_named() -> None:
 
 
 def test_member_that_is_nowhere() -> None:
-    """A backend in service whose member somebody removed is found by its id again; netfilter sends
+    """A backend in service whose member someone removed is found by its id again; netfilter sends
     packets to it from the first plan on.
     """
     maps = web()

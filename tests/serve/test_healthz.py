@@ -38,7 +38,7 @@ def time() -> Time:
 
 @pytest.fixture
 def health(time: Time) -> Health:
-    """Of a node that is fit, at the start."""
+    """Return the health of a fit node, at the start."""
     health = Health(TIMEOUT, now=time.now, monotonic=time.monotonic)
     health.set_node(builders.node())
     health.synced()
@@ -93,7 +93,7 @@ def test_clock_is_cleared_by_the_next_successful_sync(health: Health, time: Time
 
 
 def test_marked_updated_at_loop_start(serve: Serve) -> None:
-    """As soon as it answers there is a time of each family, though nothing was programmed yet."""
+    """Each family has a time from the first answer on, though nothing was programmed yet."""
     serve()
     status = json.loads(ask("/livez", 10256).body)["status"]
     assert list(status) == ["IPv4", "IPv6"]
@@ -219,7 +219,7 @@ def test_status_omits_families_that_the_node_has_not() -> None:
 
 
 def test_times_are_rfc3339_with_nanoseconds() -> None:
-    """As Go writes them: up to nine digits, none of them a zero at the end."""
+    """They are written as in Go: up to nine digits, without a zero at the end."""
     assert rfc3339(BEGUN + 123_456_789) == "2023-11-14T22:13:20.123456789Z"
     assert rfc3339(BEGUN + 1) == "2023-11-14T22:13:20.000000001Z"
     assert rfc3339(BEGUN + 120_000_000) == "2023-11-14T22:13:20.12Z"

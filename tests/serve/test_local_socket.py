@@ -77,7 +77,7 @@ def test_what_takes_no_time_waits_for_no_other_request(
 
 
 def test_for_root_alone(opened: LocalSocket, path: Path) -> None:
-    """Nobody else may connect."""
+    """No one else may connect."""
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -110,7 +110,7 @@ def test_all_else_is_closed_where_its_file_cannot_be_removed(
     fake_recorder: FakeRecorder,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As on a read-only file system: ports, threads and events end, and it is said."""
+    """On a read-only file system ports, threads and events end, and the log says so."""
     nowhere = Path("/nonexistent")
     options = Options(Paths(nowhere, tmp_path), "node-1", nowhere)
     servers = HttpServers(options, fake_recorder, plain_pages(), local=respond)

@@ -42,7 +42,7 @@ def test_exactly_those_that_have_a_meaning_here(shown: dict[str, Metric]) -> Non
 
 @pytest.mark.parametrize("row", OURS.values(), ids=OURS)
 def test_type_and_labels(shown: dict[str, Metric], row: Row) -> None:
-    """As in section 14, each family and each code from the start."""
+    """Types and labels are those of section 14, each family and each code from the start."""
     metric = shown[row.name]
     assert metric.type == row.type
     assert metric.samples
@@ -58,7 +58,7 @@ def test_type_and_labels(shown: dict[str, Metric], row: Row) -> None:
 
 @pytest.mark.parametrize("row", [r for r in OURS.values() if r.buckets], ids=lambda row: row.name)
 def test_buckets(metrics: Metrics, row: Row) -> None:
-    """As in section 14, spelled as Go spells them: le="1", which a query may name."""
+    """Buckets are those of section 14, spelled as in Go: le="1", which a query may name."""
     text = metrics.exposition().body.decode()
     found = re.findall(rf'{row.name}_bucket{{ip_family="IPv4",le="([^"]*)"}}', text)
     assert [float(bound) for bound in found] == pytest.approx([*row.buckets, float("inf")])

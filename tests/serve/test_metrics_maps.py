@@ -121,7 +121,7 @@ def test_room(metrics: Metrics) -> None:
 def test_what_the_planner_gave_away(
     world: dict[str, Map], planner: Planner, metrics: Metrics
 ) -> None:
-    """Of the maps that the agent fills the use is exact at once."""
+    """The use of the maps that the agent fills is exact at once."""
     program(world, planner, 3)
     expected = {"services": 6, "slots": 30, "backend_slots": 30, "service_stats": 3}
     expected |= {"source_ranges": 3, "cluster_ips": 3}
@@ -197,7 +197,7 @@ def test_flows(world: dict[str, Map], metrics: Metrics) -> None:
 def test_connections_that_were_not_counted(
     world: dict[str, Map], planner: Planner, metrics: Metrics
 ) -> None:
-    """As of the last count; there is no number before the first one, which would be a reset."""
+    """The last count is shown; before the first one there is no number, which would be a reset."""
     world["backend_loads"].write([(7, BackendLoad(open=2, uncounted=5))])
     name = "ebpflb_connections_uncounted_total"
     assert (name, frozenset()) not in values(metrics)
@@ -214,7 +214,7 @@ def test_scrape_costs_the_same_whatever_is_programmed(
     bpf = kernel.bpf
     settled(metrics)
     assert metrics.reading
-    metrics.reading.occupancy.stop()  # it counts anew where the steps below take more than a minute
+    metrics.reading.occupancy.stop()  # it counts again if the steps below take more than a minute
 
     def counted(command: int, what: str, attr: Any) -> int:
         calls.append(what)

@@ -124,7 +124,9 @@ def test_what_was_counted_is_shown(world: World) -> None:
 
 
 def test_open_connections(world: World) -> None:
-    """Of sockets at once; of packets what both engines have, without flows that have ended."""
+    """Open sockets are counted at once; of packets the flows of both engines that have not
+    ended.
+    """
     web = service("web", 1)
     world.program(web)
     entries = world.planner.actual[web.name]

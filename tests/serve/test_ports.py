@@ -76,7 +76,7 @@ def test_without_ipv6_the_wildcard_is_ipv4(serve: Serve) -> None:
 
 @pytest.mark.parametrize("which", PORTS)
 def test_empty_address_disables_it(serve: Serve, which: str) -> None:
-    """And only it."""
+    """An empty address disables only this port."""
     serve(**{which: ""})
     for each, address in PORTS.items():
         assert answers("127.0.0.1", port_of(address)) == (each != which)
@@ -165,9 +165,7 @@ def test_timeout_is_twice_the_sync_period(serve: Serve) -> None:
 def test_a_task_that_fails_ends_the_agent(
     server_thread: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a thread does (stopping.Parts): nothing else would notice. One that is cancelled
-    has done its work.
-    """
+    """A failed task ends the agent as a thread does (stopping.Parts); a cancelled one does not."""
     failed: SimpleQueue[threading.ExceptHookArgs] = SimpleQueue()
     monkeypatch.setattr(threading, "excepthook", failed.put)
 

@@ -92,7 +92,9 @@ def test_healthz_says_when_the_data_plane_is_not_in_force() -> None:
 
 @pytest.mark.parametrize("port", [10256, OWN])
 def test_reasons_and_who_answers(serve: Serve, port: int) -> None:
-    """As JSON, so many at most; the header Server says that no kube-proxy has answered."""
+    """The reasons are JSON, limited in number; the header Server says that kube-proxy has not
+    answered.
+    """
     servers = serve()
     servers.health.set_not_ready([f"reason {number}" for number in range(100)])
     reply = ask("/readyz", port)

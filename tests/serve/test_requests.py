@@ -66,7 +66,7 @@ def test_refusal_after_head(open_listener: OpenListener) -> None:
     ],
 )
 def test_connection_is_ended_after_the_answer(open_listener: OpenListener, request_: bytes) -> None:
-    """Where the client wants it, and after a body: nobody reads that."""
+    """Where the client wants it, and after a body: no one reads that."""
     with connect(open_listener()) as client:
         client.sendall(request_)
         answer = client.makefile("rb").read()
@@ -76,6 +76,6 @@ def test_connection_is_ended_after_the_answer(open_listener: OpenListener, reque
 
 
 def test_leading_slashes_are_one(open_listener: OpenListener) -> None:
-    """As in a path that was joined to a base URL with a slash at its end."""
+    """A path may have been joined to a base URL that ends in a slash."""
     request = b"GET //well HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     assert response_to(open_listener(), request).endswith(b"\r\n\r\n/well")

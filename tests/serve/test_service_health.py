@@ -123,7 +123,7 @@ def test_restricted_nodeport_addresses_restrict_the_listeners(servers: HttpServe
 def test_addresses_that_do_not_match_anything_leave_nothing(
     servers: HttpServers, fake_recorder: FakeRecorder
 ) -> None:
-    """CIDRs that none of our addresses is in: nobody is asked here, and nothing is wrong."""
+    """CIDRs that none of our addresses is in: no one is asked here, and nothing is wrong."""
     servers.service_health.update({WEB: checked()}, {V4: []})
     assert refused()
     assert fake_recorder.reasons == ["Starting"]
@@ -175,7 +175,7 @@ def test_service_gone_closes_the_listener(servers: HttpServers) -> None:
 
 
 def test_stop_closes_everything(servers: HttpServers) -> None:
-    """An agent that has stopped answers nobody; load balancers turn elsewhere."""
+    """An agent that has stopped answers no one; load balancers turn elsewhere."""
     servers.service_health.update({WEB: checked(v6=1)})
     servers.stop()
     assert refused()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Health-check node ports that somebody else has (kube-proxy.md 10)."""
+"""Health-check node ports that someone else has (kube-proxy.md 10)."""
 
 import socket
 import time

@@ -41,7 +41,7 @@ def publish_in(paths: Paths) -> None:
 
 
 def publish(paths: Paths, **more: object) -> None:
-    """As an agent does that has published nothing yet."""
+    """Publish as an agent does that has published nothing yet."""
     status.StatusFile(paths).write(some(**more))
 
 
@@ -53,7 +53,7 @@ def test_read(paths: Paths, held: IO[str]) -> None:
 
 
 def test_other_version(paths: Paths, held: IO[str]) -> None:
-    """Of another version's file the fields that are known are read."""
+    """The known fields of another version's file are read."""
     known = f'{{"pid": 1, "node": "n", "source": "s", "started": "{STARTED}", "backends": 2'
     text = f'{known}, "complete": true}}'
     paths.status_file.write_text(text)

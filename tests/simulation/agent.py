@@ -145,7 +145,7 @@ class _Thread:
 
 
 class _Lock:
-    """Nobody else has the state directory."""
+    """No one else has the state directory."""
 
     def faults(self) -> list[Drift]:
         return []

@@ -54,7 +54,7 @@ class ScriptedApi:
         self.oldest: dict[Kind, int] = dict.fromkeys(Kind, 0)  # from where on history is known
         self.refused: Counter[Kind] = Counter()  # so many requests fail
         self.lost: set[Kind] = set()  # whose connection breaks
-        self.hung: set[Kind] = set()  # whose watch is silent, until it is opened anew
+        self.hung: set[Kind] = set()  # whose watch is silent, until it is opened again
         self.expired: set[Kind] = set()  # whose continue token is
         self.losing: set[Kind] = set()  # whose watch loses its next event
         self.has_lost: set[Kind] = set()  # whose watch has lost one, and no list has been since

@@ -51,7 +51,7 @@ _emit_line = ListWatch._emit_line
 
 
 def a_silent_watch_is_left_alone() -> Any:
-    """It is opened anew only where an error ends it."""
+    """It is opened again only where an error ends it."""
     return patch.object(api, "SILENCE", 1e9)
 
 

@@ -245,7 +245,7 @@ def key_of(object: Json) -> Key:
 
 
 def read(kind: Kind, object: Json) -> tuple[Key, ReadObject]:
-    """As the API's lists and watches read it."""
+    """Read objects as the API's lists and watches do."""
     return decoding.read_object(kind, json.dumps(object).encode(), "simulation")
 
 

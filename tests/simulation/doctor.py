@@ -111,7 +111,7 @@ class Doctor:
         self.canary, self._nodeport, self._until = {}, 0, inf
 
     def disturb(self) -> None:
-        """Where all is written anew the canary is not."""
+        """Where all is written again the canary is not."""
         self._disturbed = True
 
     def beside(self, view: View) -> list[View]:

@@ -48,12 +48,12 @@ _end = SweptTable._end
 
 
 def forgotten_connections_stay_counted() -> Any:
-    """Those whose flow a sweep has deleted."""
+    """Connections whose flow a sweep has deleted stay counted."""
     return patch.object(EndedConnections, "sweep", lambda self: 0)
 
 
 def counts_outlive_what_was_counted() -> Any:
-    """Of the maps that count, one that has lost its pin is made anew alone."""
+    """Of the maps that count, only one that has lost its pin is made again."""
     return patch.object(occupancy, "renew_if_lost", lambda state, specs: None)
 
 
@@ -104,12 +104,12 @@ def flows_to_gone_endpoints_stay() -> Any:
 
 
 def stale_sockets_stay() -> Any:
-    """Of datagrams."""
+    """Stale sockets of datagrams stay."""
     return patch.object(SocketEnder, "end", lambda self, stale: (Counts(), stale))
 
 
 def failed_deletions_are_given_up() -> Any:
-    """Of stale flows of conntrack."""
+    """Failed deletions of stale flows in conntrack are given up."""
     return patch.object(StaleConnectionsWorker, "_fail", lambda self, taken, reason: None)
 
 

@@ -36,7 +36,7 @@ class Happenings:
         self.node = node
         self.cursors: dict[Kind, int | None] = {}
         self.away = 0
-        self.missing: set[str] = set()  # pins that somebody has removed
+        self.missing: set[str] = set()  # pins that someone has removed
 
     def do(self, step: Step, until: float) -> None:
         """Until it has happened, or until the agent's time is over."""
@@ -107,7 +107,7 @@ class Happenings:
                 self._deliver(kind, len(self.node.cluster.history[kind]))
 
     def relist(self, kind: int) -> None:
-        """As after 410 Gone."""
+        """The watch ends as after 410 Gone."""
         self.cursors[KINDS[kind]] = None
         self._deliver(KINDS[kind], 1)
 
@@ -142,7 +142,7 @@ class Happenings:
     # The node
 
     def fail(self, after: int, times: int, which: int) -> None:
-        """So many of the agent's changes fail, from a later one on."""
+        """Some of the agent's changes fail, from a later one on."""
         from tests.simulation.node import ERRNOS
 
         self.node.fail_at = self.node.changes + after
@@ -159,18 +159,18 @@ class Happenings:
             self.away = away
 
     def unpin(self, which: int) -> None:
-        """Somebody removes a pin. The agent holds what it leads to."""
+        """Someone removes a pin. The agent holds what it leads to."""
         if self.node.life and self.node.serving:
             pins = sorted(self.node.kernel.pins)
             self._unpin(pins[which % len(pins)])
 
     def lose_table(self) -> None:
-        """Somebody removes netfilter's table while no agent owns it."""
+        """Someone removes netfilter's table while no agent owns it."""
         if self.node.life is None:
             self.node.table.elements = None
 
     def lose_counts(self, which: int) -> None:
-        """Likewise that of one of the maps that count connections."""
+        """One of the maps that count connections loses its pin."""
         name = COUNTED[which]
         self._unpin(next(pin for pin in self.node.kernel.pins if pin.endswith(f"/{name}")))
 
@@ -179,14 +179,14 @@ class Happenings:
         self.missing.add(path)
 
     def detach(self, which: int) -> None:
-        """Somebody detaches a hook."""
+        """Someone detaches a hook."""
         if self.node.life and self.node.serving:
             link = self.node.kernel.link_at(self.node.cgroup, _HOOKS[which % len(_HOOKS)])
             if link:
                 link.target, self.node.detached = 0, True
 
     def damage(self, which: int, entry: int) -> None:
-        """Somebody removes an entry of a map, or changes it."""
+        """Someone removes an entry of a map, or changes it."""
         name = _DAMAGED[which % len(_DAMAGED)]
         for opened in self.node.kernel.pins.values():
             if isinstance(opened, SimMap) and opened.name == name and opened.items():
@@ -219,7 +219,7 @@ class Happenings:
             self.node.tracked.open(which, self.node.clients.expected)
 
     def fail_conntrack(self, times: int) -> None:
-        """So many requests to conntrack fail."""
+        """Some requests to conntrack fail."""
         self.node.tracked.failures = times
 
     def flow(self, which: int) -> None:

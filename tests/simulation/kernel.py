@@ -149,7 +149,7 @@ class SimKernel:
         return self.objects
 
     def close_descriptors(self) -> None:
-        """As the end of a process does."""
+        """Close all descriptors, as the end of a process does."""
         for fd in self.opened():
             os.close(fd)
         self.objects.clear()

@@ -76,7 +76,7 @@ View = dict[Where, Served]
 
 
 class Endpoints(NamedTuple):
-    """Of one service port, in one family; each with whether it is on this node."""
+    """The endpoints of one service port in one family, each with whether it is on this node."""
 
     ready: frozenset[tuple[Place, bool]]
     leaving: frozenset[tuple[Place, bool]]
@@ -84,7 +84,9 @@ class Endpoints(NamedTuple):
 
     @property
     def cluster(self) -> frozenset[Place]:
-        """Those that are ready, or if there are none, those that still serve (kube-proxy.md 3)."""
+        """Return the ready endpoints; if there are none, those that still serve
+        (kube-proxy.md 3).
+        """
         return frozenset(place for place, _ in self.ready or self.leaving)
 
     @property
@@ -205,7 +207,9 @@ def _nodeport_ranges(service: Service) -> list[str]:
 
 
 def _admitted(ranges: object, version: int) -> frozenset[str] | None:
-    """Of the clients that the simulation has; a list without any of the family admits all."""
+    """Return the admitted clients of the simulation; a list without any of the family
+    admits all.
+    """
     assert isinstance(ranges, list | tuple)
     networks = [ip_network(each) for each in ranges]
     networks = [each for each in networks if each.version == version]
@@ -219,7 +223,7 @@ def _admitted(ranges: object, version: int) -> frozenset[str] | None:
 
 
 def _endpoints(slices: list[ReadSlice], port: str, version: int) -> Endpoints:
-    """Those of a weight; what still serves may be without."""
+    """Return the endpoints with a weight; one that still serves may be without."""
     ready, leaving = set[tuple[Place, bool]](), set[tuple[Place, bool]]()
     serving = set[Place]()
     for each in slices:

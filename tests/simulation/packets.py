@@ -30,7 +30,7 @@ from tests.simulation.places import (
 )
 
 FIRST_PORT, LAST_PORT = 40_000, 60_000
-PROBE_PORT = 33_333  # of flows that nobody opens
+PROBE_PORT = 33_333  # of flows that no one opens
 PARTS = 11  # of the frontends one part is asked at a time
 UDP_SILENCE = 2.5  # seconds, after which a flow of datagrams may have been swept
 
@@ -156,12 +156,12 @@ class Packets:
             self._check_reply(flow.probe)
 
     def note(self, now: float) -> None:
-        """As ``Clients.note``."""
+        """Note, as ``Clients.note`` does."""
         for flow in self.flows:
             self.endings.note(flow, PROBES[flow.probe].where, flow.outcome, now)
 
     def judge_open(self) -> None:
-        """As ``Clients.judge_open``."""
+        """Judge, as ``Clients.judge_open`` does."""
         for flow in self.flows:
             if flow.is_tcp:
                 self.endings.judge_open(PROBES[flow.probe].where, flow.outcome)

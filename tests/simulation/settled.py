@@ -94,7 +94,7 @@ def _check_history(life: Life) -> None:
 
 
 def _check_sweeps(node: "SimNode", life: Life) -> None:
-    """Flows that are open stay; once nobody uses them, sweeps leave none behind."""
+    """Flows that are open stay; once no one uses them, sweeps leave none behind."""
     life.sweep(node.library.lib.end_flow)
     node.look()
     node.clients.packets.forget()
@@ -135,7 +135,9 @@ def _counted(life: Life) -> set[int]:
 
 
 def _connections(life: Life) -> list[tuple[int, int, int]]:
-    """Of each the socket or the flow's number, the backend, and its generation."""
+    """Return the socket or the flow's number, the backend, and its generation of each
+    connection.
+    """
     maps = life.datapath.maps
     return [
         *((key.socket, it.backend, it.generation) for key, it in maps["connections"].items()),

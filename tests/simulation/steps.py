@@ -155,7 +155,7 @@ def claiming_a_canarys_frontends() -> list[Step]:
 
 
 def losing_netfilters_table() -> list[Step]:
-    """Somebody removes it while no agent runs."""
+    """Someone removes it while no agent runs."""
     delivered = [Step("deliver", (kind, 9)) for kind in range(4)]
     begin = [Step("service", (0, 0, 3, 0)), *_slices(0), *delivered, Step("wait", (1100,))]
     away = [Step("restart_agent", (1,)), Step("lose_table"), *delivered, Step("wait", (1100,))]
@@ -163,7 +163,7 @@ def losing_netfilters_table() -> list[Step]:
 
 
 def losing_counts(which: int) -> list[Step]:
-    """Somebody removes the pin of one of COUNTED while connections are open, and the agent dies
+    """Someone removes the pin of one of COUNTED while connections are open, and the agent dies
     before it sees that.
     """
     delivered = [Step("deliver", (kind, 9)) for kind in range(4)]

@@ -82,7 +82,7 @@ class TrackedFlows:
     def delete_answered(
         self, frontend: Frontend, backend: tuple[Address, int], *, without: int = 0
     ) -> int | None:
-        """As a kernel does it that can: for IPv4."""
+        """Delete as a kernel does that can do so: for IPv4."""
         if backend[0].version == 6:
             return None
         listed = self.connections_to(frontend)

@@ -126,7 +126,7 @@ def _choosable(maps: Mapping[str, SimMap]) -> Iterator[Backend]:
 
 
 class _Table:
-    """In the place of NetfilterTable, owned by whoever makes it."""
+    """Instead of NetfilterTable, owned by whoever makes it."""
 
     is_owned = True
 
@@ -150,7 +150,7 @@ class _Table:
 
 
 class _Elements:
-    """In the place of Elements: an id that comes and goes at once is replaced."""
+    """Instead of Elements: an id that comes and goes at once is replaced."""
 
     def __init__(self, table: SimTable) -> None:
         self._table = table

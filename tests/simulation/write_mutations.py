@@ -106,7 +106,7 @@ def ranges_are_forgotten() -> Any:
 
 
 def _patched_flags(change: Callable[[dict[Any, Any]], None]) -> Any:
-    """Of the frontends that a service port is to have."""
+    """Change the flags of the frontends that a service port is to have."""
 
     def frontends(port: ServicePort, has_any: bool, **further: bool) -> dict[Any, Any]:
         found = _frontends(port, has_any, **further)
@@ -132,7 +132,7 @@ def policies_are_ignored() -> Any:
 
 
 def restrictions_are_ignored() -> Any:
-    """Of load balancers and NodePorts."""
+    """Restrictions of load balancers and NodePorts are ignored."""
     return _without("restricted")
 
 
@@ -146,7 +146,7 @@ def nodeports_are_not_served() -> Any:
 
 
 def only_one_family_is_listed() -> Any:
-    """Of two cluster IPs the second is not served."""
+    """The second of two cluster IPs is not served."""
 
     def cluster_ips(spec: Any, warnings: list[str]) -> Any:
         return dict(list(_cluster_ips(spec, warnings).items())[:1])

@@ -171,7 +171,7 @@ def test_count_of_what_has_ended(maps: dict[str, Map]) -> None:
         client = socket.create_connection((str(NODE), 30080))
         found = count_connections(maps)
         assert (found.by_protocol, found.open) == ({Protocol.TCP: 1}, {TCP: 1})
-    client.close()  # the server has reset the connection that nobody took
+    client.close()  # the server has reset the connection that no one took
     found = count_connections(maps)
     assert (found.by_protocol, found.open) == ({Protocol.TCP: 1}, {})
 

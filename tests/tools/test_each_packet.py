@@ -60,14 +60,14 @@ NOT_OF_NFT = [
 
 
 def of_nft(rule: str) -> list[str]:
-    """Of a chain with this rule, as nft prints it."""
+    """Return the lines for a chain with this rule, as nft prints it."""
     text = NFT.format(rule.replace("; ", "\n        "))
     subprocess.run(["nft", "-f", "-"], input=text, text=True, check=True)
     return lines()
 
 
 def lines() -> list[str]:
-    """Of all rules in this namespace."""
+    """Return the lines for all rules in this namespace."""
     unread = list[str]()
     found = [line for each in tables(unread) for line in each_packet(each)]
     assert not unread

@@ -24,7 +24,7 @@ ALL = (PLAIN, CHANGED, MASQUERADED, PENDING, DATAGRAMS)
 
 
 def entries(made: Made) -> Entries:
-    """As the datapath wrote them a minute ago, and used them half a minute ago."""
+    """Return entries that the datapath wrote a minute ago, and used half a minute ago."""
     now = time.monotonic_ns()
     seen, begun = now - 30_000_000_000, now - 60_000_000_000
     return {key: flow._replace(last_seen=seen, created=begun) for key, flow in made.plain().items()}

@@ -41,7 +41,7 @@ def pods() -> Iterator[dict[str, str]]:
 def test_monitor_names_the_addresses_of_new_pods_at_once(
     maps: dict[str, Map], pods: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of the second one: all namespaces are looked for rarely, but then all are known."""
+    """The second new pod is named too: searches through all namespaces are rare, but find all."""
     monkeypatch.setattr(events, "SEARCH_SECONDS", 1000.0)
     names = EventNames(maps)
     for name, address in pods.items():

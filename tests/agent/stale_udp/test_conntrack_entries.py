@@ -130,9 +130,8 @@ def test_only_candidates(
 
 
 def test_nobody_serves(net: Namespace, world: World) -> None:
-    """Of a service without endpoints the entries to a removed one are deleted.
-
-    The others are no state to anybody; they are deleted when an endpoint comes.
+    """Entries to a removed endpoint of a Service without endpoints are deleted. The other entries
+    matter to no one; they are deleted when an endpoint comes.
     """
     world.serve()
     tracked(str(VIP.address), VIP.port, REMOVED, source=4001)
@@ -162,7 +161,7 @@ def test_deleted_service(
 
 
 def test_foreign_entries(net: Namespace, world: World) -> None:
-    """What others translate, at addresses that are nobody's frontend, stays."""
+    """What others translate, at addresses that are no one's frontend, stays."""
     world.maps["services"].delete([VIP])
     tracked(str(VIP.address), VIP.port, REMOVED)
     assert deleted(world) == 0
@@ -382,7 +381,7 @@ def test_a_map_of_removed_endpoints_that_cannot_be_written(
 
 
 def stale_endpoints(world: World) -> dict[Frontend, int]:
-    """Those whose datagrams egress reports."""
+    """Return the endpoints whose datagrams egress reports."""
     found = dict(world.maps["stale_endpoints"].items())
     assert world.maps["flow_gate"].get(0).stale_endpoints == len(found)
     return found

@@ -124,7 +124,7 @@ def test_a_service_without_endpoints(net: Namespace, world: World) -> None:
 
 
 def test_very_many_flows(report: Report, deleted: list[tuple[Family, int]]) -> None:
-    """Of a flood only the first ones are deleted one by one: the search deletes the others."""
+    """In a flood only the first flows are deleted one by one: the search deletes the others."""
     for source in (4001, 4002):
         tracked(str(VIP.address), VIP.port, REMOVED, source=source)
     first, last = flow_of(4001), flow_of(4002)

@@ -62,7 +62,7 @@ def test_one_ends(planner: Planner) -> None:
 
 @pytest.mark.parametrize("left", [udp(), None], ids=["no endpoint", "no Service"])
 def test_all_end(planner: Planner, left: DesiredService | None) -> None:
-    """Also where no other backend serves: the address may be given to a stranger."""
+    """The sockets end even if no other backend serves: a stranger may get the address."""
     both = {*ids(planner).values()}
     assert lost_by(planner, left) == both
     assert not lost_by(planner, udp(3))
@@ -120,7 +120,7 @@ def test_no_connections_are_stale_when_backends_are_added(planner: Planner) -> N
 
 
 def test_connections_of_the_last_endpoint_may_be_stale(planner: Planner) -> None:
-    """Those to each removed backend; when a backend serves again, all."""
+    """Connections to each removed backend are stale; when a backend serves again, all are."""
     gone = {StaleCandidates(ONE, backend(number).endpoint) for number in (1, 2)}
     assert candidates_after(planner, udp()) == gone
     assert candidates_after(planner, udp(3)) == {StaleCandidates(ONE, None)}

@@ -82,7 +82,7 @@ class World:
         return made
 
     def remember(self, one: socket.socket) -> socket.socket:
-        """As the hooks do of a socket that asked for VIP and was given the backend."""
+        """Remember a socket as the hooks do: it asked for VIP and was given the backend."""
         write_elsewhere(self.maps, cookie_of(one), SocketEntry(self.given, SERVICE))
         self.count(OLD, 1, 0)
         return one
@@ -93,7 +93,7 @@ class World:
 
     @property
     def known(self) -> set[int]:
-        """Those that are remembered to talk to a backend."""
+        """Return the sockets that are remembered to talk to a backend."""
         entries = self.maps["sockets"].items()
         return {socket for socket, entry in entries if entry.peer.frontend.port}
 

@@ -159,7 +159,7 @@ def test_ahead_of_clsact(
 
 
 def limit(ns: Namespace, device: str) -> None:
-    """As the CNI plugin bandwidth does: a qdisc, which cannot be beside ours, and its filter."""
+    """Add the qdisc and filter of the CNI plugin bandwidth; the qdisc cannot be beside ours."""
     ns.run(f"tc qdisc add dev {device} handle ffff: ingress")
     everything = "protocol all u32 match u32 0 0 flowid 1:1"
     ns.run(f"tc filter add dev {device} parent ffff: {everything}")

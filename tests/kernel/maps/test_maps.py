@@ -174,7 +174,7 @@ def test_counters_in_arrays(opener: Opener) -> None:
 
 
 def test_many_counters_are_read_in_parts(opener: Opener) -> None:
-    """Also the last ones, where the last part is not whole."""
+    """The last counters are read too, if the last part is not whole."""
     counters = opener(layout.MAPS["backend_stats"]._replace(entries=10_000))
     keys = (0, 4095, 4096, 8192, 9999)
     for key in keys:

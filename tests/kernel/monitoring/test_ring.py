@@ -94,7 +94,7 @@ def test_a_full_ring_loses_events_and_counts_them(watched: Watched) -> None:
 def test_readers_share_the_events(
     watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two that read at the same time each has some, together all once; both know the losses."""
+    """Two readers at the same time get each event once in all; both know the losses."""
     monkeypatch.setitem(layout.MONITOR_MAPS, "events", watched.maps["events"].spec)
     watched.ask(*monitoring.DECISIONS)
     reading: list[Ring] = []

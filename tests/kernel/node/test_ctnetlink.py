@@ -141,7 +141,7 @@ def test_the_entries_of_one_frontend(address: str) -> None:
 
 @pytest.mark.parametrize("family", [4, 6])
 def test_the_entries_that_one_backend_answers(family: int) -> None:
-    """Those of another backend are mostly left out, before they are decoded."""
+    """Most entries of another backend are left out before they are decoded."""
     to, endpoints = ip_address(VIPS[family]), [ip_address(f"fd00::{n}") for n in (1, 2)]
     if family == 4:
         endpoints = [ip_address(f"10.1.0.{n}") for n in (1, 2)]

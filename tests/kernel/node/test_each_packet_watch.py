@@ -44,7 +44,7 @@ class Watched:
 
     @property
     def changes(self) -> int:
-        """Of the last rules that were emitted."""
+        """Return the changes of the last rules that were emitted."""
         return self.all[-1].changes
 
     def look(self, after: float = 2 * QUIET_SECONDS) -> list[tuple[str, ...]]:
@@ -103,7 +103,7 @@ def test_rules_that_open_connections_do_not_meet(watched: Watched) -> None:
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_rule_of_iptables(watched: Watched, tool: str) -> None:
-    """Nobody is told of iptables-legacy's: the size of its tables changes."""
+    """No one is told of iptables-legacy's: the size of its tables changes."""
     run(tool, "-A", "FORWARD", "-j", "LOG")
     ((line,),) = watched.look()
     assert "logs each packet" in line

@@ -38,7 +38,7 @@ def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
 
 
 def titles() -> tuple[list[str], list[str]]:
-    """Of the tables here, and what is said of those that cannot be read."""
+    """Return the titles of the tables here, and the messages about unreadable ones."""
     unread = list[str]()
     return [table.title for table in tables(unread)], unread
 

@@ -287,7 +287,7 @@ ACK, RST, SYN_ACK = 0x10, 0x04, 0x12
 )
 @pytest.mark.usefixtures("elements")
 def test_invalid_segments(addresses: Addresses, flags: int, port: int, passes: bool) -> None:
-    """Of a connection that conntrack does not know: an endpoint's segments do not reach the client,
+    """An endpoint's segments of a connection that conntrack does not know do not reach the client,
     but SYN/ACKs and other hosts' segments do.
     """
     assert _passes(addresses, flags, port) == passes

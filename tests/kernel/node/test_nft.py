@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("fresh_netns")
 
 
 def test_tables() -> None:
-    """Those of the families of IP are listed, with their family; no others."""
+    """The tables of the families of IP are listed, with their family; no others."""
     for family in ("ip", "ip6", "inet", "arp", "bridge"):
         run("nft", "add", "table", family, "mine")
     assert nft.tables() == {Name("ip", "mine"), Name("ip6", "mine"), Name("inet", "mine")}

@@ -43,7 +43,7 @@ def test_sys_admin_stands_for_bpf() -> None:
 
 
 def test_the_machines_clock(tmp_path: Path) -> None:
-    """Of this process, and where the kernel has no time namespaces."""
+    """This process has the machine's clock, also if the kernel has no time namespaces."""
     assert namespaces.clock_shift() == namespaces.clock_shift(tmp_path / "missing") == 0
 
 
@@ -53,7 +53,7 @@ def test_the_machines_clock(tmp_path: Path) -> None:
 def test_the_clock_of_a_time_namespace(
     tmp_path: Path, seconds: int, nanoseconds: int, shift: float
 ) -> None:
-    """As the kernel writes it."""
+    """The offset is read as the kernel writes it."""
     clocks = tmp_path / "timens_offsets"
     clocks.write_text(f"monotonic  {seconds:10} {nanoseconds:9}\nboottime  5  0\n")
     assert namespaces.clock_shift(clocks) == shift

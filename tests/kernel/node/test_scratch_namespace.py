@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scratch namespace reaches the node and is reached; nobody has to remove it."""
+"""A scratch namespace reaches the node and is reached; no one has to remove it."""
 
 import os
 import signal

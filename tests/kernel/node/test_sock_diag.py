@@ -126,7 +126,7 @@ def test_only_by_its_cookie(opened: ExitStack, diag: SockDiag, place: tuple[int,
 
 
 def test_two_alike(opened: ExitStack, diag: SockDiag, place: tuple[int, str]) -> None:
-    """Of two sockets with the same ends each can be ended, one after the other."""
+    """Two sockets with the same ends can each be ended, one after the other."""
     there, pair = server(opened, place, socket.SOCK_DGRAM), list[socket.socket]()
     for _ in range(2):
         one = opened.enter_context(socket.socket(place[0], socket.SOCK_DGRAM))

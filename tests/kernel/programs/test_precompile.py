@@ -28,7 +28,7 @@ EVERY = [(source, flags) for source, its in precompile.VARIANTS.items() for flag
 
 @pytest.fixture(scope="module")
 def made(shared: Path, cache: Path) -> Path:
-    """As the image's recipe makes it, with this machine's BCC."""
+    """Make the bytecode as the image's recipe does, with this machine's BCC."""
     folder = shared / "brought"
     with once.alone(shared):
         precompile.write(folder, cache)

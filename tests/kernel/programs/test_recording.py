@@ -14,7 +14,7 @@ from tests.kit import once
 
 
 def without_records(text: str) -> str:
-    """The source as if nobody had ever noted a step in it."""
+    """The source as if no one had ever noted a step in it."""
     return re.sub(r"\brecord(_at)?\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\);", ";", text)
 
 

@@ -3,7 +3,7 @@
 and affinities, clients of the node and of a pod.
 
 This process is in a cgroup whose hooks run, and in a network namespace of its own: nothing is sent
-but to where nobody is.
+but to where no one is.
 """
 
 import errno

@@ -26,7 +26,7 @@ print(netns_cookie.by_program(Path(sys.argv[1])), netns_cookie.by_socket())
 
 @pytest.fixture(autouse=True)
 def cgroup_root(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program is attached where nobody but this process and its children runs it."""
+    """The program is attached where no one but this process and its children runs it."""
     monkeypatch.setattr(cgroup_links, "cgroup_root", lambda: inside)
 
 
@@ -65,7 +65,7 @@ def test_goes(cache: Path) -> None:
 
 
 def test_without_mark(cache: Path) -> None:
-    """While it is attached, nobody else's socket hears it."""
+    """While it is attached, no one else's socket hears it."""
     with (
         netns_cookie.program_attached(cache),
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,
@@ -77,7 +77,7 @@ def test_without_mark(cache: Path) -> None:
 
 
 def test_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where neither tells, the answer is that nobody knows."""
+    """Where neither tells, the answer is that no one knows."""
     monkeypatch.setattr(netns_cookie, "by_socket", lambda: None)
     monkeypatch.setattr(compiler, "bcc_version", lambda: None)
     monkeypatch.setattr(compiler, "BROUGHT", tmp_path)

@@ -69,5 +69,5 @@ JUMPS = [
 
 @pytest.mark.parametrize(("before", "texts", "count"), JUMPS)
 def test_chains_that_others_jump_to_count(before: str, texts: list[str], count: int) -> None:
-    """As in ufw's and firewalld's rules, which accept established connections in such a chain."""
+    """ufw's and firewalld's rules accept established connections in such a chain."""
     assert len(found("FORWARD", *texts, before=before)) == count

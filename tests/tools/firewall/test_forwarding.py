@@ -197,7 +197,7 @@ def test_the_flow_tables_translate_without_conntrack() -> None:
 
 @pytest.mark.parametrize("policy", ["ACCEPT", "DROP"])
 def test_a_drop_for_one_pod_is_that_pods(policy: str) -> None:
-    """As network policies have it, in a chain for the pod or by a rule."""
+    """Network policies drop in a chain for the pod, or by a rule."""
     assert DROP_OF_ONE in outcome(table("ACCEPT", *KUBE_ROUTER))
     assert DROP not in outcome(table("ACCEPT", *KUBE_ROUTER))
     assert outcome(table(policy, f"-A FORWARD -d {POD} -j DROP")) == {DROP_OF_ONE}

@@ -41,7 +41,7 @@ HOOKS = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
 
 
 def with_rules(rules: str) -> list[Table]:
-    """Of "TABLE", a line end, and rules; chains are made."""
+    """Load "TABLE", a line end, and rules; chains are made."""
     table, *texts = rules.splitlines()
     chains = dict.fromkeys(word for text in texts for word in re.findall(r"-[Aj] (\S+)", text))
     heads = [f":{name} {'ACCEPT' if name in HOOKS else '-'} [0:0]" for name in chains]

@@ -41,7 +41,7 @@ def test_rules_of_the_destination_count(rule: str) -> None:
 @pytest.mark.parametrize(
     "rule",
     [
-        "-j CT --notrack",  # of all packets: nobody means Services by it
+        "-j CT --notrack",  # of all packets: no one means Services by it
         "-p udp -j CT --notrack",
         f"-d {DNS}/32 -i eth0 -j CT --notrack",
         f"-s 10.1.0.1/32 -d {DNS}/32 -j CT --notrack",
