@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the server answers. The token is in this tab's memory alone, and in no address.
+// Requests to the server. The token is only in this tab's memory, never in an address.
 
 const TOKEN = "ebpflb-token";
 
 export class Refused extends Error {}
 
-// The server has answered, and will answer the same again: there is no use in asking again.
+// A final answer: the server would answer the same again.
 export class Final extends Error {}
 
 export const setToken = (token) => sessionStorage.setItem(TOKEN, token);
@@ -38,7 +38,7 @@ const sentence = async (response) => {
 export const get = async (path, parameters = {}, signal = undefined) =>
   (await asked(path, parameters, signal)).json();
 
-// Server-sent events, read by fetch as only that can send the token; `each(value)` until it ends.
+// Server-sent events, read by fetch because it can send the token; calls `each(value)` until the end.
 export const stream = async (path, parameters, each, signal) => {
   const response = await asked(path, parameters, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

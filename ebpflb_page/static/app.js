@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which page is shown: what follows # in the address names it. And on every page: the verdict.
+// Shows the page that the address names after #, and on every page the verdict.
 
 import { Refused, get, setToken } from "./api.js";
 import { el, field, serviceName, setText } from "./dom.js";

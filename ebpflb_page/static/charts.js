@@ -10,7 +10,7 @@ const WIDTH = 120, HEIGHT = 28;
 const drawing = (label, width, height, attributes, ...children) =>
   svg("svg", { role: "img", "aria-label": label, viewBox: `0 0 ${width} ${height}`, width, height, ...attributes }, ...children);
 
-// `mark`: where a mark stands, as the expected share.
+// `mark`: the place of a mark, such as the expected share.
 export const bar = (share, label, mark = null) => drawing(label, 100, 8, { class: "share", preserveAspectRatio: "none" },
   svg("rect", { class: "empty", width: 100, height: 8 }),
   svg("rect", { class: "fill", width: (Math.min(1, share) * 100).toFixed(1), height: 8 }),
@@ -22,7 +22,7 @@ const path = (values, most, width, height, ages) => {
   return values.map((value, at) => `${at ? "L" : "M"}${x(at).toFixed(1)} ${(height - 1 - (value / most) * (height - 3)).toFixed(1)}`).join("");
 };
 
-// A line as wide as its place; its highest value is said beside it by the caller.
+// A line as wide as its place; the caller shows its highest value beside it.
 export const spark = (values, label, width = WIDTH, height = HEIGHT, ages = []) => {
   const most = Math.max(...values, 1e-9);
   const line = values.length > 1 ? path(values, most, width, height, ages) : "";
@@ -33,7 +33,7 @@ export const spark = (values, label, width = WIDTH, height = HEIGHT, ages = []) 
 };
 
 // Endpoint rates -> each endpoint's part of its port's connections, in a fixed order, and the part
-// that is expected. Ports without connections are left out: nothing is to be seen of them.
+// that is expected. Ports without connections are left out.
 export const partsOf = (endpoints) => {
   const list = (it) => `${it.port} ${it.endpoint.startsWith("[")}`, totals = new Map();
   for (const it of endpoints) totals.set(list(it), (totals.get(list(it)) ?? 0) + it.new);

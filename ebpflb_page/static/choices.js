@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fields that offer what there is: pods, Services, verdicts, maps.
+// Fields with suggestions: pods, Services, verdicts, maps.
 
 import { get } from "./api.js";
 import { el, field, select, suggested } from "./dom.js";
@@ -20,7 +20,7 @@ export const serviceField = (label, value, signal, attributes = {}) => {
   return { input, node: field(label, input, list) };
 };
 
-// A field with options, and a text where none of them is meant.
+// A field with options, and a text that means none of them.
 export const choice = (label, name, options, value, another) => {
   const isListed = options.some(([it]) => it === value);
   const chosen = select(name, [...options, [ANOTHER, another]], isListed ? value : ANOTHER);
@@ -35,7 +35,7 @@ export const choice = (label, name, options, value, another) => {
 
 let known = null;
 
-// What may be chosen on this node; asked for once.
+// The choices on this node; read once.
 export const choices = (signal) => {
   known ??= get("choices", {}, signal).catch((error) => {
     known = null;

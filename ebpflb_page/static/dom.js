@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nodes of the document. Text goes into text nodes only: nothing that is read becomes markup.
+// Nodes of the document. Text goes into text nodes only, so data never becomes markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 

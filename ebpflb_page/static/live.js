@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads again and again while the page is seen: one reading at a time, and a slow one less often.
+// Reads repeatedly while the page is visible: one reading at a time, a slow one less often.
 
 import { Final, Refused } from "./api.js";
 
@@ -8,7 +8,7 @@ let isPaused = false;
 
 export const pause = (wanted) => { isPaused = wanted; };
 
-// `read(signal)` until `signal` ends it, or an answer is final; `tell(error or null)` after each.
+// Call `read(signal)` until `signal` ends it or an answer is final; `tell(error or null)` after each.
 export const live = async (read, signal, tell) => {
   while (!signal.aborted) {
     const begun = performance.now();

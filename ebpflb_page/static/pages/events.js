@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `ebpflb monitor`: the newest events first. Watching begins with a click, as it changes which
-// programs are in force.
+// `ebpflb monitor`, the newest events first. Watching begins with a click, because the agent loads
+// other programs for it.
 
 import { Refused, stream } from "../api.js";
 import { choice, choices, serviceField } from "../choices.js";
@@ -29,7 +29,7 @@ const COLUMNS = [
 
 const isCanary = (it) => it.service.startsWith(`${CANARY}:`);
 
-// A table of events with its buttons, for `given()`, the filter, or a fixed one.
+// A table of events with its buttons; the filter is `given()`, or fixed.
 export const watching = (given, { signal, tell, news }) => {
   let rows = [], count = 0, watched = null, lost = "";
   const button = el("button", { type: "button", id: "watch", onclick: () => (watched ? end() : watch()) }, "Watch");

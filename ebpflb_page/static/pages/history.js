@@ -26,7 +26,7 @@ const words = (service) => SIGNS.flatMap(([sign, name, key]) => {
 
 const day = (it) => rfc3339(it.time).slice(0, 10);
 
-// All of a text that may be cut is in its title.
+// The title has the whole text, which may be cut in the table.
 const whole = (parts) => {
   const node = el("span", {}, parts);
   node.title = node.textContent;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the node stands: the verdict and its reasons, what it does now, and which Services have a
-// problem; all facts of `ebpflb status` are folded.
+// The state of the node: the verdict and its reasons, current rates, and the Services that have a
+// problem; the facts of `ebpflb status` are folded.
 
 import { get } from "../api.js";
 import { spark } from "../charts.js";
@@ -33,7 +33,7 @@ const shown = (value) => {
 
 const isEmpty = (value) => value == null || value === "" || (typeof value === "object" && !Object.keys(value).length);
 
-// A number with what it is, and below a line of the last minutes with its scale.
+// A number with its name, and below it a line of the last minutes with its scale.
 const card = (label) => {
   const value = el("p", { class: "value" }, "-"), below = el("div"), scale = el("p", { class: "scale" });
   const node = el("section", { class: "card", "aria-label": label }, el("h2", {}, label), value, below, scale);
@@ -46,10 +46,10 @@ const card = (label) => {
   return { node, show };
 };
 
-// What the server has kept of the last hour: ages, and values by name.
+// The server's values of the last hour: ages, and values by name.
 let kept = { ages: [] };
 
-// `inWords` writes a value, `words` say more of it.
+// `inWords` formats a value, `words` explain it.
 const showKept = (made, label, name, value, inWords, [text, unit], words, isBad) => {
   const values = [...(kept[name] ?? []), value], ages = [...kept.ages, 0];
   const scale = `highest ${inWords(Math.max(...values))} in the last ${span(Math.max(ages[0], 1))}; ${words}`;

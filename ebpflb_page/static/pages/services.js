@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Services with what they do now: `ebpflb services list`, and the rates of `ebpflb top`.
+// Services with their current rates: `ebpflb services list` and `ebpflb top`.
 
 import { get } from "../api.js";
 import { parts, partsLabel, partsOf, spark } from "../charts.js";
