@@ -40,7 +40,7 @@ main()
 
 
 def as_nobody(*words: str) -> "subprocess.CompletedProcess[str]":
-    """Change to the user no one after the imports, which that user may be unable to read."""
+    """Change to the user nobody after the imports, which that user may be unable to read."""
     command = [sys.executable, "-c", AS_NOBODY, *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 

@@ -53,7 +53,7 @@ def installed() -> Iterator[Path]:
     """A fresh environment with ebpflb from a wheel; what it depends on is seen from here.
 
     What the checkout is built from is copied: building writes beside it. Everybody may read it,
-    because the user no one compiles.
+    because the user nobody compiles.
     """
     with TemporaryDirectory(prefix="ebpflb-test-") as folder:
         path = Path(folder)
