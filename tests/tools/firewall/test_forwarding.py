@@ -10,89 +10,14 @@ import pytest
 
 from ebpflb.kernel.netfilter.firewall import Table, read_nft
 from ebpflb.tools.firewall.walk import Packet, Verdict, Way, may_drop, verdicts
-from tests.tools.firewall.services import of_iptables
+from tests.tools.firewall.services import RECORDED, of_iptables
 
 ACCEPT, DROP, DROP_OF_ONE = Verdict.ACCEPT, Verdict.DROP, Verdict.DROP_OF_ONE
 POD = "10.244.1.7/32"
-KUBE = (
-    "-A FORWARD -j KUBE-FORWARD",
-    "-A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP",
-    "-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT",
-    "-A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
-)
-DOCKER = (
-    "-A FORWARD -j DOCKER-USER",
-    "-A FORWARD -j DOCKER-FORWARD",
-    "-A DOCKER-FORWARD -j DOCKER-CT",
-    "-A DOCKER-FORWARD -j DOCKER-ISOLATION-STAGE-1",
-    "-A DOCKER-FORWARD -j DOCKER-BRIDGE",
-    "-A DOCKER-FORWARD -i docker0 -j ACCEPT",
-    "-A DOCKER-CT -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
-    "-A DOCKER-ISOLATION-STAGE-1 -i docker0 ! -o docker0 -j DOCKER-ISOLATION-STAGE-2",
-    "-A DOCKER-ISOLATION-STAGE-2 -o docker0 -j DROP",
-    "-A DOCKER-BRIDGE -o docker0 -j DOCKER",
-    "-A DOCKER -d 172.17.0.2/32 ! -i docker0 -o docker0 -p tcp -m tcp --dport 80 -j ACCEPT",
-    "-A DOCKER ! -i docker0 -o docker0 -j DROP",
-    "-A DOCKER-USER -j RETURN",
-)
-PODMAN = (
-    "-A FORWARD -d 10.88.0.0/16 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
-    "-A FORWARD -s 10.88.0.0/16 -j ACCEPT",
-)
-CNI_FIREWALL = (  # of the plugin "firewall": requests to pods are left to others
-    f"-A FORWARD -d {POD} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
-    f"-A FORWARD -s {POD} -j ACCEPT",
-)
-UFW = (
-    "-A FORWARD -j ufw-before-logging-forward",
-    "-A FORWARD -j ufw-before-forward",
-    "-A FORWARD -j ufw-after-forward",
-    "-A FORWARD -j ufw-after-logging-forward",
-    "-A FORWARD -j ufw-reject-forward",
-    "-A FORWARD -j ufw-track-forward",
-    "-A ufw-before-forward -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
-    "-A ufw-before-forward -p icmp -m icmp --icmp-type 8 -j ACCEPT",
-    "-A ufw-before-forward -j ufw-user-forward",
-    "-A ufw-after-logging-forward -m limit --limit 3/min --limit-burst 10 -j LOG",
-    "-A ufw-skip-to-policy-forward -j DROP",
-    "-A ufw-skip-to-policy-input -j DROP",
-    "-A INPUT -j ufw-skip-to-policy-input",
-)
-UFW_ROUTE = ("-A ufw-user-forward -o cni0 -j ACCEPT",)
-CALICO = (
-    "-A FORWARD -j cali-FORWARD",
-    "-A FORWARD -m mark --mark 0x10000/0x10000 -j ACCEPT",
-    "-A FORWARD -j MARK --set-xmark 0x10000/0x10000",
-    "-A cali-FORWARD -j MARK --set-xmark 0x0/0xe0000",
-    "-A cali-FORWARD -m mark --mark 0x0/0x10000 -j cali-from-hep-forward",
-    "-A cali-FORWARD -i cali+ -j cali-from-wl-dispatch",
-    "-A cali-FORWARD -o cni0 -j cali-to-wl-dispatch",
-    "-A cali-to-wl-dispatch -o cni0 -g cali-tw-cali1",
-    '-A cali-to-wl-dispatch -m comment --comment "Unknown interface" -j DROP',
-    "-A cali-tw-cali1 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
-    "-A cali-tw-cali1 -m conntrack --ctstate INVALID -j DROP",
-    "-A cali-tw-cali1 -j cali-pri-kns",
-    "-A cali-tw-cali1 -m mark --mark 0x10000/0x10000 -j RETURN",
-    '-A cali-tw-cali1 -m comment --comment "Drop if no profiles matched" -j DROP',
-    "-A cali-pri-kns -j MARK --set-xmark 0x10000/0x10000",
-    "-A cali-from-wl-dispatch -j DROP",
-    "-A cali-from-hep-forward -j RETURN",
-)
-KUBE_ROUTER = (
-    "-A FORWARD -j KUBE-ROUTER-FORWARD",
-    f"-A KUBE-ROUTER-FORWARD -d {POD} -j KUBE-POD-FW-A",
-    "-A KUBE-ROUTER-FORWARD -m mark --mark 0x20000/0x20000 -j ACCEPT",
-    "-A KUBE-POD-FW-A -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
-    "-A KUBE-POD-FW-A -m conntrack --ctstate INVALID -j DROP",
-    f"-A KUBE-POD-FW-A -d {POD} -m addrtype --src-type LOCAL -j ACCEPT",
-    "-A KUBE-POD-FW-A -m mark ! --mark 0x10000/0x10000 -m limit --limit 10/min -j NFLOG",
-    "-A KUBE-POD-FW-A -m mark ! --mark 0x10000/0x10000 -j REJECT",
-    "-A KUBE-POD-FW-A -j MARK --set-xmark 0x20000/0x20000",
-)
-KUBE_NETWORK_POLICIES = (
-    "-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
-    "-A FORWARD -m set --match-set podips dst -j NFQUEUE --queue-num 100 --queue-bypass",
-)
+# The rules of known programs, which have a heading each.
+RULES = re.findall(r"# .+\n((?:-A .+\n)+)", (RECORDED / "forward.rules").read_text())
+PROGRAMS = [tuple(each.splitlines()) for each in RULES]
+KUBE, DOCKER, PODMAN, CNI_FIREWALL, UFW, UFW_ROUTE, CALICO, KUBE_ROUTER, POLICIES = PROGRAMS
 ESTABLISHED = "-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"
 REJECT = "-A FORWARD -j REJECT --reject-with icmp-host-prohibited"
 DROPPED = {  # by policy, if not said otherwise
@@ -129,7 +54,7 @@ ACCEPTED = {
 }
 MAYBE = {  # it depends on what is not known of the packet
     "Calico": ("DROP", *CALICO),
-    "kube-network-policies": ("DROP", *KUBE_NETWORK_POLICIES),
+    "kube-network-policies": ("DROP", *POLICIES),
     "clients' network": ("DROP", "-A FORWARD -s 198.51.100.0/24 -j ACCEPT"),
     "the node's network": ("DROP", "-A FORWARD -s 192.0.2.0/24 -j ACCEPT"),
     "a drop of some clients": ("ACCEPT", "-A FORWARD -s 203.0.113.9/32 -j DROP"),
