@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For all tests: hypothesis' profile, markers by folder, and how workers divide the tests.
+"""For all tests: hypothesis' profile, markers (markers.toml), and how workers divide the tests.
 
 Each test has one of the markers pure, kernel and cluster; those that take long are slow as well
 (setup.cfg says what they mean). ``pytest -n N`` runs the tests in N processes, by groups (see
@@ -9,6 +9,7 @@ tests/kit/scheduling.py), those that take long first.
 import gc
 import os
 import signal
+import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,130 +43,9 @@ signal.signal(signal.SIGTERM, signal.default_int_handler)
 gc.disable()
 
 ROOT = Path(__file__).parents[1]
-# By folder or file; the longest path that fits counts.
-KINDS = {
-    "tests/": "pure",
-    "tests/agent/test_api.py": "cluster",
-    "tests/agent/test_netfilter_sync.py": "kernel",
-    "tests/agent/test_restart.py": "cluster",
-    "tests/bench/test_growth.py": "cluster",
-    "tests/bench/test_slice_way.py": "cluster",
-    "tests/cli/": "kernel",
-    "tests/cli/test_config_process.py": "cluster",
-    "tests/cli/test_demo.py": "cluster",
-    "tests/cli/test_doctor.py": "cluster",
-    "tests/cli/test_doctor_canary.py": "cluster",
-    "tests/cli/test_doctor_canary_options.py": "cluster",
-    "tests/cli/test_flows.py": "cluster",
-    "tests/cli/test_history.py": "cluster",
-    "tests/cli/test_maps.py": "cluster",
-    "tests/cli/test_place.py": "cluster",
-    "tests/cli/test_run_process.py": "cluster",
-    "tests/cli/test_services.py": "cluster",
-    "tests/cli/test_status.py": "cluster",
-    "tests/conformance/": "cluster",
-    "tests/kernel/": "kernel",
-    "tests/deploy/test_container.py": "kernel",
-    "tests/deploy/test_rights.py": "cluster",
-    "tests/deploy/test_wheel.py": "kernel",
-    "tests/tools/": "kernel",
-    "tests/tools/firewall/": "pure",
-    "tests/history/": "kernel",
-    "tests/kernels/inside/": "kernel",
-    "tests/network/": "cluster",
-    "tests/kernel/node/": "kernel",
-    "tests/native/test_mutations.py": "kernel",
-    "tests/packet/": "kernel",
-    "tests/serve/": "kernel",
-    "tests/soak/": "cluster",
-    "tests/agent/stale_udp/": "kernel",
-    "tests/test_child.py": "kernel",
-    "tests/page/test_browser.py": "cluster",
-    "tests/page/test_layout.py": "cluster",
-    "tests/page/test_chart_rights.py": "cluster",
-    "tests/page/test_server.py": "kernel",
-}
-# Files that take more than ten seconds on their own, or five of them without root.
-SLOW = {
-    "tests/agent/test_restart.py",
-    "tests/bench/test_growth.py",
-    "tests/cli/test_config_process.py",
-    "tests/cli/test_demo.py",
-    "tests/cli/test_flows.py",
-    "tests/kernel/programs/test_recording.py",
-    "tests/kernel/recording/test_sockets.py",
-    "tests/deploy/test_chart.py",
-    "tests/deploy/test_manifests.py",
-    "tests/deploy/test_rights.py",
-    "tests/docs/test_guide.py",
-    "tests/tools/test_damaged.py",
-    "tests/kernels/inside/test_attach.py",
-    "tests/native/test_mutations.py",
-    "tests/network/test_api_servers.py",
-    "tests/network/test_audit.py",
-    "tests/network/test_audit_maps.py",
-    "tests/network/test_auto_packet_path.py",
-    "tests/network/test_e2e_services.py",
-    "tests/network/test_explain.py",
-    "tests/network/test_firewall_check.py",
-    "tests/network/test_firewalls.py",
-    "tests/network/test_killed_amid_changes.py",
-    "tests/network/test_layout_upgrade.py",
-    "tests/network/test_lifecycle.py",
-    "tests/network/test_many_devices.py",
-    "tests/network/test_monitor.py",
-    "tests/network/test_netfilter_floods.py",
-    "tests/network/test_netfilter_operation.py",
-    "tests/network/test_netfilter_parity.py",
-    "tests/network/test_packets_refusal.py",
-    "tests/network/test_packets_setups.py",
-    "tests/network/test_read_only.py",
-    "tests/network/test_schedulers.py",
-    "tests/network/test_socket_translation.py",
-    "tests/network/test_survival.py",
-    "tests/network/test_takeover.py",
-    "tests/packet/test_explained.py",
-    "tests/simulation/test_mutations.py",
-    "tests/simulation/test_schedules.py",
-    "tests/page/test_browser.py",
-    "tests/page/test_layout.py",
-    "tests/page/test_chart_rights.py",
-}
-
-# Files that `make test` leaves out, as it does each test with the marker extended: they are the
-# dearest, most take more than four seconds of processor time with one set of parameters. Of what
-# some test (takeovers, failed starts, canaries, monitor) nothing else there tests the whole.
-EXTENDED = {
-    "tests/cli/test_config_process.py",
-    "tests/cli/test_doctor.py",
-    "tests/cli/test_doctor_canary.py",
-    "tests/cli/test_doctor_canary_options.py",
-    "tests/cli/test_many_endpoints.py",
-    "tests/native/test_mutations.py",
-    "tests/network/test_audit_maps.py",
-    "tests/network/test_auto_packet_path.py",
-    "tests/network/test_explain.py",
-    "tests/network/test_failed_start.py",
-    "tests/network/test_killed_amid_changes.py",
-    "tests/network/test_layout_upgrade.py",
-    "tests/network/test_lifecycle.py",
-    "tests/network/test_monitor.py",
-    "tests/network/test_netfilter_floods.py",
-    "tests/network/test_netfilter_operation.py",
-    "tests/network/test_packets_devices.py",
-    "tests/network/test_packets_setups.py",
-    "tests/network/test_packets_table.py",
-    "tests/network/test_policy_routes.py",
-    "tests/network/test_single_peer_endpoint.py",
-    "tests/network/test_socket_translation.py",
-    "tests/network/test_some_services.py",
-    "tests/network/test_survival.py",
-    "tests/network/test_takeover.py",
-    "tests/network/test_top.py",
-    "tests/simulation/test_mutations.py",
-    "tests/page/test_browser.py",
-    "tests/page/test_layout.py",
-}
+_MARKERS = tomllib.loads(Path(__file__).with_name("markers.toml").read_text())
+KINDS: dict[str, str] = _MARKERS["kinds"]
+SLOW, EXTENDED = frozenset(_MARKERS["slow"]), frozenset(_MARKERS["extended"])
 
 
 def kind(path: Path) -> str:
