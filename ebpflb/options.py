@@ -16,9 +16,7 @@ import msgspec
 
 from ebpflb.entries.flows import STREAM_AFTER
 from ebpflb.entries.services import Settings
-from ebpflb.model import addresses as map_sizes
-from ebpflb.model import annotations
-from ebpflb.model import nodes as node_readiness
+from ebpflb.model import addresses, annotations, nodes
 from ebpflb.model.addresses import Address, MapSizes, Network, host_port, parse_address
 from ebpflb.model.devices import PRIMARY, LocalDetector, check_pattern
 from ebpflb.model.nodes import FAST_FORWARDS, FORWARD_OFF, FORWARD_ON
@@ -168,7 +166,7 @@ def _show_local_api_server(found: tuple[Address, int] | None) -> str:
 
 
 def _parse_sizes(texts: tuple[str, ...]) -> MapSizes:
-    return map_sizes.parse_map_sizes(",".join(texts))
+    return addresses.parse_map_sizes(",".join(texts))
 
 
 def _parse_share(text: str) -> float:
@@ -425,12 +423,12 @@ class Options:
     map_sizes: MapSizes = option(
         (),
         "--map-size",
-        f"Other sizes of maps: {', '.join(map_sizes.SIZES)} (scale.md has the memory for"
+        f"Other sizes of maps: {', '.join(addresses.SIZES)} (scale.md has the memory for"
         " each). The flows of packets start empty.",
         metavar="NAME=ENTRIES,...",
         repeated=True,
         parse=_parse_sizes,
-        show=map_sizes.show,
+        show=addresses.show_map_sizes,
         chart="mapSizes",
         details="See [scale.md](scale.md#how-large-are-the-maps).",
     )
@@ -498,14 +496,14 @@ class Options:
         parse=_parse_listen_address,
         chart="readyzBindAddress",
     )
-    # One of node_readiness.KINDS.
+    # One of nodes.KINDS.
     node_readiness: str = option(
-        node_readiness.OFF,
+        nodes.OFF,
         "--node-readiness",
         "How the Node says in the API whether Services work there, so that no pods come before:"
-        f" by its condition {node_readiness.CONDITION_TYPE} (condition), or by removing its taint"
-        f" {node_readiness.TAINT_KEY} (taint).",
-        choices=node_readiness.KINDS,
+        f" by its condition {nodes.CONDITION_TYPE} (condition), or by removing its taint"
+        f" {nodes.TAINT_KEY} (taint).",
+        choices=nodes.KINDS,
         chart="nodeReadiness",
         details="See [no pods before Services work](node-readiness.md).",
     )

@@ -276,6 +276,6 @@ def parse_map_sizes(text: str) -> MapSizes:
     return tuple(sorted(found.items()))
 
 
-def show(sizes: MapSizes) -> str:
-    """The inverse of ``parse``."""
+def show_map_sizes(sizes: MapSizes) -> str:
+    """The inverse of ``parse_map_sizes``."""
     return ",".join(f"{name}={entries}" for name, entries in sizes)

@@ -229,7 +229,7 @@ def write_sizes(state: Path, sizes: MapSizes) -> None:
     if read_sizes(state) != sizes:
         (state / SIZES_LINK).unlink(missing_ok=True)
         if sizes:
-            (state / SIZES_LINK).symlink_to(addresses.show(sizes))
+            (state / SIZES_LINK).symlink_to(addresses.show_map_sizes(sizes))
 
 
 def read_sizes(state: Path) -> MapSizes:
@@ -426,7 +426,11 @@ class StateDir:
 
 def _suffix(sizes: MapSizes) -> str:
     """Return the suffix of the directories of maps with these sizes."""
-    return f"-{hashlib.sha256(addresses.show(sizes).encode()).hexdigest()[:8]}" if sizes else ""
+    return (
+        f"-{hashlib.sha256(addresses.show_map_sizes(sizes).encode()).hexdigest()[:8]}"
+        if sizes
+        else ""
+    )
 
 
 def _map_id(pin: Path) -> int:
