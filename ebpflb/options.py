@@ -17,7 +17,7 @@ import msgspec
 from ebpflb.entries.flows import STREAM_AFTER
 from ebpflb.entries.services import Settings
 from ebpflb.model import addresses, annotations, nodes
-from ebpflb.model.addresses import Address, MapSizes, Network, host_port, parse_address
+from ebpflb.model.addresses import Address, MapSizes, Network, host_port, parse_host_port
 from ebpflb.model.devices import PRIMARY, LocalDetector, check_pattern
 from ebpflb.model.nodes import FAST_FORWARDS, FORWARD_OFF, FORWARD_ON
 from ebpflb.model.packet_path import (
@@ -150,15 +150,13 @@ def _parse_api_server(text: str) -> str:
 
 
 def _parse_local_api_server(text: str) -> tuple[Address, int]:
-    host, _, port = text.rpartition(":")
     try:
-        address = parse_address(host.removeprefix("[").removesuffix("]"))
+        address, port = parse_host_port(text)
     except ValueError:
         address = None
-    number = int(port) if re.fullmatch("[0-9]{1,5}", port) else 0
-    if address is None or not address.is_loopback or not 1 <= number <= _LAST_PORT:
+    if address is None or not address.is_loopback:
         raise ValueError(f'"{text}" is not a loopback address and port such as 127.0.0.1:7445')
-    return address, number
+    return address, port
 
 
 def _show_local_api_server(found: tuple[Address, int] | None) -> str:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import yaml
 
-from ebpflb.model.addresses import Address, Duration, parse_address
+from ebpflb.model.addresses import Duration, parse_address
 
 API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
 KIND = "KubeProxyConfiguration"
@@ -208,7 +208,6 @@ _LISTENING = {
     "metricsBindAddress": ("127.0.0.1", "::1", METRICS_PORT),
 }
 LISTEN_FIELDS = tuple(_LISTENING)
-_PORTS = range(1, 1 << 16)
 
 
 def complete_listen_address(
@@ -233,14 +232,3 @@ def with_port(text: str, port: int) -> str:
     except ValueError:
         return text
     return f"[{text}]:{port}" if address.version == 6 else f"{text}:{port}"
-
-
-def parse_listen_address(text: str) -> tuple[Address, int]:
-    """Parse ADDRESS:PORT or [ADDRESS]:PORT. Raises ValueError, with a message for the operator."""
-    host, colon, port = text.rpartition(":")
-    is_bracketed = host.startswith("[") and host.endswith("]")
-    if not colon or (":" in host and not is_bracketed):
-        raise ValueError(f'"{text}" is not ADDRESS:PORT such as 0.0.0.0:10256')
-    if not (port.isascii() and port.isdigit() and int(port) in _PORTS):
-        raise ValueError(f'"{port}" is not a port from {_PORTS[0]} to {_PORTS[-1]}')
-    return parse_address(host[1:-1] if is_bracketed else host), int(port)

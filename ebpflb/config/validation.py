@@ -15,7 +15,14 @@ from ebpflb.config import fields
 from ebpflb.config.fields import KubeProxyConfiguration, join_path, value_at
 from ebpflb.errors import ConfigurationError
 from ebpflb.model import devices
-from ebpflb.model.addresses import Family, Network, family, parse_address, parse_network
+from ebpflb.model.addresses import (
+    Family,
+    Network,
+    family,
+    parse_address,
+    parse_host_port,
+    parse_network,
+)
 from ebpflb.model.devices import LocalMode
 
 log = logging.getLogger(__name__)
@@ -97,7 +104,7 @@ def _numbers(config: KubeProxyConfiguration) -> Iterator[FieldError]:
 
 def _addresses(config: KubeProxyConfiguration) -> Iterator[FieldError]:
     parsers: dict[str, Callable[[str], object]] = {"bindAddress": parse_address}
-    parsers |= dict.fromkeys(fields.LISTEN_FIELDS, fields.parse_listen_address)
+    parsers |= dict.fromkeys(fields.LISTEN_FIELDS, parse_host_port)
     for path, parse in parsers.items():
         text = value_at(config, path)
         try:

@@ -39,6 +39,7 @@ _SPECIAL: dict[str, Callable[[Address], bool]] = {
     "a link-local address": lambda address: address.is_link_local,
     "a multicast address": lambda address: address.is_multicast,
 }
+PORTS = range(1, 1 << 16)
 _MAPPED_PREFIX = 96  # ::ffff:10.0.0.0/104 is 10.0.0.0/8
 
 
@@ -53,6 +54,17 @@ def family(value: Address | Network) -> Family:
 
 def host_port(address: Address, port: int) -> str:
     return f"[{address!s}]:{port}" if address.version == 6 else f"{address!s}:{port}"
+
+
+def parse_host_port(text: str) -> tuple[Address, int]:
+    """Parse ADDRESS:PORT or [ADDRESS]:PORT. Raises ValueError, with a message for the operator."""
+    host, colon, port = text.rpartition(":")
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or (":" in host and not is_bracketed):
+        raise ValueError(f'"{text}" is not ADDRESS:PORT such as 0.0.0.0:10256')
+    if not (port.isascii() and port.isdigit() and int(port) in PORTS):
+        raise ValueError(f'"{port}" is not a port from {PORTS[0]} to {PORTS[-1]}')
+    return parse_address(host[1:-1] if is_bracketed else host), int(port)
 
 
 def parse_address(text: str, wanted: Family | None = None) -> Address:

@@ -214,7 +214,7 @@ def _port_warnings(ports: Iterable[objects.SlicePort]) -> Iterator[str]:
         if port.name is None:
             yield f"ports[{index}].name: missing, so this port is not served"
         if port.port:
-            objects.within(f"ports[{index}].port", port.port, objects.PORTS)
+            objects.within(f"ports[{index}].port", port.port, addresses.PORTS)
         else:
             yield f"ports[{index}].port: missing, so this port is not served"
 

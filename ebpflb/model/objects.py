@@ -200,7 +200,6 @@ Object = Service | EndpointSlice | Node | ServiceCIDR
 #
 # kube-proxy relies on the API server's validation, but manifests skip it.
 
-PORTS = range(1, 1 << 16)
 LONGEST_LABEL = 63  # characters (RFC 1123)
 
 _Meaning = TypeVar("_Meaning")

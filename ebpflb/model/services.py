@@ -615,9 +615,9 @@ def _ports(
     checked: dict[tuple[str, Protocol], objects.ServicePortSpec] = {}
     for index, port in enumerate(_first(spec.ports or (), MOST_PORTS, "spec.ports", warnings)):
         field = f"spec.ports[{index}]"
-        objects.within(f"{field}.port", port.port, objects.PORTS)
+        objects.within(f"{field}.port", port.port, addresses.PORTS)
         if port.node_port:
-            objects.within(f"{field}.nodePort", port.node_port, objects.PORTS)
+            objects.within(f"{field}.nodePort", port.node_port, addresses.PORTS)
         elif spec.type == "NodePort":
             warnings.append(f"{field}.nodePort: missing, so it has none: a manifest must name it")
         protocol = objects.one_of(f"{field}.protocol", port.protocol, PROTOCOLS)
@@ -704,7 +704,7 @@ def _health_check_node_port(spec: objects.ServiceSpec) -> int:
     port = spec.health_check_node_port
     if not port or spec.type != "LoadBalancer" or not _is_external_local(spec):
         return 0
-    return objects.within("spec.healthCheckNodePort", port, objects.PORTS)
+    return objects.within("spec.healthCheckNodePort", port, addresses.PORTS)
 
 
 def likely_service(wanted: str, known: Iterable[str]) -> str:
