@@ -10,6 +10,7 @@ services         one Service -> its service ports, per family     (kube-proxy.md
 endpoint_slices  an EndpointSlice as it is stored, read once      (kube-proxy.md 2)
 endpoints        the EndpointSlices of a Service -> its endpoints (kube-proxy.md 2)
 endpoint_health  which endpoints are set aside, by what clients on this node have seen
+facts            what this node observes, and what each fact changes in the plan
 route_sources    the destinations for which the kernel is asked for its source address
 
 annotations      the annotations of ebpflb, and warnings about them
