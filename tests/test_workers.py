@@ -88,7 +88,7 @@ def test_no_turn_is_taken_early() -> None:
 
 
 def test_it_stops_while_nothing_is_due_and_before_it_was_started() -> None:
-    """Neither waits."""
+    """Neither stop waits."""
     Counting().stop()
     worker = Counting()
     worker.start()

@@ -15,9 +15,8 @@ from tests.agent.told import EVERYTHING
 
 @pytest.fixture
 def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
-    """Not yet started; ended with the test.
-
-    Nothing is looked for or made in this machine's own network namespace.
+    """Return an agent that is not started yet, and end it with the test. It looks for nothing and
+    makes nothing in this machine's own network namespace.
     """
     reserved = tmp_path / "reserved"
     reserved.write_text("\n")

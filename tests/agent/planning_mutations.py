@@ -24,7 +24,7 @@ def in_steps(patched: pytest.MonkeyPatch) -> None:
 
 
 def in_the_plan(patched: pytest.MonkeyPatch) -> None:
-    """After a part of it was made."""
+    """Planning raises an exception after it has made a part of the plan."""
     count = Planner._count  # noqa: SLF001
 
     def failing(planner: Planner, name: PortName, *entries: Any) -> None:

@@ -23,7 +23,9 @@ IPS = "10.1.0.1", "10.1.0.2", "10.1.0.3"
 
 
 class Watched(EndpointWatch):
-    """Without a program; ``counted``: what the next turn reads, if it is not None."""
+    """An agent's part without a program; ``counted``: what the next turn reads, if it is
+    not None.
+    """
 
     counted: tuple[Outcome, ...] | None = None
 

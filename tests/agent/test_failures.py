@@ -33,7 +33,9 @@ def test_events_after_a_failed_write(serving: Harness, monkeypatch: pytest.Monke
 
 
 def test_maps_cannot_be_read(serving: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither written nor then read: the agent says both, each once, and tries until it can."""
+    """If the maps can be neither written nor read, the agent logs both once, and tries until it
+    can.
+    """
     serving.datapath.failures, serving.datapath.unreadable = [FULL], [UNREADABLE] * 2
     serving.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.9")))
     serving.wait_for(lambda status: not status.sync_error)

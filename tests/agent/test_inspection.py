@@ -51,7 +51,7 @@ def names(asked: Handler, *patterns: str, **query: object) -> list[str]:
 
 
 def test_page(asked: Handler) -> None:
-    """One Service, as it is planned now."""
+    """The page shows one Service as it is planned now."""
     response = get(asked, "/v1/service", {"namespace": "default", "name": "web"})
     page = msgspec.json.decode(response.body, type=ServicePage)
     assert (response.status, page.service, page.notes) == (200, "default/web", [])
@@ -59,7 +59,7 @@ def test_page(asked: Handler) -> None:
 
 
 def test_list(asked: Handler) -> None:
-    """By name, by pattern, and part by part."""
+    """Services are listed by name, by pattern, and part by part."""
     assert names(asked) == ["default/api", "default/db", "default/web"]
     assert names(asked, "*/w*", "default/a?i") == ["default/api", "default/web"]
     assert names(asked, "other/*") == []

@@ -37,7 +37,7 @@ def test_waits_for_every_list(harness: Harness) -> None:
 
 
 def test_in_force_after_written(serving: Harness) -> None:
-    """One plan for all that was listed, then the programs are put in force, once."""
+    """All that was listed becomes one plan; then the programs are put in force, once."""
     assert len(serving.datapath.plans) == 1
     assert serving.datapath.attached == [serving.options.cgroup]
     serving.send(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.1")))
@@ -111,7 +111,7 @@ def test_not_programmed(harness: Harness, caplog: pytest.LogCaptureFixture) -> N
 def test_a_frontend_that_is_claimed_again_and_again_fills_no_log(
     harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By a Service that comes and goes: 25 lines."""
+    """A Service that comes and goes causes 25 lines."""
     harness.start()
     harness.send(*EVERYTHING)
     rival = service("rival", "10.96.0.1")

@@ -63,7 +63,7 @@ class Node:
         call.answer()
 
     def require_own_programs(self) -> None:
-        """They are in force."""
+        """Check that the agent's own programs are in force."""
 
     def exchange(self, others: object) -> None:
         if self.error:

@@ -55,7 +55,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def maps() -> Iterator[dict[str, Map]]:
-    """With two backends."""
+    """Return maps with two backends."""
     read = "backend_slots", "slots", "udp_choices", "services", "tcp_flows", "other_flows"
     with small_maps(read) as made:
         put(made, WEB, DNS)

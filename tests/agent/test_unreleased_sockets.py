@@ -79,7 +79,9 @@ def known(maps: dict[str, Map]) -> set[int]:
 def test_gone_sockets_are_forgotten(
     maps: dict[str, Map], sweeper: UnreleasedSockets, opened: ExitStack
 ) -> None:
-    """One that the kernel lists in neither of two sweeps is forgotten, and counts as closed."""
+    """A socket that the kernel lists in neither of two sweeps is forgotten, and counts as
+    closed.
+    """
     netns, alive = own_netns(), set()
     listening = opened.enter_context(socket.create_server((str(HERE), 0)))
     for protocol, kind in ((6, socket.SOCK_STREAM), (17, socket.SOCK_DGRAM)):
@@ -99,7 +101,7 @@ def test_gone_sockets_are_forgotten(
 
 
 def test_namespace_that_is_gone(maps: dict[str, Map], sweeper: UnreleasedSockets) -> None:
-    """One that was entered once and is no longer there has no sockets."""
+    """A namespace that was entered once and is no longer there has no sockets."""
     remember(maps, 1, 6, own_netns())
     sweeper.sweep()
     sweeper.each_namespace = lambda _: iter(())

@@ -55,7 +55,7 @@ class Kernel:
 
 
 def worker_of(canary: Canary, kernel: Kernel) -> UplinkCanary:
-    """One that watches this network namespace, and whose calls are answered at once."""
+    """Return a worker that watches this network namespace, and whose calls are answered at once."""
     of_loop: Any = canary
     return UplinkCanary(lambda do: do(), of_loop, of_loop, kernel.probe)
 

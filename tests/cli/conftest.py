@@ -110,7 +110,7 @@ def nowhere(tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def bpffs(tmp_path: Path) -> Iterator[Path]:
-    """One that has no state directory yet."""
+    """Return a bpffs that has no state directory yet."""
     folder = tmp_path / "bpffs"
     folder.mkdir()
     subprocess.run(["mount", "-t", "bpf", "bpf", str(folder)], check=True)

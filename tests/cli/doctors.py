@@ -22,7 +22,7 @@ RANGES = ("10.96.0.0/16", "fd00:96::/112")
 
 @contextmanager
 def published(folder: Path, *options: str, engine: Engine = Engine.FLOWS) -> Iterator[Cluster]:
-    """One whose agent has Services of both families, and their ranges."""
+    """Yield a cluster whose agent has Services of both families, and their ranges."""
     with running(folder, *options, engine=engine) as made:
         backends = list(map(endpoint, made.web))
         services = web(*backends, v6=[endpoint(it, v6=True) for it in made.web], nodeport=NODEPORT)

@@ -106,7 +106,9 @@ def test_runs(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
 
 
 def test_answers(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None:
-    """One that is not seen but answers is refused by its port; ebpflb's own answer is none."""
+    """An agent that is not seen but answers is refused by its port; ebpflb's own answer does not
+    count.
+    """
     load_nft()
     with answering.answer("iptables"):
         done = ebpflb("cleanup", "--kube-proxy", *nowhere)

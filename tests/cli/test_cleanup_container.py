@@ -16,7 +16,7 @@ FINDS = "from pathlib import Path; from ebpflb.kernel.attach.cgroup_links import
 
 
 def in_a_container(script: str) -> "subprocess.CompletedProcess[str]":
-    """In a mount namespace of its own, and in a network namespace where nothing is reserved."""
+    """Run in a mount namespace of its own, and in a network namespace without reserved ports."""
     command = ["unshare", "--mount", "--net", "bash", "-euc", script]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 

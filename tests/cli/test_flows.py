@@ -55,7 +55,9 @@ def pins(maps: dict[str, Map]) -> list[str]:
 
 
 def test_columns(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
-    """By default: who is connected by what to whom. -o name identifies each flow in a word."""
+    """By default the columns say who is connected to whom. -o name identifies each flow in
+    a word.
+    """
     done = ebpflb("flows", "list", *pins)
     lines = done.out.splitlines()
     assert lines[0].split() == ["PROTOCOL", "STATE", "CLIENT", "FRONTEND", "BACKEND"]

@@ -89,7 +89,7 @@ def test_files(ebpflb: Ebpflb, paths: Paths, make: Callable[[Path], None]) -> No
 def test_a_status_that_is_none_is_named(
     ebpflb: Ebpflb, paths: Paths, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By the command that needs it."""
+    """The command that needs the status names the file."""
     paths.status_file.write_text("{")
     ebpflb("status", "--state-dir", paths.state, "--run-dir", paths.run)
     (said,) = caplog.messages

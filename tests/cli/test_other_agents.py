@@ -29,7 +29,7 @@ def published(cluster: Cluster) -> None:
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """Where no one listens yet."""
+    """Return a run directory where no agent listens yet."""
     made = tmp_path / "run"
     made.mkdir()
     return made

@@ -168,7 +168,7 @@ def test_control_characters(ebpflb: Ebpflb, where: list[str]) -> None:
 
 
 def test_without_an_agent(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
-    """One line says what answers instead."""
+    """Without an agent one line says what answers instead."""
     cluster.agent.stop()
     try:
         listed = ebpflb("services", "list", *where)

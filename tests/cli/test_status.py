@@ -97,7 +97,7 @@ def test_kube_proxy_is_not_to_be_seen(
 
 @contextmanager
 def on_the_node(cluster: Cluster) -> Iterator[None]:
-    """In its network namespace."""
+    """Run in the node's network namespace."""
     netns.pushns(cluster.node.netns)
     try:
         yield

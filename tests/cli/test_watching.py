@@ -24,7 +24,7 @@ def published(cluster: Cluster) -> None:
 
 @contextmanager
 def watching(cluster: Cluster, shown: Path, *words: str) -> Iterator[None]:
-    """On the node; ends with Ctrl-C, as which exit status 0 counts."""
+    """Watch on the node; Ctrl-C ends it, as which exit status 0 counts."""
     # A shell that starts the tests in the background has SIGINT ignored.
     command = ["env", "--default-signal=INT", sys.executable, "-m", "ebpflb", *words]
     watch = [*cluster.node.enter, *command, "--watch", "0.1"]
@@ -69,7 +69,7 @@ def test_status(tmp_path: Path, cluster: Cluster, where: list[str]) -> None:
 
 
 def test_an_error_ends_it(ebpflb: Ebpflb) -> None:
-    """One line, and no second look."""
+    """An error prints one line, and there is no second look."""
     done = ebpflb("flows", "list", "--watch", "--state-dir", NEVER)
     assert (done.status, done.out) == (1, "")
     assert len(done.err.splitlines()) == 1

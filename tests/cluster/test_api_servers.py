@@ -182,7 +182,9 @@ def test_a_watch_outlives_the_patience_for_a_connection(
 def test_those_that_the_cluster_names_are_verified(
     tmp_path: Path, names: str, tls_server_name: str | None, is_accepted: bool
 ) -> None:
-    """By their address, or by the name that the kubeconfig has for all of them."""
+    """Their certificates are verified by their address, or by the kubeconfig's name for all of
+    them.
+    """
     certificate = self_signed(tmp_path, names)
     with FakeApiServer(certificate=certificate) as gone:
         pass

@@ -75,7 +75,7 @@ def leaving(two: Topology, **policy: str) -> list[Manifest]:
 
 
 def second_slice(two: Topology, pod: Host, **conditions: bool) -> list[Manifest]:
-    """One more slice of each family for the Service "web"."""
+    """Return another slice of each family for the Service "web"."""
     ports = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
     return [
         manifests.endpoint_slice(

@@ -198,7 +198,9 @@ def test_others_are_not_concerned(policy: Policy) -> None:
 
 
 def test_rights_and_policy_only_if_asked_for() -> None:
-    """By default an agent may change no Node; with the condition, or the taint, one part of it."""
+    """By default an agent may change no Node; with the condition or the taint it may change one
+    part.
+    """
     plain, condition, taint = helm.render(
         {}, {"nodeReadiness": "condition"}, {"nodeReadiness": "taint"}
     )

@@ -81,7 +81,7 @@ def test_the_base_is_named_by_digest_and_every_stage_comes_from_it() -> None:
 
 
 def renew_base(folder: Path, digest: str) -> "subprocess.CompletedProcess[str]":
-    """In a copy, with a skopeo that says this."""
+    """Renew the base in a copy, with a skopeo that prints this."""
     for name in ("Dockerfile", "renew-base"):
         shutil.copy(DOCKERFILE.with_name(name), folder)
     skopeo = folder / "skopeo"
@@ -116,8 +116,8 @@ echo "$*" >>{folder}/asked
 def build(
     folder: Path, *words: str, size: str, base: str = "", **more: str
 ) -> "subprocess.CompletedProcess[str]":
-    """With a docker that has no engine, and a podman that makes an image of this size, from a copy
-    of the recipe with a wheel.
+    """Build with a docker that has no engine, and a podman that makes an image of this size, from a
+    copy of the recipe with a wheel.
     """
     image = folder / "deploy/image"
     if not image.exists():
@@ -139,7 +139,7 @@ def build(
 
 
 def test_an_image_of_150_mb_is_built(tmp_path: Path) -> None:
-    """By the engine that works, under the chart's name, from the base that was asked for."""
+    """The engine that works builds it, under the chart's name, from the base that was asked for."""
     done = build(tmp_path, size="150 MB", base="localhost/debian:bookworm-slim")
     assert done.returncode == 0, done.stderr
     asked = (tmp_path / "asked").read_text()

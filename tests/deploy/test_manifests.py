@@ -70,7 +70,9 @@ def test_schema(version: str, variants: list[list[Object]], validator: Any) -> N
 
 
 def check(it: Object) -> None:
-    """By the schema of the Prometheus operator's CRD, which here is a type. Raises ValueError."""
+    """Check by the schema of the Prometheus operator's CRD, which is a type here. Raises
+    ValueError.
+    """
     from cloudcoil.models.prometheus_operator import v1 as operators  # takes seconds
 
     read = getattr(operators, it["kind"]).model_validate(it)

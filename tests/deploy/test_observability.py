@@ -167,7 +167,7 @@ def anchor(heading: str) -> str:
 
 
 def test_the_runbook_has_no_other_alerts() -> None:
-    """One that was renamed or removed is not described any more."""
+    """The runbook does not describe alerts that were renamed or removed."""
     names = re.findall(r"^### (.*)$", RUNBOOK.split("\n## Alerts\n")[1], re.M)
     links = [rule["annotations"]["runbook_url"].partition("#")[2] for rule in ALERTS]
     assert [name.lower() for name in names] == [each for each in links if each.startswith("ebpflb")]

@@ -84,7 +84,7 @@ def limited_to(rights: Rights, folder: Path) -> list[str]:
 
 
 class Confined(Cluster):
-    """With a client outside, whose packets alone are seen."""
+    """A cluster with a client outside, whose packets alone are seen."""
 
     def __init__(self, lab: Lab, folder: Path, *options: str) -> None:
         super().__init__(lab, folder, *options)

@@ -23,7 +23,7 @@ def steps(workflow: Path) -> list[dict[str, Any]]:
 
 @every_workflow
 def test_every_action_and_image_is_pinned(workflow: Path) -> None:
-    """By digest; of an action a comment has the version."""
+    """They are pinned by digest; a comment has the version of an action."""
     text = workflow.read_text()
     uses = re.findall(r"\buses: (.*)", text)
     assert len(uses) == sum("uses" in step for step in steps(workflow))

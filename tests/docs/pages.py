@@ -27,7 +27,7 @@ class Link(NamedTuple):
 
 
 def name(page: Path) -> str:
-    """From the root of the repository."""
+    """Return the name of a page from the root of the repository."""
     return str(page.relative_to(ROOT))
 
 

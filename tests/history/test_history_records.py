@@ -164,7 +164,7 @@ def test_damaged_lines_are_named(tmp_path: Path) -> None:
 def test_what_lies_in_its_place(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither the agent nor a reader waits for it or follows it; it is named."""
+    """Neither the agent nor a reader waits for such a file or follows it; it is named."""
     node = Node(tmp_path)
     node.history.start()
     os.replace(node.paths.history_file, tmp_path / "state.history.1")

@@ -28,7 +28,7 @@ ARRAYS = ("slots", "backend_slots")
 
 @pytest.fixture(scope="module")
 def maps() -> Iterator[dict[str, Map]]:
-    """Not pinned."""
+    """Return maps that are not pinned."""
     made = {n: bpf_map.open_map(s, state_dir.create_map(s)) for n, s in layout.MAPS.items()}
     yield made
     for each in made.values():
@@ -141,7 +141,7 @@ def test_any_content_of_the_maps(
 def test_out_of_range_content_is_named(
     maps: dict[str, Map], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By its map and key, in one line."""
+    """One line names its map and key."""
     start(maps)
     assert not caplog.messages
     key, value = next(iter(maps["services"].items()))

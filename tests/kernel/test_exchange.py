@@ -53,7 +53,7 @@ def ids(programs: list[Program]) -> set[int]:
 
 
 def in_force(datapath: Datapath) -> set[int]:
-    """At the hooks of the cgroup."""
+    """Return the programs at the hooks of the cgroup."""
     return set(cgroup_links.attached(datapath.state).values())
 
 

@@ -85,7 +85,7 @@ BAD_RUNS = {
 
 @pytest.mark.parametrize(("script", "said"), BAD_RUNS.values(), ids=BAD_RUNS)
 def test_a_run_that_proves_nothing_is_named(boot: Boot, script: str, said: str) -> None:
-    """By what it left, with the last words of its console or output."""
+    """Its traces and the last words of its console or output name it."""
     assert verdict(boot(script)).startswith(said)
 
 

@@ -240,7 +240,7 @@ class FakeApiServer:
         handler.send(201, json.dumps(object).encode())
 
     def _get(self, request: Request, handler: Handler) -> None:
-        """One object without a namespace."""
+        """Answer with one object without a namespace."""
         found = self._collections[request.kind].objects.get(("", request.query["name"]))
         if found is None:
             handler.refuse(404, f"{request.query['name']} is not here", reason="NotFound")

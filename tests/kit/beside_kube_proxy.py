@@ -70,7 +70,7 @@ class BesideKubeProxy(LabCluster):
     def flood(
         self, node: Host, count: int, first: str = FIRST, source_port: int = flood.SOURCE_PORT
     ) -> None:
-        """One SYN to the node's NodePort from each of so many forged addresses."""
+        """Send a SYN to the node's NodePort from each of ``count`` forged addresses."""
         words = (node.v4, str(NODEPORT), first, str(count), str(source_port))
         assert self.lab.keep(self.outside.python(_FLOOD, "many", *words)).wait() == 0
 

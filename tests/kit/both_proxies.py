@@ -33,7 +33,9 @@ _ports = cycle(range(10_000, 30_000))
 
 
 def udp(sockets: Sockets, host: str, port: int = PORT) -> requests.Answer:
-    """From a port that no request had before: the flow of an earlier one keeps its backend."""
+    """Ask from a port that no request had before, because the flow of an earlier one keeps its
+    backend.
+    """
     with requests.udp_socket(sockets, host) as client:
         client.bind(("::" if ":" in host else "0.0.0.0", next(_ports)))
         return requests.exchange(client, host, port)
@@ -73,9 +75,9 @@ class Both(Cluster):
         endpoints: Sequence[Host] | None = None,
         **more: Any,
     ) -> list[Any]:
-        """In a namespace of its own name; with web-1 and web-2 unless ``endpoints`` are given.
-
-        Web-3 is listed and not ready, so nothing is reset where a Service goes over, or back.
+        """Return a Service in a namespace of its own name, with web-1 and web-2 unless
+        ``endpoints`` are given. Web-3 is listed and not ready, so no connection is reset where a
+        Service goes over, or back.
         """
         named = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
         ports = [{**port, "port": PORT, "nodePort": nodeport} for port in named]

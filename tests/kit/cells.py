@@ -101,7 +101,7 @@ def services(two: Topology, *pods: Host) -> list[list[Manifest]]:
 
 
 def at(two: Topology, number: int, kind: str, *, v6: bool) -> Where:
-    """Where the service of this number is asked by a kind of frontend."""
+    """Return the place where the service of this number is asked by a kind of frontend."""
     if kind == "loopback":
         return ("::1" if v6 else "127.0.0.1"), Frontends(number).nodeport
     kind, _, more = kind.partition("+")

@@ -42,7 +42,7 @@ class Cluster(LabCluster):
 
 
 class ServingOutside(Cluster):
-    """With a client "outside", who asks the node's NodePort."""
+    """A cluster with a client "outside", which asks the node's NodePort."""
 
     def __init__(
         self,

@@ -25,7 +25,9 @@ def checksum(words: bytes) -> int:
 def packet(
     source: bytes, destination: bytes, ports: tuple[int, int], flags: int, seq: int
 ) -> bytes:
-    """With an IPv4 header whose length, id and checksum the kernel fills in (raw(7)), or IPv6's."""
+    """Return a packet with an IPv4 header whose length, id and checksum the kernel fills in
+    (raw(7)), or with IPv6's.
+    """
 
     def header(check: int) -> bytes:
         return struct.pack("!HHIIBBHHH", *ports, seq, 0, 5 << 4, flags, 64240, check, 0)
@@ -34,7 +36,7 @@ def packet(
 
 
 def datagram(source: bytes, destination: bytes, ports: tuple[int, int]) -> bytes:
-    """One that asks for an answer."""
+    """Return a datagram that asks for an answer."""
 
     def header(check: int) -> bytes:
         return struct.pack("!HHHH", *ports, 10, check) + b"?\n"

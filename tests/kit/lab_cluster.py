@@ -138,7 +138,7 @@ class LabCluster:
         agent.start()
 
     def close_maps(self) -> None:
-        """To be called when the maps have been pinned again."""
+        """Close the maps. Call this when they have been pinned again."""
         for maps in self._maps.values():
             for opened in maps.values():
                 opened.close()
@@ -206,7 +206,7 @@ Made = TypeVar("Made", bound=LabCluster)
 
 
 def new_lab() -> Lab:
-    """One that disturbs no other lab of this process."""
+    """Return a lab that disturbs no other lab of this process."""
     return Lab(f"{PREFIX}-{next(_numbers)}")
 
 

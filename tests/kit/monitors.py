@@ -67,7 +67,7 @@ class MonitorProcess:
 
 @contextmanager
 def watching(agent: LabAgent, folder: Path, *words: str) -> Iterator[MonitorProcess]:
-    """One that watches, and is killed in the end if it still does."""
+    """Start a monitor; it is killed in the end if it still watches."""
     monitor = MonitorProcess(agent, folder, *(words or ("-o", "json")))
     try:
         yield monitor.begun()
@@ -82,7 +82,7 @@ def runs(agent: LabAgent) -> bool:
 
 
 def is_monitored(agent: LabAgent) -> bool:
-    """By its status."""
+    """Whether the agent's status says that it is monitored."""
     found = status.read(agent.paths)
     return bool(found and found.monitor)
 
@@ -120,7 +120,7 @@ def _of_filters(agent: LabAgent, state: StateDir) -> dict[str, int]:
 
 
 def _ids(state: StateDir, index: int) -> dict[str, int]:
-    """By their links alone: this process is in another network namespace."""
+    """Return the ids of programs by their links: this process is in another network namespace."""
     found = {}
     for hook in ("ingress", "egress"):
         fd = bpf.get(str(state.devices_directory / f"{index}-{hook}"))

@@ -139,6 +139,6 @@ class TwoPlaces(PolicyRouted):
         return made
 
     def to(self, name: str, port: int, *, v6: bool) -> tuple[str, int]:
-        """Where a client reaches this port of the pod's service."""
+        """Return the address and port where a client reaches this port of the pod's service."""
         nodeport = 30200 if name == "there" else 30100
         return (self.node.v6 if v6 else self.node.v4), nodeport + port

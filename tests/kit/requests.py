@@ -74,7 +74,7 @@ def mptcp(sockets: Sockets, host: str, port: int = PORT) -> Answer:
 
 
 def udp(sockets: Sockets, host: str, port: int = PORT) -> Answer:
-    """From an unconnected socket: the peer is what recvfrom returns."""
+    """Ask from an unconnected socket: the peer is what recvfrom returns."""
     with udp_socket(sockets, host) as client:
         return exchange(client, host, port)
 
@@ -89,7 +89,7 @@ def connected_udp(sockets: Sockets, host: str, port: int = PORT) -> Answer:
 
 
 def exchange(client: Socket, host: str, port: int = PORT) -> Answer:
-    """One datagram from an unconnected socket, and its answer."""
+    """Send a datagram from an unconnected socket; return its answer."""
     client.sendto(b"?", (host, port))
     return receive(client)
 

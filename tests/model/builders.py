@@ -37,7 +37,7 @@ def service(
 
 
 def annotated(name: str, text: str | None) -> dict[str, str]:
-    """One annotation, or none where there is no text."""
+    """Return the annotation, or none if there is no text."""
     return {} if text is None else {name: text}
 
 

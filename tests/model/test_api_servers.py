@@ -103,7 +103,7 @@ def test_all_is_off_unless_it_is_chosen() -> None:
 
 
 def test_their_health_is_watched_if_they_are_kept() -> None:
-    """By default, and of this Service alone; its annotation says otherwise."""
+    """This is the default of this Service alone; its annotation says otherwise."""
     made = serving()
     made.apply(changed(manifests.service("web", ["10.96.0.2"], PORTS)))
     health = {key: {port.endpoint_health for port in its} for key, its in made.services.items()}

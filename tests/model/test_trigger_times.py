@@ -23,7 +23,7 @@ def triggers() -> TriggerTimes:
 
 
 def seconds(times: dict[Family, list[float]]) -> dict[Family, list[int]]:
-    """After the start."""
+    """Return the seconds after the start."""
     return {family: sorted(int(each - SINCE) for each in found) for family, found in times.items()}
 
 

@@ -82,7 +82,7 @@ SOURCES = (Path(__file__), SOURCE, *layout.SOURCES.rglob("*.[ch]"))
 
 @cache
 def folder() -> Path:
-    """Where what is built from the sources as they are now is kept."""
+    """Return the folder for what is built from the present sources."""
     digest = hashlib.sha256()
     for path in sorted(SOURCES):
         digest.update(path.read_bytes())

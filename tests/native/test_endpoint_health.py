@@ -75,7 +75,7 @@ def test_three_clients_that_reached_the_service_count(node: NativeNode) -> None:
 
 
 def test_a_client_fails_once_until_it_reaches_the_service_again(node: NativeNode) -> None:
-    """By any of its backends; one that never has reached it says nothing."""
+    """Any backend of the service counts; the failures of a client that never reached it do not."""
     node.publish(1, [WEB], cluster=[ONE])
     is_refused(connecting(node, POD))
     assert counted(node) is None

@@ -24,7 +24,7 @@ both = pytest.mark.parametrize("packet", [SEGMENT, DATAGRAM], ids=["tcp", "udp"]
 
 @pytest.fixture
 def node(node: NativeNode) -> NativeNode:
-    """With two Services, each with a backend, at the begin of an epoch."""
+    """Return a node with two Services, each with a backend, at the begin of an epoch."""
     node.publish(1, {}, cluster=[WEB])
     node.publish(2, {}, cluster=[DNS])
     node.kernel.now = 1000 * EPOCH[SEGMENT]
@@ -95,7 +95,9 @@ def test_two_cpus_write_at_once(node: NativeNode, packet: Tuple) -> None:
 
 
 def test_segments_are_remembered_while_they_come(node: NativeNode) -> None:
-    """One in each epoch is enough; after a whole epoch without any the choice is forgotten."""
+    """A segment in each epoch is enough; after a whole epoch without any the choice is
+    forgotten.
+    """
     chosen = remember(node, SEGMENT, 1, WEB)
     for _ in range(3):
         node.kernel.now += EPOCH[SEGMENT]

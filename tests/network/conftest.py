@@ -99,6 +99,6 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BesideKubeProxy]
 
 @pytest.fixture
 def pair(pairs: BesideKubeProxy) -> BesideKubeProxy:
-    """With empty tables."""
+    """Yield two nodes with empty tables."""
     pairs.forget()
     return pairs

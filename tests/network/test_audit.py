@@ -40,7 +40,7 @@ def mount(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, bpffs: Path) -> Iterator[Cluster]:
-    """One whose agent compares five times a second, and pins in that bpffs."""
+    """Yield a cluster whose agent compares five times a second, and pins in that bpffs."""
     folder = tmp_path_factory.mktemp("cluster")
     with new_lab() as lab:
         made = Cluster(lab, folder, "--iptables-sync-period=200ms")

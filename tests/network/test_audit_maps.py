@@ -41,9 +41,8 @@ NOT_PLANNED = {
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One whose maps are compared every 80 ms, with an entry in each of them.
-
-    There are few ids of backends, because each is looked up.
+    """Yield a cluster whose maps are compared every 80 ms, with an entry in each of them. There are
+    few ids of backends, because each is looked up.
     """
     options = "--iptables-sync-period=20ms", f"--map-size=backends={IDS}"
     with running(tmp_path_factory.mktemp("c"), *options) as made:
@@ -161,7 +160,7 @@ def test_an_entry_that_others_change_is_corrected(
 
 
 def slot(maps: Maps) -> tuple[int, Any]:
-    """One that names another address would send clients there."""
+    """Return a slot; one that names another address would send clients there."""
     block = next(s.block for s in content(maps, "services").values() if s.slots)
     return block.base, maps["slots"].get(block.base)._replace(address=UNPLANNED)
 

@@ -54,7 +54,7 @@ class Auto(LabCluster):
         self.node.ip(f"link set veth11 type bridge_slave hairpin {mode}")
 
     def pod(self, name: str, number: int) -> Host:
-        """One that serves, and that the hooks do not see."""
+        """Return a pod that serves, and that the hooks do not see."""
         pod = self.lab.pod(self.node, name, number, hooked=False)
         self.start_program(pod, "serve", name, str(TARGET))
         self.pods.append(pod)

@@ -24,7 +24,7 @@ WAYS = {"silent": "drop", "refuses": "reject with tcp reset"}
 
 
 class Watched(Cluster):
-    """With three clients in pods, whose sockets the hooks see or not."""
+    """A cluster with three clients in pods, whose sockets the hooks see or not."""
 
     def __init__(self, lab: Lab, folder: Path, engine: Engine, *, hooked: bool) -> None:
         options = "--endpoint-health", "passive", *CLUSTER_CIDR

@@ -39,12 +39,14 @@ class Said:
         return json.loads(self.out)
 
     def chances(self) -> dict[str, float]:
-        """By pod."""
+        """Return the chances by pod."""
         return {it["pod"]: it["chance"] for it in self.data["endpoints"] if it["chance"]}
 
 
 def ask(cluster: Cluster, *words: str, output: str = "json", netns: str | None = None) -> Said:
-    """From elsewhere than the node, unless the kernel names no network namespace (before 5.14)."""
+    """Ask from elsewhere than the node, unless the kernel names no network namespace
+    (before 5.14).
+    """
     if namespaces.cookie(namespaces.OWN_NETNS) is None:
         netns = cluster.node.netns
     return Said(forked.run("explain", *words, *cluster.agent.where, "-o", output, netns=netns))

@@ -114,7 +114,7 @@ def test_a_udp_flow_comes_back(clusters: Clusters, who: str, v6: bool) -> None:
 
 
 def test_it_is_shown(clusters: Clusters) -> None:
-    """By `explain`, `services get` and the verdict's counter."""
+    """`explain`, `services get` and the verdict's counter show it."""
     two = clusters.two
     clusters.publish(two.there)
     asked = f"{WEB.balancer[0]}:{PORT}"

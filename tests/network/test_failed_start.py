@@ -151,7 +151,9 @@ UNUSABLE = {
 
 @pytest.mark.parametrize("content", UNUSABLE.values(), ids=UNUSABLE)
 def test_an_unusable_kubeconfig_changes_nothing(node: Node, tmp_path: Path, content: str) -> None:
-    """Neither conntrack's timeouts nor reserved ports, pins or tables; the file is named."""
+    """Conntrack's timeouts, reserved ports, pins and tables stay as they were; the file is
+    named.
+    """
     (kubeconfig := tmp_path / "kubeconfig").write_text(content)
     before = node.look()
     assert str(kubeconfig) in node.fail("--kubeconfig", kubeconfig)

@@ -42,7 +42,7 @@ def two(tmp_path: Path) -> Iterator[TwoNodes]:
 
 
 def idle_service(number: int) -> list[Manifest]:
-    """One that is written after those two."""
+    """Return a Service that is written after those two."""
     name, port = f"z{number:03}", [{"port": 80}]
     endpoint = manifests.endpoint(f"10.200.0.{number % 250 + 1}", node="elsewhere", target=name)
     return [

@@ -58,7 +58,7 @@ def test_sizes_change_under_traffic(cluster: Cluster) -> None:
 
 @pytest.mark.extended
 def test_a_lost_record_is_put_back(cluster: Cluster) -> None:
-    """By the audit: without it commands would look for the usual maps."""
+    """The audit puts it back: without it commands would look for the usual maps."""
     cluster.restart("--map-size=slots=2048", "--iptables-sync-period=200ms")
     record = cluster.agent.paths.state / state_dir.SIZES_LINK
     os.unlink(record)

@@ -81,7 +81,9 @@ def test_what_is_refused_or_to_nobody(cluster: Cluster, pod: Sockets, tmp_path: 
 
 
 def test_filters(cluster: Cluster, pod: Sockets, host: Sockets, tmp_path: Path) -> None:
-    """By service and client; what does not fit is not shown, though it happened before."""
+    """Events are filtered by service and client; others are not shown, though they happened
+    before.
+    """
     other = manifests.service("other", [OTHER_VIP], [{"port": 80}])
     cluster.publish(web(endpoint(cluster.web[0])), other)
     words = ("-o", "json", "--service", "default/web", "--client", f"{cluster.client.v4}/32")
@@ -253,7 +255,7 @@ def test_bad_input_is_one_sentence(
 
 
 def test_without_an_agent_one_is_asked_for(cluster: Cluster) -> None:
-    """One sentence; the pins alone tell no events."""
+    """One sentence asks for an agent; the pins alone emit no events."""
     cluster.agent.stop()
     try:
         done = cluster.ebpflb("monitor")

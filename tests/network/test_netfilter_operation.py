@@ -87,7 +87,7 @@ def test_the_table_is_back_after_a_flush_of_all_rules(node: ServingOutside) -> N
 
 
 def test_a_table_that_goes_while_no_agent_runs_is_named(node: ServingOutside) -> None:
-    """By `status`: connections end, and only an agent puts the table back."""
+    """`status` names it: connections end, and only an agent puts the table back."""
     client = node.connection()
     node.agent.stop()
     assert goes_on(client)
@@ -126,7 +126,9 @@ def test_saved_rules(node: ServingOutside, tmp_path: Path) -> None:
 
 
 def is_served(node: ServingOutside) -> bool:
-    """Where the agent does not own the table, new connections fail until it is put back."""
+    """Whether new connections work; if the agent does not own the table, they fail until it is put
+    back.
+    """
     try:
         return goes_on(node.connection())
     except ConnectionRefusedError:

@@ -55,7 +55,7 @@ class Node:
         return self.status() == "True" if kind == CONDITION else TAINT_KEY not in self.taints()
 
     def serves(self) -> None:
-        """At once, of sockets and of packets."""
+        """Whether sockets and packets are served at once."""
         requests.tcp(self.cluster.sockets(self.cluster.client), VIP)
         outside = self.cluster.sockets(self.cluster.outside)
         requests.tcp(outside, self.cluster.node.v4, NODEPORT)
@@ -93,7 +93,7 @@ def inside(namespace: str, address: str) -> Iterator[FakeApiServer]:
 
 @pytest.mark.parametrize("kind", [CONDITION, TAINT])
 def test_the_first_connection_after_the_node_says_so_is_served(node: Node, kind: str) -> None:
-    """By a pod of the node, and from outside. Nothing else of the Node is written."""
+    """A pod of the node and a client outside connect. Nothing else of the Node is written."""
     for host in (node.cluster.client, node.cluster.outside):
         node.cluster.sockets(host)  # is ready before
     with ThreadPoolExecutor(1) as beside:

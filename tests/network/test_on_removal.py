@@ -147,7 +147,9 @@ def test_a_client_of_an_endpoint_that_is_dead_notices_while_it_waits_or_sends(
 def test_connections_are_kept_unless_their_grace_is_over(
     two: TwoNodes, stack: ExitStack, who: str, value: str | None
 ) -> None:
-    """By default, by choice, with a wrong annotation, which is named once, and within the grace."""
+    """They are kept by default, by choice, with a wrong annotation, which is named once, and within
+    the grace.
+    """
     said = 'metadata.annotations[ebpflb.io/on-removal]: "drop" is not keep, reset or reset=DURATION'
     two.publish(web(two, None, two.here, two.twin))  # the same warning again would not be named
     before = two.agents[0].log().count(said)

@@ -109,7 +109,7 @@ def by_tcx(program: int, index: int, hook: str, priority: int) -> Iterator[None]
 def running(
     code: bytes, node: Host, device: str, attached: Attached, *where: str | int
 ) -> Iterator[None]:
-    """At a device of the node: ``where`` are a hook and a priority."""
+    """Run a program at a device of the node: ``where`` are a hook and a priority."""
     program = bpf.prog_load(
         name="other", program_type=SCHED_CLS, attach_type=0, code=code, log=None
     )
@@ -142,7 +142,7 @@ def test_the_flags_of_others_stay(two: TwoNodes, policy: str) -> None:
 def test_a_program_behind_ours_lets_the_choice_pass(
     two: TwoNodes, send: requests.Send, attached: Attached
 ) -> None:
-    """One that ends the chain of programs, as most do."""
+    """Most programs end the chain of programs, as this one does."""
     two.publish(two.service("web", 10, two.here))
     with running(PASS, two.near, "eth0", attached, "ingress", BEHIND_OURS):
         for v6 in (False, True):
@@ -161,7 +161,7 @@ def canaries(two: TwoNodes) -> list[str]:
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("two", [Engine.NETFILTER], indirect=True)
 def test_an_uplink_that_loses_choices_is_noticed(two: TwoNodes, loss: str) -> None:
-    """By the agent, which is not ready meanwhile and names the device, and by doctor."""
+    """The agent, which is not ready meanwhile, and doctor name the device."""
     code, arrival = LOSSES[loss]
 
     def lost() -> dict[str, str]:

@@ -47,7 +47,7 @@ def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module", autouse=True)
 def services(two: TwoNodes) -> None:
-    """One for each endpoint."""
+    """Return a Service for each endpoint."""
     two.publish(two.service("here", 10, two.here), two.service("there", 20, two.there))
 
 

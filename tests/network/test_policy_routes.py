@@ -24,7 +24,7 @@ policies = pytest.mark.parametrize("policy", ["Cluster", "Local"])
 def routed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[PolicyRouted]:
-    """With these options; a test leaves its rules as they were."""
+    """Run with these options; a test leaves its rules as they were."""
     options = request.param
     if "--packet-path=netfilter" in options:
         two_nodes.require(Engine.NETFILTER)

@@ -132,7 +132,7 @@ def test_killed_for_its_memory(cluster: OfApi) -> None:
 
 
 def peak_memory(pid: int) -> int:
-    """In kB."""
+    """Return the peak in kB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
@@ -172,7 +172,7 @@ class Clock:
         self.under = ["env", f"LD_PRELOAD={library}", f"CLOCK_SHIFT={self._file}"]
 
     def shift(self, seconds: int) -> None:
-        """From the kernel's."""
+        """Return the seconds from the kernel's clock."""
         with self._file.open("r+b") as opened:
             opened.write(struct.pack("=q", seconds))
 

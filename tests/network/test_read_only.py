@@ -29,12 +29,12 @@ done"""
 
 
 class AloneAgent(LabAgent):
-    """In a mount namespace of its own, which ends with it."""
+    """An agent in a mount namespace of its own, which ends with it."""
 
     under = ("unshare", "--mount", "--propagation", "private")
 
     def make_read_only(self, *folders: Path) -> None:
-        """For every path that it opens from now on."""
+        """Make every path read-only that it opens from now on."""
         assert self.process
         enter = [
             "nsenter",

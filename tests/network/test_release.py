@@ -61,7 +61,7 @@ def test_killed(cluster: Cluster) -> None:
 
 
 def test_many_frontends(pod: Sockets) -> None:
-    """One datagram socket that used several frontends, connected and not."""
+    """A datagram socket used several frontends, connected and not."""
     with requests.udp_socket(pod, VIP) as client:
         for address in (VIP, EXTERNAL, VIP):
             requests.exchange(client, address)

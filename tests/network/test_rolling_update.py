@@ -57,7 +57,7 @@ def publish(two: TwoNodes, pods: Sequence[Pod], leaving: Pod | None = None) -> N
 
 @contextmanager
 def clients_of_both_nodes(two: TwoNodes, counts: list[Any]) -> Iterator[None]:
-    """They connect again and again by every path, and add what they counted."""
+    """Start clients that connect repeatedly by every path, and add what they counted."""
     remote = two.lab.pod(two.far, f"remote-{next(_numbers)}", next(_numbers))
     ways = [(getattr(two, who), WEB.to(kind, two.near)) for who, kind in CLIENTS]
     ways += [(two.near, WEB.to("cluster", two.near, v6=True)), (remote, WEB.to("cluster", two.far))]

@@ -46,7 +46,9 @@ def add_addresses(two: TwoNodes) -> None:
 
 
 def move_addresses(two: TwoNodes) -> None:
-    """From eth0 to loopback, for which only IPv4 answers the neighbours that ask at eth0."""
+    """Move the addresses from eth0 to loopback, for which only IPv4 answers the neighbours that ask
+    at eth0.
+    """
     near, far = two.near, two.far
     near.ip(
         *(f"address del {near.v4}/24 dev eth0", f"address add {near.v4}/32 dev lo"),

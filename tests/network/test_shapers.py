@@ -72,6 +72,6 @@ def limited(two: TwoNodes) -> Host:
 def test_requests_of_a_limited_pod_are_served(
     two: TwoNodes, limited: Host, send: Send, v6: bool
 ) -> None:
-    """By the program at ingress, which shares the plugin's qdisc before Linux 6.6."""
+    """The program at ingress serves them; before Linux 6.6 it shares the plugin's qdisc."""
     where = FRONTENDS.to("cluster", two.near, v6=v6)
     assert send(two.sockets(limited), *where).name == two.there.name

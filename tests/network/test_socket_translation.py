@@ -99,7 +99,7 @@ class Opened:
         self.names = connect(self.connected, vip).name, requests.exchange(self.loose, vip).name
 
     def go_on(self, *, loose: bool) -> None:
-        """With the same backends; an unconnected socket only where ``loose``."""
+        """Check that they go on with the same backends; an unconnected socket only if ``loose``."""
         self.stream.send(b"still there")
         assert self.stream.recv(64) == b"still there"
         assert self.stream.getpeername()[:2] == (self.vip, PORT)

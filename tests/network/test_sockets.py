@@ -108,7 +108,7 @@ def test_mptcp_peer(pod: Sockets) -> None:
 
 @pytest.fixture
 def another_service(cluster: Cluster) -> object:
-    """For tests that publish what they need: the file's Service comes back after them."""
+    """Let a test publish what it needs: the file's Service comes back after it."""
     yield
     cluster.publish(everything(cluster))
 

@@ -55,7 +55,7 @@ def go_on(clients: list[Socket], said: bytes) -> None:
 
 
 def are_answered(clients: list[Socket]) -> None:
-    """By some endpoint."""
+    """Whether an endpoint answers."""
     assert {echo(client, b"?").split()[0].decode() for client in clients} <= NAMES
 
 

@@ -123,7 +123,7 @@ def guarded(node: Node, token: str = "", hosts: tuple[str, ...] = ()) -> Any:
 def get(
     app: Any, path: str, headers: Mapping[str, str] | None = None, method: str = "GET", **query: Any
 ) -> Got:
-    """One request; the header Host is ours unless another is given, None leaves it out."""
+    """Send a request; the header Host is ours unless another is given, None leaves it out."""
     sent: list[Any] = []
     given = {"host": OURS, **(headers or {})}
     scope = {

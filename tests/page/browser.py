@@ -112,7 +112,7 @@ class Page:
         self.driver, self.url = driver, url
 
     def open(self, where: str) -> None:
-        """From the beginning, with an empty memory of the tab."""
+        """Open the page from the beginning, with an empty memory of the tab."""
         self.driver.get("about:blank")
         self.driver.get(f"{self.url}/#{where}")
 

@@ -94,7 +94,7 @@ def _with_problems() -> list[Manifest]:
 
 
 def publish(cluster: Cluster, pods: int = 3) -> None:
-    """With so many pods behind ``web``, and an endpoint of it that is not ready."""
+    """Publish many pods behind ``web``, and an endpoint of it that is not ready."""
     away = manifests.endpoint("10.244.9.9", node="away", target="far", ready=False)
     used = [endpoint(pod) for pod in cluster.web[:pods]]
     v6 = [endpoint(pod, v6=True) for pod in cluster.web[:pods]]

@@ -181,7 +181,7 @@ def test_bad_input_is_refused_in_a_sentence(node: Node, path: str, query: Any) -
     ],
 )
 def test_errors_are_one_sentence(node: Node, error: Exception, status: int, text: str) -> None:
-    """Never a traceback, nor what only Python says."""
+    """They never have a traceback, or Python's own words."""
     node.answers["status"] = error
     found = get(guarded(node), "/api/status")
     assert found.status == status
@@ -212,7 +212,7 @@ def test_only_the_files_of_the_page_are_given(path: str) -> None:
 
 
 def test_files_of_the_page() -> None:
-    """By their type; no script or style stands in the page itself."""
+    """Files have their type; no script or style stands in the page itself."""
     app = guarded(Node())
     html = get(app, "/")
     assert html.headers["content-type"].startswith("text/html")

@@ -31,7 +31,7 @@ READ_ONLY = (
 
 
 def granted(rights: dict[str, bool]) -> list[str]:
-    """To the container of the page; those that this machine has."""
+    """Return the capabilities of the page's container that this machine has."""
     (objects,) = helm.render({"ui": {"enabled": True}, "rights": rights})
     _, page = helm.containers(objects)
     names = page["securityContext"]["capabilities"]["add"]

@@ -32,7 +32,9 @@ def slow() -> Slow:
 
 @pytest.fixture
 def paced(slow: Slow) -> Any:
-    """With a first value; a reading takes a tenth of the time, so the next is due in 45 s."""
+    """Return one with a first value; a reading takes a tenth of the time, so the next is due in 45
+    s.
+    """
     from ebpflb_page.rate_meter import Paced
 
     made = Paced(slow.read, 10, lambda: slow.now)

@@ -104,7 +104,7 @@ def test_too_many_clients_are_refused_until_others_have_gone(port: int) -> None:
 
 @pytest.fixture
 def nowhere(tmp_path: Path) -> Iterator[list[str]]:
-    """Where no agent has ever been, in a bpffs without any state directory."""
+    """Return a directory where no agent has ever been, in a bpffs without any state directory."""
     folder = tmp_path / "bpffs"
     folder.mkdir()
     subprocess.run(["mount", "-t", "bpf", "bpf", str(folder)], check=True)

@@ -66,7 +66,9 @@ def test_reverse_order() -> None:
     ],
 )
 def test_filters(query: dict[str, Any], names: list[str]) -> None:
-    """By words of name, address and port; by namespace; by having a problem."""
+    """Services are filtered by words of name, address and port; by namespace; by having a
+    problem.
+    """
     assert chosen(sort="service", **query) == names
 
 

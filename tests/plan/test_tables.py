@@ -65,7 +65,7 @@ def test_maglev_bounds_the_ratio_of_weights() -> None:
 
 
 def test_a_round_is_spread_evenly() -> None:
-    """Never twice in a row what has a third of the turns."""
+    """An endpoint with a third of the turns never comes twice in a row."""
     found = backends(1, 2, 3)
     order = [place.slot for place in places(ROUND_ROBIN, found, 6)]
     assert Counter(order) == {0: 1, 1: 2, 2: 3}

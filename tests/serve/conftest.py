@@ -66,7 +66,7 @@ class Reply(NamedTuple):
 def ask(
     path: str, port: int, host: str = "127.0.0.1", *, method: str = "GET", **headers: str
 ) -> Reply:
-    """One request by a connection of its own. Raises OSError."""
+    """Send a request by a connection of its own. Raises OSError."""
     connection = HTTPConnection(host, port, timeout=SECONDS)
     try:
         connection.request(method, path, headers=headers)

@@ -110,7 +110,7 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> Metrics:
 
 
 def settled(made: Metrics) -> Metrics:
-    """After a count of the maps: nothing moves by itself any more."""
+    """Return after a count of the maps: nothing changes by itself any more."""
     made.exposition()
     assert made.reading is not None
     made.reading.occupancy.wait()
@@ -119,7 +119,7 @@ def settled(made: Metrics) -> Metrics:
 
 
 def families(text: bytes) -> dict[str, Metric]:
-    """By name: a counter's with its _total, as everyone who asks for it writes it."""
+    """Return families by name: a counter's with its _total, as every query writes it."""
     found = list(text_string_to_metric_families(text.decode()))
     names = [m.name + ("_total" if m.type == "counter" else "") for m in found]
     assert len(set(names)) == len(names)
@@ -137,7 +137,7 @@ def values(made: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def value(made: Metrics, name: str, /, **labels: str) -> float:
-    """One sample."""
+    """Return the value of one sample."""
     return values(made)[name, frozenset(labels.items())]
 
 

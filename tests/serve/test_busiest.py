@@ -61,8 +61,8 @@ def test_the_busiest_are_chosen() -> None:
 
 
 def test_recent_connections_count() -> None:
-    """One that was busy makes room for one that is busy now, in minutes; what was counted before
-    the first choice, for months, at once.
+    """A Service that was busy makes room for one that is busy now, in minutes; what was counted
+    before the first choice, for months, does so at once.
     """
     busiest, old = Busiest(1), 1_000_000_000
     assert chosen(busiest, old=old, new=0) == {"old"}

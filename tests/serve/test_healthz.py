@@ -192,7 +192,7 @@ def test_healthy_stays_true_when_only_the_node_is_ineligible(health: Health) -> 
 def test_last_updated_with_503_is_the_newest_real_sync(
     health: Health, time: Time, path: str
 ) -> None:
-    """Not now, but when it last did its work; each family says so too."""
+    """It is the time of the last work, not now; each family says so too."""
     time.seconds = 7
     health.synced()
     health.queued()
@@ -212,7 +212,7 @@ def test_status_is_omitted_if_empty() -> None:
 
 
 def test_status_omits_families_that_the_node_has_not() -> None:
-    """One family, one entry."""
+    """A node with one family has one entry."""
     health = Health(TIMEOUT, [Family.IPV6])
     health.synced()
     assert list(body(health)["status"]) == ["IPv6"]

@@ -121,7 +121,7 @@ def test_close_waits_for_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_requests(metrics: Metrics) -> None:
-    """By code, method and host; one that got no answer has client-go's code for it."""
+    """Requests are counted by code, method and host; without an answer client-go's code counts."""
     before = values(metrics)
     metrics.request("GET", "https://10.96.0.1:443/api/v1/nodes", 200, 0.3)
     metrics.request("POST", "https://10.96.0.1:443", None, 1.0)

@@ -53,7 +53,7 @@ def test_proxy_mode_is_ebpf_without_newline(serve: Serve) -> None:
 
 
 def test_configz_is_the_configuration_in_force() -> None:
-    """By kube-proxy's key, asked for again each time."""
+    """It has kube-proxy's key, and is read again for each request."""
     now = {"mode": "nftables"}
     pages = plain_pages(configuration=lambda: now)
     for mode in ("nftables", "ebpf"):

@@ -84,7 +84,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def service(name: str, number: int, family: Family = Family.IPV4) -> DesiredService:
-    """With two endpoints."""
+    """Return a Service with two endpoints."""
     first = "10.1.0.0" if family == Family.IPV4 else "fd00:1::"
     at = "172.16.0.0" if family == Family.IPV4 else "fd00:96::"
     backends = [

@@ -86,8 +86,9 @@ def test_empty_address_disables_it(serve: Serve, which: str) -> None:
 def test_taken_port_is_retried_until_it_is_free(
     serve: Serve, which: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One warning per reason, no event; the other port is there meanwhile, and the status says
-    which one is not. It is no error: beside a kube-proxy that is to be replaced it is as expected.
+    """There is a warning for each reason and no event; the other port is open meanwhile, and the
+    status names the missing one. That is not an error: it is expected beside a kube-proxy that is
+    to be replaced.
     """
     port = port_of(PORTS[which])
     with socket.create_server(("127.0.0.1", port)):

@@ -29,7 +29,7 @@ def test_garbage_is_refused(open_listener: OpenListener, request_: bytes, status
 
 @pytest.fixture(scope="module")
 def port(open_listener: OpenListener) -> int:
-    """One listener for all examples."""
+    """Return the port of a listener for all examples."""
     return open_listener()
 
 

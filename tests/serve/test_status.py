@@ -35,7 +35,7 @@ def some(**more: object) -> status.AgentStatus:
 
 
 def publish_in(paths: Paths) -> None:
-    """In its directory."""
+    """Publish in this directory."""
     paths.run.mkdir(parents=True)
     publish(paths)
 

@@ -37,7 +37,7 @@ def only_the_first_page_is_read() -> Any:
 
 
 def watches_do_not_move_on() -> Any:
-    """After a break they tell again what is past, and removed objects come back."""
+    """After a break watches repeat past events, and removed objects come back."""
 
     def emit_line(self: ListWatch, line: Any) -> None:
         before = self._version

@@ -16,7 +16,7 @@ from tests.simulation.write_mutations import Mutation
 
 
 def canaries_serve_everybody() -> Any:
-    """Not doctor's client alone."""
+    """They serve other clients than doctor's."""
 
     def service_ports(nodeport: int) -> dict[PortName, DesiredService]:
         return {
@@ -33,7 +33,7 @@ _service_ports = canary.service_ports
 
 
 def canaries_outlive_their_lease() -> Any:
-    """Where doctor is killed they stay."""
+    """They stay if doctor is killed."""
 
     def hold(self: CanarySync, nodeport: int) -> CanaryLease:
         lease = _hold(self, nodeport)

@@ -199,7 +199,7 @@ class Clients:
             self.affinity.judge(probe.netns, probe.where, expected, outcome)
 
     def note(self, now: float) -> None:
-        """To be called after each turn of the agent's: what it knows of endpoints may be new."""
+        """Note what the agent knows of endpoints. Call this after each of its turns."""
         for client in self.connected:
             self.endings.note(client.cookie, FRONTENDS[client.frontend], client.outcome, now)
         self.packets.note(now)

@@ -23,7 +23,7 @@ def runner(library: Library, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="module")
 def api_runner(library: Library, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
-    """With an API server between cluster and agent."""
+    """Return a runner with an API server between cluster and agent."""
     made = Runner(library, tmp_path_factory.mktemp("simulation"), api=True)
     yield made
     made.close()

@@ -64,7 +64,7 @@ class Doctor:
         self._order(self._end)
 
     def token(self, size: int) -> str:
-        """In place of random ones: the leases of a schedule have each a name of its own."""
+        """Return the next name of a lease, instead of a random one."""
         self._leases += 1
         return str(self._leases)
 
@@ -111,7 +111,7 @@ class Doctor:
         self.canary, self._nodeport, self._until = {}, 0, inf
 
     def disturb(self) -> None:
-        """Where all is written again the canary is not."""
+        """Note that everything may be written again, without the canary."""
         self._disturbed = True
 
     def beside(self, view: View) -> list[View]:

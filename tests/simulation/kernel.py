@@ -160,7 +160,7 @@ class SimKernel:
         return next(filter(self._is_kept, at_hook), None)
 
     def _is_kept(self, link: SimLink) -> bool:
-        """By a pin, or by a descriptor that is open."""
+        """Whether a pin or an open descriptor keeps the object."""
         if link in self.pins.values():
             return True
         fds = [fd for fd, found in self.objects.items() if found is link]

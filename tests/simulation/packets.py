@@ -47,7 +47,7 @@ _MOST_OPEN = 6
 
 
 class Flow:
-    """One that is open; ``talk`` is the C side's view of it."""
+    """An open flow; ``talk`` is the C side's view of it."""
 
     def __init__(self, talk: Any, probe: int, outcome: int, used: float) -> None:
         self.talk, self.probe, self.outcome, self.used = talk, probe, outcome, used

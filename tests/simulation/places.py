@@ -131,7 +131,7 @@ def outcome(verdict: str) -> int:
 
 
 def spelled(outcome: int) -> str:
-    """For people."""
+    """Return the text for people."""
     if outcome < 0:
         return VERDICTS[-1 - outcome]
     number, port = outcome >> 16 & 0xFFFFFFFF, htons(outcome & 0xFFFF)

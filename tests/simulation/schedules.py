@@ -70,7 +70,7 @@ class Runner:
         return self._shortest(seed, steps, error) if error else None
 
     def _shortest(self, seed: int, steps: list[Step], text: str) -> Failure:
-        """Without the steps that do not matter."""
+        """Return the steps without those that do not matter."""
         left, size = ATTEMPTS, len(steps) // 2
         while size and left:
             for shorter in _without(steps, size):

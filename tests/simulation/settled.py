@@ -82,7 +82,7 @@ def _check_maps(node: "SimNode", life: Life) -> None:
 
 
 def _check_history(life: Life) -> None:
-    """From the start of this agent on, its changes lead to the endpoints that there are now."""
+    """Check that the changes since this agent's start lead to the present endpoints."""
     told = defaultdict(set, life.endpoints_at_start)
     changes = latest_changes(life.options.paths, None, None, 0).changes
     for service in (service for change in changes for service in change.services):

@@ -64,7 +64,7 @@ def test_nothing_is_found_in_the_product_as_it_is(runner: Runner, api_runner: Ru
 
 
 def test_is_found(runner: Runner, broken: None) -> None:
-    """By one of the first schedules, or by one that was made for a mistake that is seldom met."""
+    """One of the first schedules finds it, or one that was made for a rare mistake."""
     schedules = chain(MADE, map(draw, range(MOST)))
     assert any(runner.run(steps).error for steps in schedules)
 

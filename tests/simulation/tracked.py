@@ -33,7 +33,9 @@ class TrackedFlows:
         self._port = FIRST_PORT
 
     def open(self, which: int, expected: list[Expected]) -> None:
-        """By a backend; where the service has no endpoints at all, to the frontend itself."""
+        """Open a flow to a backend; if the service has no endpoints at all, to the frontend
+        itself.
+        """
         leading = [index for index in DATAGRAMS if max(expected[index].allowed) >= 0]
         places = leading if leading and which % 8 else DATAGRAMS
         index = places[which % len(places)]

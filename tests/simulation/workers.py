@@ -89,7 +89,7 @@ class Workers:
 
 
 class NoSegments:
-    """In place of raw sockets."""
+    """A sender that replaces raw sockets."""
 
     def __enter__(self) -> "NoSegments":
         return self
@@ -102,7 +102,7 @@ class NoSegments:
 
 
 def _listed(client: Client) -> Connected:
-    """With its peer and its cookie; no other socket has these ends."""
+    """Return the socket with its peer and its cookie; no other socket has these ends."""
     address, port = client.outcome >> 16 & 0xFFFFFFFF, ntohs(client.outcome & 0xFFFF)
     last, is_v6 = address.to_bytes(4, "little"), bool(client.outcome >> 48)
     remote = ip_address(b"\xfd" + bytes(11) + last).packed if is_v6 else last.ljust(16, b"\0")

@@ -137,7 +137,7 @@ def restrictions_are_ignored() -> Any:
 
 
 def endpoints_elsewhere_are_forgotten() -> Any:
-    """Where none is on this node requests are refused."""
+    """Requests are refused if no endpoint is on this node."""
     return _without("endpoints")
 
 

@@ -155,7 +155,9 @@ def test_dump(maps: dict[str, Map]) -> None:
 
 
 def test_count(maps: dict[str, Map]) -> None:
-    """By protocol, and by frontend while they are open; others' entries do not count."""
+    """Connections are counted by protocol, and by frontend while they are open; others' entries do
+    not count.
+    """
     say(VIP, 53, 4001)
     say(VIP, 53, 4002)
     say(VIP6, 53, 4001)

@@ -132,7 +132,7 @@ def test_partial_flows_are_flushed(maps: dict[str, Map]) -> None:
 def test_flushed_entries_are_not_called_evicted(
     maps: dict[str, Map], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even by a sweep while they go."""
+    """A sweep at the same time does not count them as evicted either."""
     held = len(dict(maps["tcp_flows"].items()))
     table = SweptTable(maps, "tcp_flows", Timeouts(), lambda _: 0)
     count(maps["flow_stats"], 0, table.numbers.swept + table.numbers.evicted + held, 0, 0)

@@ -400,8 +400,8 @@ def test_many_candidates(world: World) -> None:
 
 
 def test_what_endpoints_have_not_answered(world: World) -> None:
-    """One search deletes it for all endpoints that go meanwhile; the next one waits four times as
-    long as a search takes the processor.
+    """One search deletes the entries of all endpoints that go meanwhile; the next search waits four
+    times as long as this one takes the processor.
     """
     now, cpu, asked = [0.0], [0.0], list[set[Unanswered]]()
     worker = StaleConnectionsWorker(world.maps, clock=lambda: now[0], cpu_clock=lambda: cpu[0])
@@ -458,7 +458,7 @@ def test_what_has_failed_is_made_again(world: World) -> None:
 
 
 def idle_worker(world: World) -> tuple[list[float], StaleConnectionsWorker]:
-    """One without a thread; its time is the element of the list."""
+    """Return a worker without a thread; its time is the element of the list."""
     now = [0.0]
     return now, StaleConnectionsWorker(world.maps, clock=lambda: now[0])
 

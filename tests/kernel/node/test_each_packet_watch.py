@@ -133,7 +133,9 @@ def test_rules_that_keep_changing(watched: Watched) -> None:
 
 
 def test_what_says_nothing_is_not_read(watched: Watched) -> None:
-    """Neither elements of sets, nor tables of ebpflb and kube-proxy; all are read each minute."""
+    """A change of a set's elements, or of a table of ebpflb or kube-proxy, causes no reading; each
+    minute all rules are read.
+    """
     run("nft", "table ip tenant { set s { type ipv4_addr; }; }")
     watched.look()
     reads = watched.reads

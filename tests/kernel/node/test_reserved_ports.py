@@ -16,7 +16,7 @@ from tests.kit.hostile_files import HOSTILE, lay
 
 @pytest.fixture
 def record(tmp_path: Path, fresh_netns: None) -> Path:
-    """Where it is remembered; the test's thread is in a fresh namespace."""
+    """Return the file that remembers the ports; the test's thread is in a fresh namespace."""
     return tmp_path / "added"
 
 

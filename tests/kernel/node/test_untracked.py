@@ -60,7 +60,9 @@ def test_a_change_is_noticed(watched: Watched, tool: str) -> None:
 
 
 def test_rules_are_read_after_their_change_only(watched: Watched) -> None:
-    """Not after a change elsewhere; while there are some, again after a minute, for named sets."""
+    """A change elsewhere causes no reading. While there are rules they are read each minute, for
+    named sets.
+    """
     for _ in range(3):
         watched.turn()
     run("nft", OTHERS)

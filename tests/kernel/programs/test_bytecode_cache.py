@@ -21,7 +21,7 @@ def entry(tmp_path: Path) -> Path:
 
 
 def test_what_was_written_is_read(entry: Path) -> None:
-    """By anybody who may read it, and without a trace of how it was written."""
+    """Every user with read rights gets the bytecode, and no trace of how it was written."""
     assert compiler.read_cached(entry) == PROGRAMS
     assert os.listdir(entry.parent) == [entry.name]
     assert entry.stat().st_mode & 0o777 == 0o644

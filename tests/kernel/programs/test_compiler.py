@@ -29,7 +29,7 @@ def sources(tmp_path: Path) -> Path:
 
 
 def error_places(text: str) -> list[str]:
-    """Where clang reports errors, as path:line."""
+    """Return the places where clang reports errors, as path:line."""
     found = re.findall(r"(?m)^(\S+):(\d+):\d+: (?:fatal )?error:", text)
     return [f"{os.path.normpath(path)}:{line}" for path, line in found]
 
@@ -93,7 +93,7 @@ def test_no_such_source(tmp_path: Path) -> None:
 
 @pytest.fixture
 def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on every child fails."""
+    """Make every child fail from now on."""
     monkeypatch.setattr(sys, "executable", "/bin/false")
 
 
@@ -142,7 +142,7 @@ class TestNotCached:
         assert self.is_compiled(cache, sources)
 
     def test_new_file(self, cache: Path, sources: Path) -> None:
-        """One more file, which an include may find first."""
+        """Another file, which an include may find first, changes the key."""
         (sources / "path" / "types.h").touch()
         assert self.is_compiled(cache, sources)
 

@@ -94,7 +94,7 @@ def somebody_elses(entry: Path) -> None:
 def test_what_cannot_be_trusted_is_not_loaded(
     brought: Path, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
-    """By the rules of the cache; it is compiled, and here that is impossible."""
+    """The rules of the cache decide; the sources are compiled, which is impossible here."""
     damage(place(brought))
     with pytest.raises(CompileError, match="BCC is missing"):
         compile_source(SOURCE, FLAGS, cache=tmp_path)
@@ -104,7 +104,7 @@ def test_what_cannot_be_trusted_is_not_loaded(
 def test_what_is_not_there_is_compiled(
     brought: Path, cache: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By BCC, and then it is in the cache."""
+    """BCC compiles it, and then it is in the cache."""
     monkeypatch.undo()
     monkeypatch.setattr(compiler, "BROUGHT", brought)
     flags = ("-DNOT_BROUGHT",)

@@ -71,7 +71,7 @@ def ids(found: list[Program]) -> dict[str, int]:
 
 @pytest.mark.parametrize(("source", "variant"), AT_CGROUPS)
 def test_cgroup(home: StateDir, cgroup: Path, loaded: Loaded, source: str, variant: str) -> None:
-    """By links at a cgroup."""
+    """Links attach the programs at a cgroup."""
     found = loaded(source, variant)
     cgroup_links.attach(home, cgroup, found)
     assert cgroup_links.attached(home) == ids(found)

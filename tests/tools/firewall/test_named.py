@@ -85,7 +85,7 @@ def test_rules_by_an_ipset_of_destinations_are_counted(match: str, skipped: int)
 
 
 def of_nft(family: str, kind: str, hook: str, priority: int, *statements: object) -> Table:
-    """With one rule, which drops."""
+    """Return a chain with one rule, which drops."""
     place = {"family": family, "table": "t"}
     base = {"type": kind, "hook": hook, "prio": priority}
     rule = {**place, "chain": "c", "handle": 2, "expr": [*statements, {"drop": None}]}

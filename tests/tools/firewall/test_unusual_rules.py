@@ -34,7 +34,7 @@ anything = st.recursive(
 
 
 def paths(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """To every part of a JSON value."""
+    """Yield the paths to every part of a JSON value."""
     parts = value.items() if isinstance(value, dict) else enumerate(value)
     found = [way] if way else []
     if isinstance(value, dict | list):
