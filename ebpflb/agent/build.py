@@ -293,17 +293,20 @@ class _Builder:
             "/v1/service": Inspection(inbox.ask, sync).respond,
         }
         self._start_workers(udp, on_removal, uplinks)
-
-        health = self._servers.health
-        publisher = Publisher(
-            options, health, lambda: in_force(audit.drift) and self._node_sync.is_reached
-        )
-        self._connect_metrics(publisher)
         self._metrics.socket_destroy_supported(udp.can_end)
-        self._start(
-            self._servers, readiness, DeviceWatch(inbox.put, route_sources=not probe.route_source())
-        )
+        publisher = self._publisher(audit)
+        devices = DeviceWatch(inbox.put, route_sources=not probe.route_source())
+        self._start(self._servers, readiness, devices)
+        health = self._servers.health
         return Agent(inbox, parts, sync.take_turn, publisher.publish, health.turned)
+
+    def _publisher(self, audit: Audit) -> Publisher:
+        def is_in_force() -> bool:
+            return in_force(audit.drift) and self._node_sync.is_reached
+
+        publisher = Publisher(self._options, self._servers.health, is_in_force)
+        self._connect_metrics(publisher)
+        return publisher
 
     def _start_workers(self, *others: Works) -> None:
         options, inbox, maps = self._options, self._inbox, self._maps

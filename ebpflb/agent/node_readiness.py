@@ -11,7 +11,6 @@ import math
 import random
 import time
 from collections.abc import Callable
-from typing import Protocol
 from urllib.parse import quote
 
 from ebpflb.cluster.decoding import RequestRejected
@@ -32,6 +31,7 @@ from ebpflb.model.nodes import (
 )
 from ebpflb.model.objects import Node
 from ebpflb.redaction import redact
+from ebpflb.serve.health import Health
 from ebpflb.workers import PeriodicWorker
 
 LOOK_INTERVAL = 1.0  # seconds between two looks at the readiness
@@ -43,16 +43,6 @@ WATCH_DELAY = 5.0  # seconds for the watch to show a Node without its taint
 log = logging.getLogger(__name__)
 
 
-class Readiness(Protocol):
-    """The used part of ``serve.health.Health``."""
-
-    @property
-    def ready(self) -> bool: ...
-
-    @property
-    def node(self) -> Node | None: ...
-
-
 class NodeReadiness(PeriodicWorker):
     """``kind`` is one of KINDS; ``on_write`` is called after each write, with its success."""
 
@@ -62,7 +52,7 @@ class NodeReadiness(PeriodicWorker):
         self,
         kind: str,
         node_name: str,
-        health: Readiness,
+        health: Health,
         make_server: MakeServer | None,
         on_write: Callable[[bool], None] = lambda success: None,
         *,

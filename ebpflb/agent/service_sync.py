@@ -234,39 +234,39 @@ class WriteLog:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._next = clock()
-        self._begin()
-
-    def _begin(self) -> None:
-        self._plans = self._frontends = self._frontends_removed = self._slots = self._removed = 0
-        self._planning = self._writing = 0.0  # seconds
+        self._sums = Counter[str]()  # of the plans since the last line
 
     @property
     def due(self) -> float:
         """When ``turn`` has a line to log, by the clock; infinity means never."""
-        return self._next if self._plans else math.inf
+        return self._next if self._sums else math.inf
 
     def wrote(self, plan: Plan, planning: float, writing: float) -> None:
         """Note a plan in the maps, and the seconds of making and of writing it."""
-        self._plans += 1
-        self._frontends += len(plan.services)
-        self._frontends_removed += len(plan.removed_services)
-        self._slots += len(plan.slots)
-        self._removed += len(plan.removed_backend_names)
-        self._planning += planning
-        self._writing += writing
+        self._sums.update(
+            plans=1,
+            frontends=len(plan.services),
+            removed=len(plan.removed_services),
+            slots=len(plan.slots),
+            backends=len(plan.removed_backend_names),
+            planning=round(1e6 * planning),
+            writing=round(1e6 * writing),
+        )
 
     def turn(self) -> None:
         """Log the writes since the last line, if that is a second ago."""
-        if self._plans and self._clock() >= self._next:
-            plans = "1 change" if self._plans == 1 else f"{self._plans} changes"
-            log.info(
-                "wrote %s: %d frontends (%d removed), %d slots, %d backends removed; "
-                "planned in %.1f ms, written in %.1f ms",
-                *(plans, self._frontends, self._frontends_removed, self._slots, self._removed),
-                *(1e3 * self._planning, 1e3 * self._writing),
-            )
-            self._begin()
-            self._next = self._clock() + LOG_LINE_SECONDS
+        if self._clock() < self.due:
+            return
+        of = self._sums
+        log.info(
+            "wrote %s: %d frontends (%d removed), %d slots, %d backends removed; "
+            "planned in %.1f ms, written in %.1f ms",
+            "1 change" if of["plans"] == 1 else f"{of['plans']} changes",
+            *(of[name] for name in ("frontends", "removed", "slots", "backends")),
+            *(of["planning"] / 1e3, of["writing"] / 1e3),
+        )
+        self._sums.clear()
+        self._next = self._clock() + LOG_LINE_SECONDS
 
 
 _PORT_COST, _FRONTEND_COST = 16, 2  # of a step, without its endpoints and source ranges

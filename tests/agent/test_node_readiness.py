@@ -42,7 +42,7 @@ class World:
         self.stale: Node | None = None
         make = server_factory(api.kubeconfig(folder))
         more: Any = {"clock": lambda: self.now, "timing": Timing(jitter=lambda: 1.0)}
-        self.writer = NodeReadiness(kind, NAME, self, make, self.writes.append, **more)
+        self.writer = NodeReadiness(kind, NAME, self, make, self.writes.append, **more)  # type: ignore[arg-type]
 
     @property
     def node(self) -> Node | None:
