@@ -14,8 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ebpflb.agent.engine import NetfilterSync
 from ebpflb.agent.loop import Ask, Part
@@ -436,6 +437,13 @@ _NOT_NEEDED = "/servicecidrs"  # older roles do not allow them
 _Objects = Mapping[str, object]  # by kind and name
 
 
+class _Differing(NamedTuple):
+    """How an object differs, and the agent's copy of it."""
+
+    how: str
+    ours: object
+
+
 class DoctorAudit(Part):
     """``differ``: object -> how the agent's copy differs; written by the loop."""
 
@@ -492,25 +500,31 @@ class DoctorAudit(Part):
 
     def _compare_objects(self) -> str:
         """Compare the objects; return why they could not be listed, or ""."""
-        first = second = self._ask(lambda: _copy(self._cluster))
-        found: dict[str, str] = {}
-        for is_again in (False, True):
-            if is_again and not found:
-                break
-            time.sleep(AGAIN_SECONDS if is_again else 0)
-            try:
-                fresh = _copy(listed(self._options))
-            except ClusterError as error:
-                return str(error)
-            first, second = second, self._ask(lambda: _copy(self._cluster))
-            now = dict(_differences(second, fresh))
-            found = {
-                name: how
-                for name, how in now.items()
-                if not is_again or (name in found and first.get(name) is second.get(name))
-            }
-        self._ask(lambda: setattr(self, "differ", dict([*found.items()][:MAX_LISTED])))
+        try:
+            found = self._differing()
+            if found:
+                time.sleep(AGAIN_SECONDS)
+                before, found = found, self._differing()
+                found = {
+                    name: it
+                    for name, it in found.items()
+                    if name in before and before[name].ours is it.ours
+                }
+        except ClusterError as error:
+            return str(error)
+        differ = {name: it.how for name, it in islice(found.items(), MAX_LISTED)}
+        self._ask(lambda: setattr(self, "differ", differ))
         return ""
+
+    def _differing(self) -> dict[str, _Differing]:
+        """Return the objects that differ from a fresh list. Raises ClusterError, TimeoutError."""
+        fresh = _copy(listed(self._options))
+        ours = self._ask(lambda: _copy(self._cluster))
+        return {
+            name: _Differing(_difference(ours.get(name), fresh.get(name)), ours.get(name))
+            for name in sorted(ours.keys() | fresh.keys())
+            if ours.get(name) != fresh.get(name)
+        }
 
 
 def _copy(cluster: ClusterState) -> _Objects:
@@ -527,14 +541,12 @@ def _copy(cluster: ClusterState) -> _Objects:
     return found | ({f"Node {cluster.node_name}": cluster.node} if cluster.node else {})
 
 
-def _differences(ours: _Objects, fresh: _Objects) -> Iterator[tuple[str, str]]:
-    for name in sorted(ours.keys() | fresh.keys()):
-        if name not in ours:
-            yield name, "the agent does not know it"
-        elif name not in fresh:
-            yield name, "was deleted, but the agent still has it"
-        elif ours[name] != fresh[name]:
-            yield name, "the agent has an outdated copy"
+def _difference(ours: object, fresh: object) -> str:
+    if ours is None:
+        return "the agent does not know it"
+    if fresh is None:
+        return "was deleted, but the agent still has it"
+    return "the agent has an outdated copy"
 
 
 def listed(options: Options) -> ClusterState:

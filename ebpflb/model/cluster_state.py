@@ -20,7 +20,6 @@ from ebpflb.model.api_servers import NO_API_PLACES, KeptApiServers, api_places
 from ebpflb.model.endpoint_slices import ReadSlice, StoredSlice
 from ebpflb.model.endpoints import (
     NONE_SET_ASIDE,
-    Endpoint,
     Selection,
     SetAside,
     SlicesOfPorts,
@@ -315,11 +314,6 @@ class ClusterState:
         merged = yield from endpoints.merging(slices, name, self.node_name, self.set_aside(name))
         yield len(merged) // endpoints.FAST
         return select(merged, Topology(self.node_name, self.zone))
-
-    def listed_endpoints(self, name: services.PortName) -> tuple[Endpoint, ...]:
-        """Return all endpoints of a service port in the slices, ready or serving or not."""
-        slices, set_aside = self.slices_for(name.owner), self.set_aside(name)
-        return endpoints.merge(slices, name, self.node_name, set_aside)
 
     def slices_for(self, service: Key) -> tuple[StoredSlice, ...]:
         return tuple([self.slices[key] for key in self.slices_of.get(service, ())])
