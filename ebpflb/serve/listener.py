@@ -14,7 +14,7 @@ import socket
 import threading
 from asyncio import StreamReader
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from email.utils import formatdate
 from http import HTTPStatus
@@ -153,7 +153,6 @@ class ServerThread:
 
     def start(self) -> None:
         self.loop = self._runner.get_loop()
-        self.loop.set_default_executor(ThreadPoolExecutor(1, "pages"))
         self._thread.start()
 
     @property
@@ -222,8 +221,8 @@ class Connections:
 class Listener:
     """One listening socket and the connections that it accepts.
 
-    ``slow`` handlers run in threads: those of an executor, or for True in one shared thread, one
-    request after the other. ``quick``: handlers by their path, which never wait for a slow one.
+    A ``slow`` handler runs in a thread of its own, one request after the other. ``quick``: handlers
+    by their path, which never wait for a slow one.
     """
 
     def __init__(
@@ -231,11 +230,11 @@ class Listener:
         handler: Handler,
         connections: Connections,
         *,
-        slow: bool | Executor = False,
+        slow: bool = False,
         quick: Mapping[str, Handler] = {},
     ) -> None:
-        self._handler, self._connections, self._slow = handler, connections, slow
-        self._quick = quick
+        self._handler, self._connections, self._quick = handler, connections, quick
+        self._thread = ThreadPoolExecutor(1, "pages") if slow else None
         self._accepting: asyncio.Task[None] | None = None
 
     async def open(self, listening: socket.socket) -> None:
@@ -253,6 +252,8 @@ class Listener:
             self._accepting.cancel()
             await asyncio.wait([self._accepting])
             self._socket.close()
+        if self._thread:
+            self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _accept(self) -> None:
         """Accept until cancelled: then all connections are cancelled too.
@@ -314,10 +315,9 @@ class Listener:
     async def _answer(self, request: Request) -> Response:
         if quick := self._quick.get(request.path):
             return quick(request)
-        if self._slow:
+        if self._thread:
             loop = asyncio.get_running_loop()
-            threads = None if self._slow is True else self._slow
-            return await loop.run_in_executor(threads, self._handler, request)
+            return await loop.run_in_executor(self._thread, self._handler, request)
         return self._handler(request)
 
 

@@ -8,7 +8,6 @@ listens on 10256, but never on 10247. Commands on this node ask at a local socke
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -63,9 +62,8 @@ class LocalSocket:
     ) -> None:
         """``quick``: handlers by their path that take no time, and wait for no other request."""
         self._path = path
-        self._thread = ThreadPoolExecutor(1, "inspect")
         connections = Connections(MAX_LOCAL_CONNECTIONS, timeout)
-        self._listener = Listener(handler, connections, slow=self._thread, quick=quick)
+        self._listener = Listener(handler, connections, slow=True, quick=quick)
 
     async def open(self) -> None:
         """Open the socket, replacing an earlier agent's."""
@@ -82,7 +80,6 @@ class LocalSocket:
         try:
             await self._listener.close()
         finally:
-            self._thread.shutdown(wait=False, cancel_futures=True)
             self._path.unlink(missing_ok=True)
 
 
