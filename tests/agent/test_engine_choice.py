@@ -90,15 +90,6 @@ def test_a_first_pod_on_a_bridge(calls: dict[Family, bool]) -> None:
     assert node.table.active
 
 
-def test_a_port_without_hairpin_mode(calls: dict[Family, bool]) -> None:
-    """With br_netfilter it makes the choice the flow tables; with hairpin mode it is netfilter."""
-    calls.update(dict.fromkeys(Family, True))
-    node = Node()
-    assert node.settle(BRIDGE, PLAIN) is Engine.FLOWS
-    assert "without hairpin mode" in node.path.reason
-    assert node.settle(BRIDGE, PORT) is Engine.NETFILTER
-
-
 def test_a_port_that_is_about_to_get_hairpin_mode(calls: dict[Family, bool]) -> None:
     """A CNI sets up a port step by step: a reason that goes in time changes nothing, and the next
     one has to last as long.

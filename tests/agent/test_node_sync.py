@@ -120,14 +120,6 @@ def test_devices(harness: Harness) -> None:
     assert {index: device.v4 for index, device in written.items()} == {2: V4, 3: POD}
 
 
-def test_waits_for_every_list(harness: Harness) -> None:
-    """No device is touched before every list is complete."""
-    harness.start()
-    harness.send(here(ETH), SERVICES)
-    assert not harness.datapath.served
-    assert not harness.datapath.small_maps
-
-
 def names(harness: Harness) -> list[str]:
     """Return the names of the devices that are served now."""
     return [device.name for device in harness.datapath.served[-1]]

@@ -122,16 +122,6 @@ def test_latency_of_a_change(serving: Harness) -> None:
     assert latencies(serving) == 1
 
 
-def test_latency_waits_for_success(serving: Harness) -> None:
-    """A change whose write failed is observed after the one that succeeded."""
-    serving.datapath.failures = [FULL]
-    after = triggered(slices("a", "10.1.0.9"), timedelta(seconds=1))
-    serving.send(changed(Kind.ENDPOINT_SLICE, after))
-    assert value(serving, "ebpflb_sync_failures_total") == 1
-    serving.wait_for(lambda status: not status.sync_error)
-    assert latencies(serving) == 1
-
-
 def test_unhealthy_while_it_fails(serving: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change that cannot be written makes the agent unhealthy, until it is."""
     monkeypatch.setattr(sync, "WRITE_RETRY_SECONDS", 60.0)
@@ -143,16 +133,6 @@ def test_unhealthy_while_it_fails(serving: Harness, monkeypatch: pytest.MonkeyPa
     serving.send()
     serving.wait_for(lambda status: not status.sync_error)
     assert serving.health.healthy
-
-
-def test_node_is_followed(serving: Harness) -> None:
-    """A Node that is about to be deleted is not eligible any more, as soon as it says so."""
-    node = manifests.node("node-1", "192.0.2.1")
-    serving.send(changed(Kind.NODE, node))
-    assert serving.health.eligible
-    node["spec"]["taints"] = [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]
-    serving.send(changed(Kind.NODE, node))
-    assert not serving.health.eligible
 
 
 def test_health_check_node_port(serving: Harness) -> None:
@@ -197,16 +177,6 @@ def test_minimal_sync_period(harness: Harness) -> None:
 def _planned(harness: Harness) -> list[tuple[PortName, object]]:
     names = harness.datapath.maps.service_names
     return [(names[service.id], service) for _, service in harness.datapath.plans[-1].services]
-
-
-def test_changes_are_counted(serving: Harness) -> None:
-    """Services count once per family, slices once, and none is pending after the sync."""
-    names = [f"kubeproxy_sync_proxy_rules_{kind}_changes" for kind in ("service", "endpoint")]
-    assert [value(serving, f"{name}_total") for name in names] == [4, 2]
-    serving.send(Removed(Kind.SERVICE, Key("default", "a")))
-    serving.send(Removed(Kind.ENDPOINT_SLICE, Key("default", "b-ipv4")))
-    assert [value(serving, f"{name}_total") for name in names] == [6, 3]
-    assert [value(serving, f"{name}_pending") for name in names] == [0, 0]
 
 
 def test_stale_flows(serving: Harness) -> None:

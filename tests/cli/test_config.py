@@ -80,14 +80,6 @@ def test_hostname_override(
     assert run("--config", file, *words).node_name == name
 
 
-def test_master_beside_config(run: Run, file: Path) -> None:
-    """--master counts beside the file."""
-    write(file)
-    assert run("--config", file, "--master=https://192.0.2.1:6443").master == (
-        "https://192.0.2.1:6443"
-    )
-
-
 def test_verbosity_of_the_file(run: Run, file: Path) -> None:
     """The file's verbosity counts too."""
     run("--config", write(file, logging={"verbosity": 4}))

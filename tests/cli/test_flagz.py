@@ -41,27 +41,6 @@ def test_every_flag_is_there(flagz: Flagz) -> None:
     assert every <= {f"--{name}" for name in flagz()}
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("version", "false"),
-        ("iptables-localhost-nodeports", "true"),
-        ("v", "0"),
-        ("oom-score-adj", "-999"),
-        ("conntrack-tcp-timeout-established", "24h0m0s"),
-        ("conntrack-udp-timeout", "0s"),
-        ("healthz-bind-address", "0.0.0.0:10256"),
-        ("devices", "[]"),
-        ("cluster-cidr", ""),
-        ("masquerade-ports", "10000-29999"),
-        ("cache-dir", "/var/cache/ebpflb"),
-    ],
-)
-def test_what_was_not_given(flagz: Flagz, flag: str, value: str) -> None:
-    """False, zero and empty values are shown too, as Go formats them."""
-    assert flagz()[flag] == value
-
-
 def test_what_was_given(flagz: Flagz) -> None:
     """/flagz shows the value in force, however it was written."""
     said = flagz(

@@ -42,21 +42,6 @@ def test_open_files(cluster: LabCluster, node: Host) -> None:
     assert resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE) == (4096, 4096)
 
 
-@pytest.mark.parametrize("port", [10256, 10249])
-def test_bind_address_hard_fail(cluster: LabCluster, node: Host, port: int) -> None:
-    """A port in use ends it with status 1 and one line, and nothing of it is left."""
-    cluster.start_program(node, "serve", "another", str(port))
-    agent = cluster.add_agent(node, "--bind-address-hard-fail")
-    with pytest.raises(NodeError):
-        cluster.start()
-    assert agent.process and agent.process.wait(120) == 1
-    (line,) = [line for line in agent.log().splitlines() if line.startswith("ebpflb: ")]
-    assert f":{port}" in line and "Address already in use" in line
-    assert agent.log().splitlines()[-1] == line
-    assert "Traceback" not in agent.log()
-    assert not agent.paths.state.exists()
-
-
 FAILING = """
 import sys
 from ebpflb import stopping

@@ -67,18 +67,6 @@ def test_a_renewed_token_file_is_read_again(
     assert not [reason for reason in reasons if "401" in reason]
 
 
-def test_a_kubeconfig_that_cannot_be_used_is_an_error_at_start(
-    events: EventLog, tmp_path: Path
-) -> None:
-    """The error comes at once, in one line that names the file."""
-    path = tmp_path / "none"
-    with pytest.raises(ClusterError, match=str(path)):
-        ApiSource(events, node_name="node-1", kubeconfig=path).start()
-    path.write_text("{}")
-    with pytest.raises(ClusterError, match=str(path)):
-        ApiSource(events, node_name="node-1", kubeconfig=path).start()
-
-
 def test_no_kubeconfig_and_no_pod_is_an_error_at_start(
     events: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

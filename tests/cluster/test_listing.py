@@ -17,15 +17,6 @@ def names(event: Event) -> set[str]:
     return {key.name for key in event.objects}
 
 
-def test_every_kind_is_told_once_even_if_there_is_nothing(
-    api: FakeApiServer, events: EventLog, watch: Start
-) -> None:
-    """Nothing is programmed before every list is complete, so an empty list must be emitted too."""
-    watch()
-    for kind in Kind:
-        assert events.next(kind) == Replaced(kind, {})
-
-
 @pytest.mark.parametrize("count", [1, 3, 4, 7])
 def test_a_list_is_read_page_by_page(
     api: FakeApiServer, events: EventLog, watch: Start, count: int

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.model import nodes, objects
+from ebpflb.model import nodes
 from ebpflb.model.addresses import Family
 from tests.model import builders
 
@@ -51,14 +51,6 @@ def test_internal_addresses_first() -> None:
 def test_pod_cidrs(spec: dict[str, Any], expected: list[str]) -> None:
     """The first of each family, without the unreadable; podCIDR stands in for missing podCIDRs."""
     assert [str(each) for each in nodes.pod_cidrs(builders.node(**spec))] == expected
-
-
-def test_no_status() -> None:
-    """A node that has not reported yet has no address."""
-    bare = objects.Node(metadata=objects.Metadata(name="here"))
-    assert nodes.addresses(bare) == ()
-    assert nodes.pod_cidrs(bare) == ()
-    assert nodes.primary_addresses(()) == {}
 
 
 def test_primary() -> None:

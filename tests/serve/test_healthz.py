@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from ebpflb.model import nodes
-from ebpflb.model.addresses import Family
 from ebpflb.serve.health import Health, rfc3339
 from ebpflb.serve.listener import Request, Response
 from tests.model import builders
@@ -180,14 +179,6 @@ def test_body_of_livez_is_without_node_eligible(health: Health) -> None:
     assert set(body(health)) - set(body(health, "/livez")) == {"nodeEligible"}
 
 
-def test_healthy_stays_true_when_only_the_node_is_ineligible(health: Health) -> None:
-    """``healthy`` is about the data plane."""
-    health.set_node(builders.node(taints=[{"key": nodes.DELETION_TAINT}]))
-    said = body(health)
-    assert (said["nodeEligible"], said["healthy"]) == (False, True)
-    assert said["status"]["IPv4"]["healthy"] is True
-
-
 @pytest.mark.parametrize("path", PATHS)
 def test_last_updated_with_503_is_the_newest_real_sync(
     health: Health, time: Time, path: str
@@ -209,13 +200,6 @@ def test_status_is_omitted_if_empty() -> None:
     said = body(Health(TIMEOUT))
     assert "status" not in said
     assert said["lastUpdated"] == "0001-01-01T00:00:00Z"
-
-
-def test_status_omits_families_that_the_node_has_not() -> None:
-    """A node with one family has one entry."""
-    health = Health(TIMEOUT, [Family.IPV6])
-    health.synced()
-    assert list(body(health)["status"]) == ["IPv6"]
 
 
 def test_times_are_rfc3339_with_nanoseconds() -> None:

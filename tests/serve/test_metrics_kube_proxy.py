@@ -101,13 +101,6 @@ def test_last_queued(metrics: Metrics) -> None:
     }
 
 
-def test_service_changes_count_once_per_family(metrics: Metrics) -> None:
-    """A Service's event is seen by each family."""
-    metrics.service_changes(2)
-    metrics.service_changes(1)
-    assert value(metrics, "kubeproxy_sync_proxy_rules_service_changes_total") == 6
-
-
 def test_endpoint_changes_count_once(metrics: Metrics) -> None:
     """A slice is of one family, so its event counts once."""
     metrics.endpoint_changes(3)

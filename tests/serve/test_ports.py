@@ -4,7 +4,6 @@
 import asyncio
 import json
 import socket
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -39,16 +38,6 @@ def answers(host: str, port: int) -> bool:
         return ask("/livez", port, host).code in (200, 404)
     except OSError:
         return False
-
-
-def test_defaults_are_kube_proxys(serve: Serve) -> None:
-    """10256 on all addresses, 10249 on 127.0.0.1 alone."""
-    serve()
-    subprocess.run(["ip", "addr", "add", "192.0.2.1/32", "dev", "lo"], check=True)
-    assert answers("192.0.2.1", 10256)
-    assert answers("127.0.0.1", 10249)
-    assert not answers("192.0.2.1", 10249)
-    assert not answers("::1", 10249)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])

@@ -12,7 +12,7 @@ import pytest
 from ebpflb.model import nodes
 from ebpflb.serve.servers import HttpServers
 from tests.model import builders
-from tests.serve.conftest import FakeRecorder, Serve
+from tests.serve.conftest import Serve
 from tests.serve.health_ports import OTHER, PORT, SHOP, V4, WEB, checked, get, refused
 
 
@@ -34,17 +34,6 @@ def test_service_of_one_family_has_one_server(servers: HttpServers) -> None:
     servers.service_health.update({WEB: checked()})
     assert get().code == 200
     assert refused(host="::1")
-
-
-def test_family_that_the_node_has_not_is_left_out(
-    serve: Serve, fake_recorder: FakeRecorder
-) -> None:
-    """A dual-stack Service on a node without IPv6 is no trouble."""
-    servers = serve(healthz_address="", metrics_address="", families=[V4])
-    servers.service_health.update({WEB: checked(v6=1)})
-    assert get().code == 200
-    assert refused(host="::1")
-    assert fake_recorder.reasons == ["Starting"]
 
 
 def test_listens_whether_or_not_there_are_endpoints(servers: HttpServers) -> None:
@@ -118,15 +107,6 @@ def test_restricted_nodeport_addresses_restrict_the_listeners(servers: HttpServe
     assert get(host="192.0.2.1").code == get(host="192.0.2.2").code == 200
     assert get(host="::1").code == 200
     assert refused(host="127.0.0.1")
-
-
-def test_addresses_that_do_not_match_anything_leave_nothing(
-    servers: HttpServers, fake_recorder: FakeRecorder
-) -> None:
-    """CIDRs that none of our addresses is in: no one is asked here, and nothing is wrong."""
-    servers.service_health.update({WEB: checked()}, {V4: []})
-    assert refused()
-    assert fake_recorder.reasons == ["Starting"]
 
 
 def test_addresses_are_followed(servers: HttpServers) -> None:
