@@ -38,6 +38,7 @@ flow_program   a packet's cost by test runs; established: also beside another co
 
 schedulers     what each scheduler means for clients: `make bench-schedulers`
 queue_program  its client and servers
+own_counts     the same, computed, where several nodes count their own connections
 draws          what a draw costs: `make bench-draws`
 
 nodeport       NodePorts from outside, beside kube-proxy's rules: `make bench-nodeport`

@@ -14,6 +14,7 @@ import pytest
 
 from tests.deploy.helm import DEPLOY
 
+WORKFLOWS = DEPLOY.parent / ".github/workflows"
 DOCKERFILE = DEPLOY / "image/Dockerfile"
 ROOT = DEPLOY.parent
 PIP_CA = "build/pip-ca.pem"  # there only while an image is built by a PIP_CERT
@@ -82,13 +83,16 @@ def test_the_base_is_named_by_digest_and_every_stage_comes_from_it() -> None:
 
 def renew_base(folder: Path, digest: str) -> "subprocess.CompletedProcess[str]":
     """Renew the base in a copy, with a skopeo that prints this."""
+    image = folder / "deploy/image"
+    image.mkdir(parents=True)
     for name in ("Dockerfile", "renew-base"):
-        shutil.copy(DOCKERFILE.with_name(name), folder)
+        shutil.copy(DOCKERFILE.with_name(name), image)
+    shutil.copytree(WORKFLOWS, folder / ".github/workflows")
     skopeo = folder / "skopeo"
     skopeo.write_text(f'#!/bin/sh\necho "$*" >{folder}/asked\necho {digest}\n')
     skopeo.chmod(0o755)
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
-    command = [folder / "renew-base"]
+    command = [image / "renew-base"]
     return subprocess.run(
         command, env=environment, capture_output=True, text=True, check=False, timeout=60
     )
@@ -101,8 +105,13 @@ def test_the_digest_is_renewed(tmp_path: Path) -> None:
     assert (tmp_path / "asked").read_text().split()[-1] == (
         "docker://docker.io/library/debian:bookworm-slim"
     )
-    wanted = re.sub(r"(?m)^(ARG BASE=.*@).*", rf"\g<1>{digest}", DOCKERFILE.read_text())
-    assert (tmp_path / "Dockerfile").read_text() == wanted
+    workflow = Path("workflows/pull-request.yml")
+    for file, before in (
+        ("deploy/image/Dockerfile", DOCKERFILE),
+        (".github" / workflow, WORKFLOWS.parent / workflow),
+    ):
+        wanted = re.sub(r"(debian:[\w-]+@sha256:)\w+", rf"\g<1>{'5' * 64}", before.read_text())
+        assert (tmp_path / file).read_text() == wanted != before.read_text()
 
 
 ENGINE = """#!/bin/sh

@@ -105,8 +105,32 @@ def set_by(words: str) -> helm.Values:
         listed = text[1:-1].split(",") if text.startswith("{") else None
         section, _, key = path.partition(".")
         value = listed or (text == "true") or text
-        values[section] = {key: value} if key else value
+        values[section] = {**values.get(section, {}), key: value} if key else value
     return values
+
+
+def test_readme_installs_on_one_node_and_removes(tmp_path: Path) -> None:
+    """The first block gives the agent image, API server and pods' network; the second cleans up."""
+    readme = (PAGE.parents[1] / "README.md").read_text()
+    script = "".join(re.findall(r"```sh\n(.*?)```", readme, re.DOTALL))
+    for tool in ("helm", "kubectl", "make", "podman"):
+        (tmp_path / tool).write_text(f'#!/bin/sh\necho {tool} "$@" >> said\n')
+        (tmp_path / tool).chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-euc", script], cwd=tmp_path, env=path, check=True)
+    said = (tmp_path / "said").read_text().splitlines()
+    (install,) = [set_by(it) for it in said if it.startswith("helm install")]
+    (upgrade,) = [set_by(it) for it in said if it.startswith("helm upgrade")]
+    installed, removing = helm.render(install, {**install, **upgrade})
+    pod = helm.the("DaemonSet", installed)["spec"]["template"]["spec"]
+    agent = helm.container(installed)
+    assert pod["nodeSelector"]["ebpflb-trial"] == "yes"
+    assert f"podman push localhost/ebpflb:dev {agent['image']}" in said
+    assert {"name": "KUBERNETES_SERVICE_HOST", "value": "192.0.2.10"} in agent["env"]
+    config = helm.the("ConfigMap", installed)["data"]["config.conf"]
+    assert yaml.safe_load(config)["clusterCIDR"] == "10.244.0.0/16"
+    (cleaning,) = helm.the("DaemonSet", removing)["spec"]["template"]["spec"]["initContainers"]
+    assert cleaning["args"] == ["cleanup"]
 
 
 def test_the_api_servers_address_in_the_manifest() -> None:

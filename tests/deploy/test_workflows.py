@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workflows of .github run what is in the Makefile, by actions that cannot change unnoticed."""
+"""Workflows of .github run the Makefile by actions that cannot change; issue forms are readable."""
 
 import re
 import subprocess
@@ -62,3 +62,14 @@ def test_a_change_is_tested() -> None:
     text = (DEPLOY.parent / ".github/workflows/pull-request.yml").read_text()
     job = yaml.safe_load(text)["jobs"]["pass"]
     assert job["strategy"]["matrix"]["command"] == ["make test", "make test-kernel KERNEL=5.10"]
+
+
+@pytest.mark.parametrize("form", ["defect", "request", "trial"])
+def test_issue_forms(form: str) -> None:
+    """Each has what GitHub asks for, and names each input once."""
+    path = DEPLOY.parent / f".github/ISSUE_TEMPLATE/{form}.yml"
+    read = yaml.safe_load(path.read_text())
+    assert {"name", "description", "body"} <= read.keys()
+    inputs = [it for it in read["body"] if it["type"] != "markdown"]
+    assert all(it["attributes"]["label"] for it in inputs)
+    assert len({it["id"] for it in inputs}) == len(inputs) > 0

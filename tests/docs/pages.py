@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md", "vagrant/README.md")),
+    *sorted(ROOT.glob("*.md")),
+    ROOT / "vagrant/README.md",
     ROOT / "bench/results/README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]

@@ -22,7 +22,7 @@ SHOWN_BY: dict[str, dict[str, list[str] | str]] = yaml.safe_load(
 )
 CONFORMANCE = ROOT / "tests/conformance/cases.py"  # which test_packets_table plays
 DIFFERENCE = "ebpflb: "
-TEST = re.compile(r"(tests/[\w/]+/test_\w+\.py)::(test_\w+)(?:\[([\w ]+)\])?")
+TEST = re.compile(r"(tests/(?:[\w/]+/)?test_\w+\.py)::(test_\w+)(?:\[([\w ]+)\])?")
 SKIPPED = re.compile(r"\bmark\.(skip|xfail)\b")
 
 

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/track-record.md: the tests that replay a defect are there, and the gravest have a row."""
+
+import re
+
+from tests.docs import pages
+from tests.docs.pages import ROOT
+from tests.docs.test_kube_proxy import assert_exists
+
+PAGE = ROOT / "docs/track-record.md"
+COMMIT = re.compile(r"[0-9a-f]{8}")
+ROWS = pages.rows(PAGE, "Which ones were there?")
+
+
+def test_each_defect_has_a_test_that_runs() -> None:
+    assert len(ROWS) > 50
+    for *_, test in ROWS:
+        assert_exists(test.strip("`"))
+
+
+def test_each_defect_names_its_commits() -> None:
+    """When its part came, and when it was corrected."""
+    for _, found_by, since, corrected, _ in ROWS:
+        assert found_by in ("-", "load", "review", "simulation", "tests", "trial")
+        assert COMMIT.fullmatch(since) and COMMIT.fullmatch(corrected)
+
+
+def test_the_gravest_have_a_row() -> None:
+    gravest = PAGE.read_text().split("## Which were the gravest?\n")[1].partition("\n## ")[0]
+    told = re.findall(r"\*\* \((\w+)\)", gravest)
+    assert told == [row[3] for row in ROWS[: len(told)]]
