@@ -141,9 +141,8 @@ class EndpointWatch(PeriodicWorker):
         outcomes, self._outcomes = self._outcomes, []
         for outcome in outcomes:
             self._take_outcome(outcome, self._listed[outcome.port].ready)
-        self._health.expire(self._clock())
         for port, its in self._listed.items():
-            self._health.keep(port, its.ready)
+            self._health.keep(port, its.ready, self._clock())
         every = ((port, place) for port in listed for place in self._health.set_aside(port))
         if (aside := frozenset(every)) != self._aside:
             for port, place in self._aside - aside:

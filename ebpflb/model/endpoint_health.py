@@ -11,9 +11,8 @@ At most a third of a service port's endpoints are set aside, rounded up, and nev
 loses its last one. An endpoint that the API takes away, or that is not ready, loses its record.
 """
 
-import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -80,41 +79,24 @@ class EndpointHealth:
         record.times = min(record.times + 1, 30)
         return seconds
 
-    def opens(self, port: PortName, place: Place) -> bool:
-        """Clear the endpoint's record; return whether the endpoint was set aside."""
-        was_aside = place in self.set_aside(port)
+    def opens(self, port: PortName, place: Place) -> None:
+        """Clear the endpoint's record: it is in use again."""
         self._forget(port, [place])
-        return was_aside
 
-    def keep(self, port: PortName, ready: Collection[Place]) -> frozenset[Place]:
-        """Forget all endpoints that are not ready; return those that are in use again.
+    def keep(self, port: PortName, ready: Collection[Place], now: float) -> None:
+        """Forget all endpoints that are not ready; use those again whose time has ended.
 
-        If too many of the others are set aside now, those return whose time ends first.
+        If too many of the others are set aside, those are used again whose time ends first.
         """
-        before = self.set_aside(port)
         self._forget(port, set(self._records.get(port, ())).difference(ready))
-        records = self._records.get(port, {})
-        aside = sorted(self.set_aside(port), key=lambda place: records[place].until)
-        for place in aside[: max(len(aside) - most_set_aside(len(ready)), 0)]:
-            records[place].until = 0.0
-        return before - self.set_aside(port)
-
-    @property
-    def due(self) -> float:
-        """When ``expire`` has something to do; infinity if nothing is set aside."""
-        return min((each.until for _, _, each in self._all() if each.until), default=math.inf)
-
-    def expire(self, now: float) -> list[tuple[PortName, Place]]:
-        """Return the endpoints whose time has ended: they are in use again."""
-        ended = [(port, place) for port, place, it in self._all() if 0 < it.until <= now]
-        for port, place in ended:
-            self._records[port][place].until = 0.0
-        return ended
-
-    def _all(self) -> Iterator[tuple[PortName, Place, _Record]]:
-        for port, records in self._records.items():
-            for place, record in records.items():
-                yield port, place, record
+        aside = sorted(
+            (it for it in self._records.get(port, {}).values() if it.until),
+            key=lambda record: record.until,
+        )
+        too_many = max(len(aside) - most_set_aside(len(ready)), 0)
+        for at, record in enumerate(aside):
+            if at < too_many or record.until <= now:
+                record.until = 0.0
 
     def _forget(self, port: PortName, places: Collection[Place]) -> None:
         records = self._records.get(port, {})

@@ -87,29 +87,23 @@ def unsuited(
     are those of --devices.
     """
     bridges = list(bridges_of_pods(devices, pods))
+    handing = {b.index: b.name for b in bridges if any(calls[f] for f in bridged_families(b))}
+    ports = [each for each in devices if each.master in handing and each.kind in _POD_PORTS]
     return (
         _past_conntrack(bridges, calls)
-        or _left_out(devices, bridges, calls, patterns)
-        or _without_hairpin(devices, bridges, calls)
+        or _left_out(ports, handing, served_devices(devices, patterns))
+        or _without_hairpin([each for each in ports if not each.hairpin], handing)
     )
 
 
-def _left_out(
-    devices: Devices,
-    bridges: Collection[Device],
-    calls: Mapping[Family, bool],
-    patterns: Iterable[str],
-) -> str | None:
+def _left_out(ports: list[Device], handing: Mapping[int, str], served: Devices) -> str | None:
     """Return the problem of an unserved port of a bridge.
 
     Netfilter runs at the port, before the program at the bridge could choose an endpoint.
     """
-    handing = {b.index: b.name for b in bridges if any(calls[f] for f in bridged_families(b))}
-    if not handing:
-        return None
-    served = {device.index for device in served_devices(devices, patterns)}
-    for port in devices:
-        if port.master in handing and port.kind in _POD_PORTS and port.index not in served:
+    indexes = {device.index for device in served}
+    for port in ports:
+        if port.index not in indexes:
             bridge = handing[port.master]
             return f"--devices leaves out {port.name}, a port of the bridge {bridge} for a pod"
     return None
@@ -129,15 +123,11 @@ def _past_conntrack(bridges: Collection[Device], calls: Mapping[Family, bool]) -
     return f"{one} answer each other without conntrack (modprobe br_netfilter; {wanted})"
 
 
-def _without_hairpin(
-    devices: Devices, bridges: Collection[Device], calls: Mapping[Family, bool]
-) -> str | None:
+def _without_hairpin(ports: list[Device], handing: Mapping[int, str]) -> str | None:
     """Return the problem of a port without hairpin mode, if br_netfilter is on.
 
     Without br_netfilter the node itself sends the request through the bridge.
     """
-    handing = {b.index: b.name for b in bridges if any(calls[f] for f in bridged_families(b))}
-    ports = [d for d in devices if d.master in handing and d.kind in _POD_PORTS and not d.hairpin]
     if not ports:
         return None
     more = f" and {len(ports) - 1} more" if len(ports) > 1 else ""

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which endpoints are set aside, for how long, and how many."""
 
-import math
 from ipaddress import ip_address
 from typing import Any
 
@@ -23,20 +22,19 @@ def test_the_time_doubles_up_to_five_minutes() -> None:
     health, now, seconds = EndpointHealth(), 0.0, []
     for _ in range(8):
         seconds.append(health.fails(WEB, ONE, PLACES, now))
-        assert health.due == now + seconds[-1]
-        now = health.due
-        assert health.expire(now) == [(WEB, ONE)]
+        now += seconds[-1]
+        health.keep(WEB, PLACES, now - 0.1)
+        assert health.set_aside(WEB) == {ONE}
+        health.keep(WEB, PLACES, now)
         assert not health.set_aside(WEB)
     assert seconds == [10, 20, 40, 80, 160, 300, 300, 300]
-    assert health.due == math.inf
 
 
 def test_a_success_brings_it_back_with_a_clean_record() -> None:
     health = EndpointHealth()
     health.fails(WEB, ONE, PLACES, 0.0)
-    assert health.opens(WEB, ONE)
+    health.opens(WEB, ONE)
     assert (WEB in health.ports, health.set_aside(WEB)) == (False, frozenset())
-    assert not health.opens(WEB, ONE)
     assert health.fails(WEB, ONE, PLACES, 1.0) == 10
 
 
@@ -45,7 +43,8 @@ def test_what_is_set_aside_cannot_fail_again() -> None:
     health = EndpointHealth()
     assert health.fails(WEB, ONE, PLACES, 0.0)
     assert not health.fails(WEB, ONE, PLACES, 5.0)
-    assert health.due == 10
+    health.keep(WEB, PLACES, 10.0)
+    assert not health.set_aside(WEB)
 
 
 @pytest.mark.parametrize(
@@ -60,9 +59,9 @@ def test_too_many_of_fewer_endpoints_return() -> None:
     health = EndpointHealth()
     for now, place in enumerate((ONE, TWO)):
         assert health.fails(WEB, place, PLACES[:4], now)
-    assert health.keep(WEB, PLACES[:3]) == {ONE}
+    health.keep(WEB, PLACES[:3], 2.0)
     assert health.set_aside(WEB) == {TWO}
-    assert health.keep(WEB, []) == {TWO}
+    health.keep(WEB, [], 2.0)
     assert WEB not in health.ports
 
 
@@ -89,12 +88,11 @@ def test_any_sequence_keeps_the_bounds(sequence: list[tuple[str, Any]]) -> None:
                 assert what not in health.set_aside(WEB)
             case "keep":
                 ready = what
-                health.keep(WEB, ready)
+                health.keep(WEB, ready, now)
             case "wait":
                 now += what
-                health.expire(now)
+                health.keep(WEB, ready, now)
         aside = health.set_aside(WEB)
         assert aside <= ready
         assert len(aside) <= most_set_aside(len(ready))
         assert all(now < since[place] + 300 for place in aside)
-        assert not aside or now < health.due
