@@ -732,10 +732,10 @@ class ServiceSync(Part):
             return
         names = set(map(str, changed))
         now = {name: reason for name, reason in before.items() if name not in names}
-        for key in sorted(changed & waiting.of_service.keys()):
-            reason = next(iter(waiting.of_service[key].values())).reason
+        for key in sorted(changed & waiting.lacks.keys()):
+            reason = next(iter(waiting.lacks[key].values())).reason
             now[str(key)] = reason
             if before.get(str(key)) != reason and self._may_warn(key):
                 log.warning(_NOT_PROGRAMMED, key, reason)
                 self._record_lack(key, reason)
-        self.not_programmed, self._lacking = now, set(waiting.of_service)
+        self.not_programmed, self._lacking = now, set(waiting.lacks)

@@ -264,7 +264,7 @@ class Planner:
             if any(map(gt, size, wanted.get(namespace, NOTHING))):
                 self.waiting.freed(namespace)
         for name in self.waiting.take(lambda *it: it[0] in names or self._still_lacks(*it)):
-            if self._is_not_made(name, self.waiting.lacks[name]):
+            if (lack := self.waiting.lack(name)) and self._is_not_made(name, lack):
                 self._again.add(name.owner)
             else:
                 names.add(name)
@@ -288,7 +288,7 @@ class Planner:
 
     def lacks(self, name: PortName) -> str:
         """Return what keeps a service port from fitting completely; "" if it fits."""
-        lack = self.waiting.lacks.get(name)
+        lack = self.waiting.lack(name)
         return lack.reason if lack else ""
 
     def knows_backend(self, id: int | None) -> bool:

@@ -51,15 +51,14 @@ EVERYONE = ""  # instead of a namespace: any namespace can free the space
 class Waiting:
     """The waiting service ports.
 
-    ``lacks``: what each of them lacks. ``changed``: the Services with a service port that began or
-    stopped waiting, or waits for another reason; the reader empties it.
+    ``lacks``: what each of them lacks, by Service. ``changed``: the Services with a service port
+    that began or stopped waiting, or waits for another reason; the reader empties it.
     """
 
     def __init__(self) -> None:
-        self.lacks: dict[PortName, Lack] = {}
-        self.of_service: dict[Key, dict[PortName, Lack]] = {}
+        self.lacks: dict[Key, dict[PortName, Lack]] = {}
         self.changed: set[Key] = set()
-        self._queues: defaultdict[str, dict[PortName, None]] = defaultdict(dict)
+        self._queues: defaultdict[str, dict[PortName, Lack]] = defaultdict(dict)
         self._tries: dict[str, int] = {}  # namespace -> how many of its queue to try
         self._freed: set[str] = set()  # namespaces, since the last ``take``
 
@@ -70,14 +69,21 @@ class Waiting:
 
     def set(self, name: PortName, lack: Lack | None) -> None:
         """Set what a service port lacks; None: it fits completely, or is deleted."""
-        former = self.lacks.pop(name, None)
+        ports = self.lacks.pop(name.owner, {})
+        former = ports.pop(name, None)
         if former:
             self._queues[former.namespace].pop(name, None)
         if lack:
-            self.lacks[name] = lack
-            self._queues[lack.namespace][name] = None
+            ports[name] = lack
+            self._queues[lack.namespace][name] = lack
+        if ports:
+            self.lacks[name.owner] = ports
         if (former and former.reason) != (lack and lack.reason):
-            self._note(name, lack)
+            self.changed.add(name.owner)
+
+    def lack(self, name: PortName) -> Lack | None:
+        """Return what a service port lacks; None if it fits completely."""
+        return self.lacks.get(name.owner, {}).get(name)
 
     def freed(self, namespace: str) -> None:
         """Note that something was freed that this namespace can use, or any."""
@@ -95,22 +101,13 @@ class Waiting:
                 if len(found) == MOST_PLANNED:
                     break
                 tried.append(name)
-                found += [] if still_lacks(name, self.lacks[name]) else [name]
+                found += [] if still_lacks(name, queue[name]) else [name]
             for name in tried:
                 queue[name] = queue.pop(name)  # to the end
             self._tries[namespace] -= len(tried)
             if not queue or not self._tries[namespace]:
                 del self._tries[namespace]
         return found
-
-    def _note(self, name: PortName, lack: Lack | None) -> None:
-        service = name.owner
-        ports = self.of_service.setdefault(service, {})
-        ports.pop(name, None)
-        ports |= {name: lack} if lack else {}
-        if not ports:
-            del self.of_service[service]
-        self.changed.add(service)
 
 
 _AT_RANDOM = "its connections go to any endpoint at random"

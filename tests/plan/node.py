@@ -42,7 +42,8 @@ def _frontends_of_changing_ips(before: Maps, after: Maps) -> set[Frontend]:
 
 def not_programmed(planner: Planner) -> dict[PortName, str]:
     """The service ports that do not fit completely, and the reason."""
-    return {name: lack.reason for name, lack in planner.waiting.lacks.items()}
+    every = planner.waiting.lacks.values()
+    return {name: lack.reason for ports in every for name, lack in ports.items()}
 
 
 def used_by(node: "PlannedNode", namespace: str) -> dict[str, int]:
@@ -261,7 +262,6 @@ def check_tidy(node: PlannedNode) -> None:
     assert set(maps.cluster_ips) == {
         f.address for f, service in maps.services.items() if "external" not in service.flags
     }
-    _check_waiting(node)
     _check_backend_slots(node)
     _check_translations(node)
     _check_ranges(node)
@@ -269,14 +269,6 @@ def check_tidy(node: PlannedNode) -> None:
     for service in maps.services.values():
         block = maps.backends(service, service.block)
         assert service.backends == tuple(backend.id for backend in block[:FIRST_BACKENDS])
-
-
-def _check_waiting(node: PlannedNode) -> None:
-    """The Services that wait are those with a port that lacks something, with these ports."""
-    lacking = node.planner.waiting.lacks.keys()
-    waiting = {service: ports.keys() for service, ports in node.planner.waiting.of_service.items()}
-    services = {it.owner for it in lacking}
-    assert waiting == {key: {it for it in lacking if it.owner == key} for key in services}
 
 
 def _check_backend_slots(node: PlannedNode) -> None:

@@ -136,7 +136,8 @@ def test_full_maps(steps: list[Step]) -> None:
     node.wait_for_quarantine()
     while node.planner.retry_due < node.now:
         node.change({})
-    for name, lack in node.planner.waiting.lacks.items():
+    for name in node.not_programmed:
+        assert (lack := node.planner.waiting.lack(name))
         assert node.planner.space.lack(name, lack.part, lack.more) or "in a row" in lack.reason
     check_tidy(node)
 

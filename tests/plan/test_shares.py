@@ -151,7 +151,7 @@ def test_what_others_free_is_not_tried_by_who_has_its_share() -> None:
     node = PlannedNode(CAPACITY, HALF)
     many = {it.name: it for it in (port("tenant", n, range(1, 9)) for n in range(1, 6))}
     node.change(many | {(small := port("v", 1, range(1, 3))).name: small})
-    assert len(node.planner.waiting.lacks) == 3
+    assert len(node.not_programmed) == 3
     node.change({small.name: None})
     node.wait(2)
     node.change({})
@@ -175,4 +175,4 @@ def test_each_waiting_port_is_tried_once_for_what_was_freed(count: int, frees: i
         found = waiting.take(lambda name, lack: False)
         assert len(found) <= 2 * MOST_TRIED
         tried += found
-    assert sorted(tried) == sorted(waiting.lacks)
+    assert sorted(tried) == sorted(name for ports in waiting.lacks.values() for name in ports)
