@@ -20,6 +20,7 @@ from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
 from ebpflb.lab import cni
 from ebpflb.lab.hosts import Host
+from tests.kit.cells import REFUSED, UNANSWERED, Row
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,13 @@ def _nothing(place: Place) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """``clean`` removes what the proxy leaves outside of its namespace."""
+    """``clean`` removes what the proxy leaves outside of its namespace. ``differs`` names the cell
+    of a row, for a client and a kind of frontend, that the proxy means instead, or nothing.
+    """
 
     command: Callable[[Place], list[str]]
     clean: Callable[[Place], None] = _nothing
+    differs: Callable[[Row, str, str], str] = lambda row, who, kind: ""
 
 
 def ebpflb(packet_path: str, *more: str) -> Target:
@@ -60,7 +64,10 @@ def ebpflb(packet_path: str, *more: str) -> Target:
         words = [f"--{name}={value}" for name, value in options.items()]
         return [sys.executable, "-P", "-m", "ebpflb", "run", *words, *more]
 
-    return Target(command, lambda place: unpin_all(StateDir(state(place))))
+    def differs(row: Row, who: str, kind: str) -> str:
+        return row.cell if row.kube_proxy else ""
+
+    return Target(command, lambda place: unpin_all(StateDir(state(place))), differs)
 
 
 def kube_proxy(mode: str) -> Target:
@@ -87,7 +94,13 @@ def kube_proxy(mode: str) -> Target:
         path.write_text(yaml.safe_dump(config))
         return [os.environ.get("KUBE_PROXY") or "kube-proxy", f"--config={path}"]
 
-    return Target(command)
+    def differs(row: Row, who: str, kind: str) -> str:
+        """kube-proxy.md 12: unknown ports, and the node's own requests, are left to the router."""
+        own = who == "near" and kind in ("external", "balancer")
+        refused = mode == "iptables" and row.cell == REFUSED
+        return UNANSWERED if refused and (own or kind.endswith("+1")) else ""
+
+    return Target(command, differs=differs)
 
 
 WORDS = ("node", "kubeconfig", "folder", "cgroup")

@@ -16,8 +16,9 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.netns import NETNS
 from tests.conformance.__main__ import play
 from tests.conformance.cases import CASES
-from tests.conformance.targets import named
+from tests.conformance.targets import TARGETS, named
 from tests.docs.pages import ROOT
+from tests.kit.cells import REFUSED, UNANSWERED, Row
 
 pytestmark = pytest.mark.extended
 
@@ -38,6 +39,18 @@ def test_a_difference_is_told() -> None:
     (told,) = [result for result in results if result.asked == asked]
     assert told.wanted == "here=node there=node"
     assert told.seen == "here 198.51.100.1, there 192.0.2.1"
+    assert [result for result in results if result.seen and not result.on_purpose] == []
+
+
+def test_no_other_difference_is_on_purpose() -> None:
+    """What differs is known for each target: a proxy that is given as a command differs in none."""
+    kube_proxy, ours = TARGETS["kube-proxy-iptables"], TARGETS["ebpflb-flows"]
+    refused, seen = Row("near outside", 10, "external cluster", REFUSED), Row("a", 1, "b", "c", "d")
+    known = kube_proxy.differs(refused, "near", "external"), ours.differs(seen, "a", "b")
+    assert known == (UNANSWERED, "c")
+    assert kube_proxy.differs(refused, "outside", "external") == ""
+    assert ours.differs(refused, "near", "external") == ""
+    assert named("another {node}").differs(seen, "a", "b") == ""
 
 
 def test_a_proxy_that_does_nothing_fails() -> None:
