@@ -289,7 +289,23 @@ def service_entries(
     table: Range = NO_TABLE,
 ) -> ServiceEntries:
     """Return the entries for the desired state with these ids, this block and this first table."""
-    services = _services(service_id, desired, frontends, block, ids, table)
+    cluster = sum("cluster" in backend.flags for backend in desired.backends)
+    local = [index for index, backend in enumerate(desired.backends) if "local" in backend.flags]
+    is_even = table.size > 0 and len(weights(desired.backends)) == 1
+    usual = ServiceEntry(
+        service_id,
+        NO_FLAGS,
+        desired.affinity_seconds,
+        block.size,
+        Range(block.base, cluster),
+        Range(block.base + (local or [0])[0], len(local)),
+        table,
+        ids[:FIRST_BACKENDS],
+    )
+    services = {
+        frontend: usual._replace(flags=marked(flags) if is_even else flags)
+        for frontend, flags in frontends.items()
+    }
     new = ServiceEntries(service_id, block, services, desired.backends, ids)
     return new._replace(source_ranges=source_ranges(service_id, desired)) if new.restricted else new
 
@@ -309,33 +325,6 @@ def existing(desired: DesiredService, entries: ServiceEntries, lack: Lack) -> De
 def source_ranges(service_id: int, desired: DesiredService) -> frozenset[SourceRange]:
     return frozenset(source_range_key(each, service_id) for each in desired.source_ranges) | {
         source_range_key(each, service_id, nodeport=True) for each in desired.nodeport_source_ranges
-    }
-
-
-def _services(
-    service_id: int,
-    desired: DesiredService,
-    frontends: Mapping[Frontend, Flags],
-    block: Range,
-    ids: tuple[int, ...],
-    table: Range,
-) -> dict[Frontend, ServiceEntry]:
-    cluster = sum("cluster" in backend.flags for backend in desired.backends)
-    local = [index for index, backend in enumerate(desired.backends) if "local" in backend.flags]
-    ranges = Range(block.base, cluster), Range(block.base + (local or [0])[0], len(local))
-    affinity, slots = desired.affinity_seconds, block.size
-    is_even = table.size > 0 and len(weights(desired.backends)) == 1
-    return {
-        frontend: ServiceEntry(
-            service_id,
-            marked(flags) if is_even else flags,
-            affinity,
-            slots,
-            *ranges,
-            table,
-            ids[:FIRST_BACKENDS],
-        )
-        for frontend, flags in frontends.items()
     }
 
 
