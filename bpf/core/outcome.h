@@ -44,7 +44,6 @@ static __always_inline enum action action_of(enum verdict verdict)
 {
 	switch (verdict) {
 	case VERDICT_REFUSED:
-	case VERDICT_ENDPOINT_GONE:
 	case VERDICT_TOO_LONG:
 	case VERDICT_PING_ANSWERED:
 		return REJECT;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Removes an expired flow, or marks one whose endpoint has gone (engine/flows/expire.h). The agent
- * runs this program by BPF_PROG_TEST_RUN on a frame that has the flow's entries in place of a payload.
+ * Removes an expired flow (engine/flows/expire.h). The agent runs this program by BPF_PROG_TEST_RUN on a
+ * frame that has the flow's entries in place of a payload.
  */
 #include "compat.h"
 #include "engine/flows/expire.h"
@@ -15,8 +15,6 @@ int flow_ending(struct __sk_buff *ctx)
 
 	if (bpf_skb_load_bytes(ctx, LINK, entries, sizeof(entries)))
 		return 0;
-	if (entries[0].end == ENTRY_GONE)
-		return flow_mark_gone(&entries[0]);
 	return flow_expire(entries, &resting);
 }
 

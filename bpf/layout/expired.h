@@ -10,12 +10,11 @@ enum flow_size {
 enum entry_end {
 	ENTRY_DELETED = 0,
 	ENTRY_RESTS = 1,	/* it becomes FLOW_RESTING */
-	ENTRY_GONE = 2,		/* a request's, alone: it gets FLOW_GONE */
 };
 
 struct expired_entry {
 	struct tuple tuple;	/* zero: no entry */
-	__u64 time;		/* as the agent has read it: last_seen; of ENTRY_GONE: created */
+	__u64 time;		/* last_seen, as the agent has read it */
 	__u32 end;		/* enum entry_end */
 	__u32 pad;
 };

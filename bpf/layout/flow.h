@@ -50,7 +50,7 @@ enum flow_flag {
 	FLOW_FIN = 8,		/* this side has closed; TCP and SCTP */
 	FLOW_RST = 16,		/* this side has reset, or aborted */
 	FLOW_AFFINITY = 32,	/* with FLOW_SEEN, session affinity is remembered */
-	FLOW_GONE = 64,		/* of a request: the client is answered with resets (ebpflb/agent/on_removal) */
+	FLOW_GONE = 64,		/* written by former versions; means nothing (removed: maps would not be kept) */
 };
 
 /*

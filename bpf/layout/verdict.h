@@ -24,14 +24,13 @@ enum verdict {
 	VERDICT_REJECT_LIMITED = 16,	/* refused without a reply: over the rate limit, or no reply is possible */
 	VERDICT_MALFORMED = 17,	/* packet that is cut short or contradicts itself: left alone */
 	VERDICT_PORT_TAKEN_OVER = 18,	/* new flow that leaves from the port of one not idle for its time yet */
-	VERDICT_ENDPOINT_GONE = 19,	/* packet of a flow whose endpoint has gone: answered with a reset */
-	VERDICT_TOO_LONG = 20,	/* reply too long for its device: answered with "packet too big" */
-	VERDICT_PASSED_THROUGH = 21,	/* no endpoint, and the service leaves such packets to the network */
-	VERDICT_PING_ANSWERED = 22,	/* echo request to an address of a service: answered */
-	VERDICT_UNKNOWN_PORT = 23,	/* port of a load balancer's address that no service has: dropped */
-	VERDICT_REDIRECT = 24,	/* ICMP redirect about a packet of a known flow: dropped */
-	VERDICT_TRANSLATED_AT_SOCKET = 25,	/* to an external frontend's address, by a socket hook: left alone */
-	VERDICTS = 26,		/* how many */
+	VERDICT_TOO_LONG = 19,	/* reply too long for its device: answered with "packet too big" */
+	VERDICT_PASSED_THROUGH = 20,	/* no endpoint, and the service leaves such packets to the network */
+	VERDICT_PING_ANSWERED = 21,	/* echo request to an address of a service: answered */
+	VERDICT_UNKNOWN_PORT = 22,	/* port of a load balancer's address that no service has: dropped */
+	VERDICT_REDIRECT = 23,	/* ICMP redirect about a packet of a known flow: dropped */
+	VERDICT_TRANSLATED_AT_SOCKET = 24,	/* to an external frontend's address, by a socket hook: left alone */
+	VERDICTS = 25,		/* how many */
 };
 
 /* Why a flow is masqueraded. */

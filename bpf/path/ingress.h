@@ -105,8 +105,6 @@ static __always_inline struct outcome ingress_known(struct __sk_buff *ctx,
 	record_at(STEP_FLOW, known->kind, &known->address);
 	if (entry_is_not_for(known, ctx->ifindex))
 		return unchanged(VERDICT_PASSED);
-	if (flow_is_gone(packet, known, flow))
-		return unchanged(VERDICT_ENDPOINT_GONE);
 	if (flow_continues(packet, known, flow)) {
 		onward->to = flow_follow(packet, known, flow);
 		translated_note(ctx, known);

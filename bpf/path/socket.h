@@ -32,7 +32,7 @@ static __always_inline void socket_forget(const struct request *request)
  *
  * Datagrams of a pod's socket are translated at the device, as soon as there is a backend. The
  * node's own connected sockets are remembered for the agent, with backend 0
- * (ebpflb/agent/stale_udp).
+ * (ebpflb/kernel/stale.py).
  */
 static __always_inline enum answer datagram_refuse(const struct request *request,
 						   const enum call call, struct backend *backend)

@@ -16,8 +16,7 @@ endpoint_health   sets endpoints aside that do not answer this node
 node_local        asks the listeners on this node that Services name whether they answer
 node_readiness    says in the API whether Services work on this node
 missed_ends       ends sockets and counted connections whose end no program saw
-on_removal        resets connections to removed endpoints
-stale_udp         moves UDP clients away from endpoints that no longer serve
+stale             ends connections that lead to endpoints which no longer serve
 """
 
 from ebpflb.agent.build import build_agent

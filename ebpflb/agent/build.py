@@ -28,8 +28,6 @@ from ebpflb.agent.monitoring import Monitoring
 from ebpflb.agent.node_local import NodeLocalWatch, answering_in
 from ebpflb.agent.node_readiness import NodeReadiness
 from ebpflb.agent.node_sync import HostChanges, NodeSync, ProgramLoader, flow_timeouts
-from ebpflb.agent.on_removal.reset_worker import ConnectionsReset, ResetWorker
-from ebpflb.agent.on_removal.resets import ConntrackConnections, FlowConnections, SocketConnections
 from ebpflb.agent.reporter import (
     ApiServersFile,
     BesideKubeProxy,
@@ -41,7 +39,7 @@ from ebpflb.agent.reporter import (
     Told,
 )
 from ebpflb.agent.service_sync import ServiceSync
-from ebpflb.agent.stale_udp.worker import StaleUdpWorker
+from ebpflb.agent.stale import ConnectionsReset, StaleWorker
 from ebpflb.agent.sync import DevicesAttached, Sync
 from ebpflb.cluster.api_servers import ApiServers
 from ebpflb.cluster.event_recorder import (
@@ -60,7 +58,7 @@ from ebpflb.kernel.maps.sweep import Sweeper
 from ebpflb.kernel.netfilter.each_packet import EachPacketWatch
 from ebpflb.kernel.netfilter.untracked import UntrackedWatch, untracked
 from ebpflb.kernel.netfilter.watch import NatWatch
-from ebpflb.kernel.node import kube_proxy, sock_diag, sysctls
+from ebpflb.kernel.node import kube_proxy, sysctls
 from ebpflb.kernel.node.device_watch import DeviceWatch
 from ebpflb.kernel.node.namespaces import Namespaces
 from ebpflb.kernel.programs import precompile
@@ -71,8 +69,6 @@ from ebpflb.model.events import Disturbed, in_force
 from ebpflb.model.facts import Fact, Observed
 from ebpflb.model.nodes import FORWARD_AUTO
 from ebpflb.options import REPORT, Options
-from ebpflb.plan.removed_endpoints import restore_watched
-from ebpflb.serve import status
 from ebpflb.serve.agent_lock import AgentLock
 from ebpflb.serve.listener import Handler
 from ebpflb.serve.metrics import Metrics
@@ -269,7 +265,7 @@ class _Builder:
         doctor = DoctorAudit(options, inbox.ask, self._cluster, audit)
         canary = CanarySync(sync)
         uplinks = UplinkCanary(inbox.ask, canary, self._node_sync)
-        udp, on_removal, readiness = self._stale_udp(), self._reset_worker(), self._node_readiness()
+        stale, readiness = self._stale_worker(), self._node_readiness()
         parts = (
             self._loader,
             canary,
@@ -279,7 +275,7 @@ class _Builder:
             audit,
             doctor,
             reporter,
-            Stale(udp, on_removal, sync),
+            Stale(stale, sync),
             uplinks,
             Recorder(self._history, sync),
             self._api_servers_file(),
@@ -292,8 +288,8 @@ class _Builder:
             "/v1/canary/": CanaryRequests(inbox.ask, canary, uplinks.report).respond,
             "/v1/service": Inspection(inbox.ask, sync).respond,
         }
-        self._start_workers(udp, on_removal, uplinks)
-        self._metrics.socket_destroy_supported(udp.can_end)
+        self._start_workers(stale, uplinks)
+        self._metrics.socket_destroy_supported(stale.ends_udp)
         publisher = self._publisher(audit)
         devices = DeviceWatch(inbox.put, route_sources=not probe.route_source())
         self._start(self._servers, readiness, devices)
@@ -337,12 +333,17 @@ class _Builder:
         drift_found = self._history.explaining(reporter.drift_found)
         return Audit(checks, drift_found, report_only=self._options.audit == REPORT)
 
-    def _stale_udp(self) -> StaleUdpWorker:
-        return StaleUdpWorker(
+    def _stale_worker(self) -> StaleWorker:
+        def on_reset(done: ConnectionsReset) -> None:
+            self._metrics.connections_reset(done.kind, done.number)
+            self._inbox.put(done)
+
+        return StaleWorker(
             self._maps,
             Namespaces().each,
             self._ends.socket.run,
             self._metrics.stale_flows_ended,
+            on_reset,
             shadow=self._options.shadow,
         )
 
@@ -379,21 +380,6 @@ class _Builder:
         if self._options.keeps_api_servers:
             file.read()
         return file
-
-    def _reset_worker(self) -> ResetWorker:
-        """Return the worker; with --shadow conntrack's connections belong to a kube-proxy."""
-        maps, options = self._maps, self._options
-        sockets = SocketConnections(maps, Namespaces().each, sock_diag.can_destroy_tcp)
-        own = (sockets, FlowConnections(maps, self._ends.flow.run))
-        kinds = own if options.shadow else (*own, ConntrackConnections(maps))
-        former = status.read(options.paths)
-        watched = restore_watched(former.reset_on_removal) if former else {}
-
-        def on_reset(done: ConnectionsReset) -> None:
-            self._metrics.connections_reset(done.kind, done.number)
-            self._inbox.put(done)
-
-        return ResetWorker(maps, kinds, watched, on_reset)
 
     def _connect_metrics(self, publisher: Publisher) -> None:
         """Connect the metrics to the objects that they read on request."""

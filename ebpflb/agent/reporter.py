@@ -16,8 +16,7 @@ import msgspec
 from ebpflb import files
 from ebpflb.agent.audit import TABLE_NAME
 from ebpflb.agent.loop import Part, Turn
-from ebpflb.agent.on_removal.reset_worker import ConnectionsReset, ResetWorker
-from ebpflb.agent.stale_udp.worker import StaleUdpWorker
+from ebpflb.agent.stale import ConnectionsReset, StaleWorker
 from ebpflb.agent.sync import Sync
 from ebpflb.cluster.event_recorder import object_limit
 from ebpflb.history.recorder import History
@@ -177,33 +176,29 @@ class Stale(Part):
     name = "stale endpoints"
     takes = (Disturbed,)
 
-    def __init__(self, udp: StaleUdpWorker, on_removal: ResetWorker, sync: Sync) -> None:
-        self._udp, self._on_removal, self._sync = udp, on_removal, sync
+    def __init__(self, worker: StaleWorker, sync: Sync) -> None:
+        self._worker, self._sync = worker, sync
         self._must_check_all = False  # this was not told of everything
 
     def take(self, message: Disturbed) -> None:
         if message.check == TABLE_NAME:
-            self._udp.check_connections()
+            self._worker.check_untranslated()
 
     def observe(self, turn: Turn) -> None:
         if turn.has_new_devices:
-            self._udp.check_connections()
+            self._worker.check_untranslated()
         if not self._sync.is_written:
             return
         is_full = self._must_check_all or (turn.full and turn.seconds is not None)
         self._must_check_all = True  # unless the end is reached
-        if changes := self._sync.service_sync.planner.take_backend_changes():
-            self._udp.check(changes)
+        services = self._sync.service_sync
+        self._worker.check(services.planner.take_removals(), services.take_watched())
         if is_full:
-            self._udp.check_everything()
-        self._on_removal.update(self._sync.service_sync.take_watched(), all_named=is_full)
+            self._worker.check_everything()
         self._must_check_all = False
 
     def status(self) -> Mapping[str, Any]:
-        return {
-            "udp_not_ended": self._udp.error,
-            "reset_on_removal": self._on_removal.watched_ports,
-        }
+        return {"udp_not_ended": self._worker.error}
 
 
 class SourceErrors(Part):
@@ -284,7 +279,6 @@ class Publisher:
     def __init__(self, options: Options, health: Health, in_force: Callable[[], bool]) -> None:
         begun = status.initial(node=options.node_name, source=options.source)
         self.status = begun.changed(
-            removed_settings=options.removed_settings,
             socket_translation=options.socket_translation,
             left_to_kube_proxy=options.left_to_kube_proxy,
             standalone=bool(options.manifests),

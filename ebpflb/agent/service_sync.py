@@ -33,7 +33,6 @@ from ebpflb.model.endpoints import (
     Steps,
     places,
     policies_without_endpoints,
-    usable,
 )
 from ebpflb.model.events import MAX_LISTED, MAX_NAMED_IN_LINE, Key
 from ebpflb.model.facts import Fact
@@ -42,9 +41,9 @@ from ebpflb.model.services import KUBERNETES, PortName, Protocol, ServicePort
 from ebpflb.plan.canary import is_canary
 from ebpflb.plan.desired import ANY, DesiredService, desiring, not_made
 from ebpflb.plan.planner import Plan, Planner
-from ebpflb.plan.removed_endpoints import DELETED, Change, Watched
 from ebpflb.plan.service_entries import ServiceEntries, SlowStarts, existing
 from ebpflb.plan.space import Shares
+from ebpflb.plan.stale import DELETED, Change, Watched
 from ebpflb.stopping import parts
 
 # The Services that remain to be planned, in the order in which namespaces have their turns.
@@ -669,7 +668,9 @@ class ServiceSync(Part):
         yield Step(cost, {desired.name: desired})
 
     def _desiring(self, port: ServicePort, selection: Selection) -> Steps[DesiredService]:
-        self._watched[port.name] = self._watch(port, selection)
+        grace, listed = port.reset_after, places(selection.listed)
+        watched = None if grace is None else Watched(grace, frozenset(), listed)
+        self._watched[port.name] = watched
         self.no_local.update(port.name, policies_without_endpoints(port, selection))
         programmed = self.planner.entries(port.name)
         is_answering = listener(port) in self.cluster.observed[Fact.ANSWERING_LISTENERS]
@@ -682,23 +683,6 @@ class ServiceSync(Part):
     def _is_left(self, key: Key) -> bool:
         """Whether the Service exists, but now another proxy must serve it."""
         return key in self.cluster.services and not self.cluster.services[key]
-
-    def _watch(self, port: ServicePort, selection: Selection) -> Watched | None:
-        """Return the watch of a port; its frontends are known when the plan is."""
-        on_removal = port.on_removal
-        if on_removal.reset_after is None:
-            return None
-        watched = Watched(on_removal.reset_after, frozenset(), places(selection.listed))
-        if on_removal.after_terminating is None:
-            return watched
-        ids = usable(port, selection)
-        return watched._replace(
-            after_terminating=on_removal.after_terminating,
-            terminating=places(each for each in selection.listed if each.terminating),
-            usable=places(
-                each for each in (*selection.cluster, *selection.local) if id(each) in ids
-            ),
-        )
 
     def _set_health_check(self, key: Key, check: HealthCheck | None) -> None:
         self.health_checks.pop(key, None)

@@ -25,6 +25,7 @@ from ebpflb.history.records import WriteCause
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node.device_watch import DevicesChanged
+from ebpflb.model import annotations
 from ebpflb.model.addresses import host_port
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import MAX_LISTED, Changed, Kind, ObjectEvent, Removed, Replaced
@@ -249,8 +250,15 @@ class Sync(Part):
             "lists_complete": cluster.complete,
             "invalid_objects": {f"{kind} {key}": reason for (kind, key), reason in invalid},
             "object_warnings": dict(islice(cluster.warnings(), MAX_LISTED)),
+            "removed_settings": {**self.options.removed_settings, **_removed(cluster)},
             "set_aside": set_aside_in_words(cluster),
             "ports_not_reserved": self._ports_not_reserved,
             "sync_error": self.error,
             "in_sync": self.in_sync,
         }
+
+
+def _removed(cluster: ClusterState) -> dict[str, str]:
+    """Return the objects with a setting that was removed."""
+    found = (each for each in cluster.warnings() if annotations.is_about_removed(each[1]))
+    return dict(islice(found, MAX_LISTED))

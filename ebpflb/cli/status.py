@@ -11,7 +11,6 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.output import Output, data_option, print_as, show, watch_option
-from ebpflb.entries.services import service_name
 from ebpflb.serve.conditions import Facts, Verdict, VerdictReason, judge, since
 from ebpflb.serve.status import AgentStatus
 from ebpflb.tools import pins
@@ -27,7 +26,7 @@ GROUPS = {
     "forwarding",
     "services": "service_ports backends in_sync sync_error node_not_written not_programmed "
     "set_aside claimed_twice invalid_objects object_warnings drift audit_errors objects_differ",
-    "connections": "flows conntrack reset_on_removal udp_not_ended ports_not_reserved",
+    "connections": "flows conntrack udp_not_ended ports_not_reserved",
     "kube-proxy": "kube_proxy left_to_kube_proxy",
 }
 MAX_NAMED_IN_TEXT = 10  # of one field; the other formats have all
@@ -73,14 +72,6 @@ def served_by(facts: Facts) -> str:
         left = "programs that an agent left, with the services of its last sync"
         return f"{left}; {facts.table}" if facts.table else left
     return "the agent, with the services that it has received"
-
-
-def resets_text(facts: Facts) -> dict[str, str]:
-    """Return service port -> the delay after which its connections are reset, same in both
-    families.
-    """
-    watched = facts.published.reset_on_removal if facts.published else ()
-    return {str(each.name): f"after {each.grace:g} s" for each in watched}
 
 
 def to_come_text(facts: Facts) -> str:
@@ -150,12 +141,7 @@ def _print(found: NodeStatus, output: Output) -> None:
     if not output.is_data:
         click.echo("\n".join(_text(*found)))
     else:
-        print_as(output, {**found.as_data(), "reset_on_removal": _resets(found.facts)})
-
-
-def _resets(facts: Facts) -> list[dict[str, Any]]:
-    watched = facts.published.reset_on_removal if facts.published else ()
-    return [{"service": service_name(it.name, 0), "grace_seconds": it.grace} for it in watched]
+        print_as(output, found.as_data())
 
 
 def _text(facts: Facts, node: dict[str, Any], published: dict[str, Any]) -> list[str]:
@@ -165,7 +151,6 @@ def _text(facts: Facts, node: dict[str, Any], published: dict[str, Any]) -> list
     published = {
         **published,
         "last_received": {kind: since(at, facts.now) for kind, at in received.items()},
-        "reset_on_removal": resets_text(facts),
         "devices_to_come": to_come_text(facts),
     }
     flows = {name: _flows_text(numbers) for name, numbers in node["flows"].items()}

@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import combinations, product
 from typing import NamedTuple
 
-from ebpflb.entries.services import NO_FLAGS, Flags, Frontend, Timeout, TimeoutKey
+from ebpflb.entries.services import NO_FLAGS, Flags, Timeout, TimeoutKey
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
 
@@ -283,24 +283,6 @@ class Ends(NamedTuple):
 
     def reversed(self) -> "Ends":
         return Ends(self.destination, self.source, self.destination_port, self.source_port)
-
-
-class StaleCandidates(NamedTuple):
-    """Connections to a frontend that may be stale: all, or only those that ``backend`` answers.
-
-    ``backend`` is an address and a port; an unspecified address means any, as in a NodePort's
-    frontend.
-    """
-
-    frontend: Frontend
-    backend: tuple[Address, int] | None
-
-
-class Unanswered(NamedTuple):
-    """Connections to this backend that it has not answered."""
-
-    protocol: Protocol
-    backend: tuple[Address, int]
 
 
 class Connection(NamedTuple):

@@ -13,6 +13,7 @@ declarations     C declarations as types of cffi, parsed when an installation is
 libc             calls of the C library that Python does not have
 pyroute2_parts   what is imported of pyroute2
 
+stale            finds and ends connections that lead to endpoints which no longer serve
 netlink          messages of netlink: encoded and decoded
 recording        runs copies of the programs to record their decisions
 monitoring       events of decisions, while `ebpflb monitor` runs

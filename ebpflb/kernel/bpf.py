@@ -151,14 +151,9 @@ def map_lookup(map_fd: int, key: bytes, value_size: int, *, delete: bool = False
     return None if found is None else bytes(value)
 
 
-def map_update(
-    map_fd: int, key: bytes, value: bytes, *, new: bool = False, known: bool = False
-) -> None:
-    """Insert or replace.
-
-    Errors: E2BIG: full; EEXIST: ``new`` key exists; ENOENT: ``known`` key missing.
-    """
-    bpf(_UPDATE, "map update", _element(map_fd, key, value, 2 * known + new)[0])
+def map_update(map_fd: int, key: bytes, value: bytes, *, known: bool = False) -> None:
+    """Insert or replace. Errors: E2BIG: full; ENOENT: ``known`` key missing."""
+    bpf(_UPDATE, "map update", _element(map_fd, key, value, 2 * known)[0])
 
 
 def map_delete(map_fd: int, key: bytes) -> None:

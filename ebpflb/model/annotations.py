@@ -79,6 +79,16 @@ def _seconds(text: str) -> float:
 LONGEST = 3600.0  # seconds, of a slow start and of a grace
 
 
+# What a former version had.
+
+_WAS_REMOVED = "was removed"
+_REMOVED = {"ebpflb.io/ports": "list each port in spec.ports"}  # annotation -> what to do
+
+
+def is_about_removed(message: str) -> bool:
+    return is_about_one(message) and _WAS_REMOVED in message
+
+
 # How a new connection gets its endpoint: by a Service's annotation, else by --scheduler.
 #
 # kube-proxy has schedulers only in mode ipvs, and there for the whole node: ``BY_IPVS`` maps the
@@ -139,74 +149,39 @@ SLOW_START_ANNOTATION = "ebpflb.io/slow-start"
 #
 # An endpoint is removed when no EndpointSlice of the Service lists it any more. An endpoint that is
 # terminating or not ready is still listed, and may continue to serve its existing connections.
-# Connections to a terminating one are reset if the Service says how long before the pod is killed.
 
 ON_REMOVAL_ANNOTATION = "ebpflb.io/on-removal"
 KEEP, RESET = "keep", "reset"
 DEFAULT_GRACE = 10.0  # seconds: a controller may move an endpoint from one slice to another
-BY_SOCKETS, BY_FLOWS, BY_CONNTRACK = RESET_KINDS = (
-    "sockets",
-    "flows",
-    "conntrack",
-)  # of connections
-_TERMINATING = "terminating"
-_POD_GRACE = "30s"  # Kubernetes' default of a pod's terminationGracePeriodSeconds
+BY_SOCKETS, BY_CONNTRACK = RESET_KINDS = "sockets", "conntrack"  # of connections
 _ON_REMOVAL_VALUES = "keep, reset or reset=DURATION"
 
 
-class OnRemoval(NamedTuple):
-    """When connections are reset, in seconds; None: never.
+def _read_reset_after(service: objects.Service, warnings: list[str]) -> float | None:
+    """Return after how many seconds connections to a removed endpoint are reset; None: never."""
 
-    ``reset_after``: after the endpoint was removed. ``before_kill``: before the grace of a
-    terminating pod ends, which takes ``pod_grace``.
-    """
+    def parse(text: str) -> float | None:
+        if text == KEEP:
+            return None
+        reset, _, terminating = text.partition(",terminating=")
+        if terminating:
+            where = annotation_field(ON_REMOVAL_ANNOTATION)
+            instead = "connections end with their endpoint"
+            warnings.append(f"{where}: terminating {_WAS_REMOVED}: {instead}")
+        kind, is_given, grace = reset.partition("=")
+        if kind != RESET:
+            raise ValueError(f"{quoted(text)} is not {_ON_REMOVAL_VALUES}")
+        return _seconds(grace) if is_given else DEFAULT_GRACE
 
-    reset_after: float | None = None
-    before_kill: float | None = None
-    pod_grace: float = 0.0
-
-    @property
-    def after_terminating(self) -> float | None:
-        """After how many seconds of termination connections are reset."""
-        return None if self.before_kill is None else self.pod_grace - self.before_kill
-
-    def __str__(self) -> str:
-        """Return the annotation's text, with all durations."""
-        if self.reset_after is None:
-            return KEEP
-        text = f"{RESET}={_show(self.reset_after)}"
-        if self.before_kill is None:
-            return text
-        return f"{text},{_TERMINATING}={_show(self.before_kill)}/{_show(self.pod_grace)}"
+    meta, instead = service.metadata, "connections are kept"
+    return _read(meta, ON_REMOVAL_ANNOTATION, parse, None, instead, warnings)
 
 
-KEPT = OnRemoval()
-
-
-def _show(seconds: float) -> str:
-    return str(addresses.Duration(seconds * 10**9))
-
-
-def _parse_on_removal(text: str) -> OnRemoval:
-    """Parse ``keep`` or ``reset[=DURATION][,terminating=DURATION[/DURATION]]``."""
-    if text == KEEP:
-        return KEPT
-    removed, _, terminating = text.partition(",")
-    kind, is_given, grace = removed.partition("=")
-    if kind != RESET:
-        raise ValueError(f"{quoted(text)} is not {_ON_REMOVAL_VALUES}")
-    reset_after = _seconds(grace) if is_given else DEFAULT_GRACE
-    if removed == text:
-        return OnRemoval(reset_after)
-    kind, _, times = terminating.partition("=")
-    if kind != _TERMINATING:
-        raise ValueError(f"{quoted(terminating)} is not {_TERMINATING}=DURATION")
-    before_text, _, grace_text = times.partition("/")
-    before_kill = _seconds(before_text)
-    pod_grace = _seconds(grace_text or _POD_GRACE)
-    if before_kill > pod_grace:
-        raise ValueError(f"{quoted(before_text)} is longer than {grace_text or _POD_GRACE}")
-    return OnRemoval(reset_after, before_kill, pod_grace)
+def show_on_removal(reset_after: float | None) -> str:
+    """Return the annotation's text, with its duration."""
+    if reset_after is None:
+        return KEEP
+    return f"{RESET}={addresses.Duration(reset_after * 10**9)}"
 
 
 # Whether endpoints that do not answer are set aside: by a Service's annotation, else by
@@ -332,10 +307,10 @@ OF_SLICES = frozenset({WEIGHT_ANNOTATION})
 
 
 class ServiceAnnotations(NamedTuple):
-    """What a Service's annotations set; ``slow_start`` in seconds."""
+    """What a Service's annotations set; ``reset_after`` and ``slow_start`` in seconds."""
 
     scheduler: str
-    on_removal: OnRemoval
+    reset_after: float | None
     slow_start: float
     endpoint_health: str
     node_local: tuple[Address, ...]
@@ -362,9 +337,7 @@ def read(
     at_once = "new endpoints get their whole weight at once"
     return ServiceAnnotations(
         _word(service, SCHEDULER_ANNOTATION, SCHEDULERS, scheduler, warnings),
-        _read(
-            meta, ON_REMOVAL_ANNOTATION, _parse_on_removal, KEPT, "connections are kept", warnings
-        ),
+        _read_reset_after(service, warnings),
         _read(meta, SLOW_START_ANNOTATION, _seconds, 0.0, at_once, warnings),
         _word(service, HEALTH_ANNOTATION, ENDPOINT_HEALTH, endpoint_health, warnings),
         _read(meta, NODE_LOCAL_ANNOTATION, node_local, (), "sockets get endpoints", warnings),
@@ -392,6 +365,8 @@ def _without_effect(
     for name in others:
         if name in ours:
             yield f"{annotation_field(name)}: has no effect on {kind}: set it on {owner}"
-    for name in [name for name in others if name not in ours][:1]:
+        if name in _REMOVED:
+            yield f"{annotation_field(name)}: {_WAS_REMOVED}: {_REMOVED[name]}"
+    for name in [name for name in others if name not in {*ours, *_REMOVED}][:1]:
         known = ", ".join(sorted(its))
         yield f"{annotation_field(name)}: has no effect: it is not one of {known}"

@@ -26,9 +26,7 @@ from ebpflb.model import addresses, annotations, objects
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.annotations import (
     HEALTH_OFF,
-    KEPT,
     RANDOM,
-    OnRemoval,
     annotation_field,
 )
 from ebpflb.model.events import Key
@@ -306,7 +304,7 @@ class ServicePort:
     ``created`` is the creationTimestamp or "". Zero means none for ``node_port``,
     ``health_check_node_port`` and ``affinity_seconds``. Empty source ranges admit every client.
     ``external_local`` applies to the Service, and matters only if ``externally_accessible``.
-    ``on_removal``: when connections to a removed or terminating endpoint are reset.
+    ``reset_after``: seconds until connections to a removed endpoint are reset; None: never.
     ``slow_start``: seconds in which the weight of a new endpoint grows to its full value.
     ``endpoint_health``: one of ENDPOINT_HEALTH, how endpoints that do not answer are noticed.
     ``type``: the Service's spec.type; it decides nothing here.
@@ -332,7 +330,7 @@ class ServicePort:
     external_local: bool
     health_check_node_port: int
     scheduler: str = RANDOM
-    on_removal: OnRemoval = KEPT
+    reset_after: float | None = None
     slow_start: float = 0.0
     endpoint_health: str = HEALTH_OFF
     type: str = "ClusterIP"
@@ -435,7 +433,7 @@ def _service_ports(
                 external_local=_is_external_local(spec),
                 health_check_node_port=_health_check_node_port(spec),
                 scheduler=annotated.scheduler,
-                on_removal=annotated.on_removal if protocol is Protocol.TCP else KEPT,
+                reset_after=annotated.reset_after if protocol is Protocol.TCP else None,
                 slow_start=annotated.slow_start,
                 endpoint_health=_health_of(annotated.endpoint_health, protocol),
                 type=sys.intern(spec.type or "ClusterIP"),

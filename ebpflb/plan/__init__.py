@@ -14,7 +14,7 @@ space            where a service port's slots are, and how much of it fits; shar
 allocators       which slots and ids are free, and which are in quarantine
 service_entries  the map entries of one service port
 frontends        the entries of map services: which service port has which frontend
-removed_endpoints  which endpoints were removed, and when
+stale            which connections lead to endpoints that no longer serve
 
 comparison       compares the maps with the plan
 

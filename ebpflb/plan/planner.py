@@ -47,13 +47,13 @@ from ebpflb.plan.frontends import ClusterIps, Frontends, SourceRanges
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.service_entries import (
     NO_ENTRIES,
-    BackendChange,
     MadeTables,
     ServiceEntries,
     Totals,
     slots,
 )
 from ebpflb.plan.space import EVERYONE, UNLIMITED, Ahead, Shares, Space
+from ebpflb.plan.stale import Removal, removals
 
 # A plan says what to write into the maps, and in which order. Making a plan writes nothing.
 
@@ -239,7 +239,7 @@ class Planner:
         self.service_ids, self.backend_ids = self.space.service_ids, self.space.backend_ids
         self.slots, self.waiting = self.space.slots, self.space.waiting
         self.former_ids = self.space.former_ids = FormerIds(contents.former_translations)
-        self.backend_changes: list[BackendChange] = []
+        self._removals: list[Removal] = []
         self.changed: dict[PortName, ServiceEntries] = {}  # as they were before, for the history
         self._made: dict[PortName, MadeTables] = {}  # tables made ahead for the next plan
         self._admitted: dict[str, Size] = {}  # namespace -> what it wants, with the next plan
@@ -429,10 +429,10 @@ class Planner:
                 self.quarantine.add(partial(self.backend_ids.free, translation.id))
             self.quarantine.add(partial(self._end_translation, translation))
 
-    def take_backend_changes(self) -> list[BackendChange]:
-        """Return all changes since the last call; call this after the plans were written."""
-        changes, self.backend_changes = self.backend_changes, []
-        return changes
+    def take_removals(self) -> list[Removal]:
+        """Return all removals since the last call; call this after the plans were written."""
+        taken, self._removals = self._removals, []
+        return taken
 
     @property
     def cluster_ips(self) -> ClusterIps:
@@ -546,7 +546,7 @@ class Planner:
         self._free_block(old, used_ids=frozenset())
         self.quarantine.add(partial(self.space.choices.free, old.tables))
         self._free_service_id(old.id)
-        self.backend_changes.append(BackendChange.between(name, old, NO_ENTRIES))
+        self._removals += removals(name, old, NO_ENTRIES)
 
     def _change(self, name: PortName, new: ServiceEntries) -> None:
         old = self.entries(name)
@@ -556,7 +556,7 @@ class Planner:
         if new.block != old.block:
             self._free_block(old, used_ids=frozenset(new.ids))
         if new.block != old.block or new.services.keys() != old.services.keys():
-            self.backend_changes.append(BackendChange.between(name, old, new))
+            self._removals += removals(name, old, new)
 
     def _count(self, name: PortName, old: ServiceEntries, new: ServiceEntries) -> None:
         self.totals.replace(old, new)

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from ebpflb.entries.flows import StaleCandidates, Unanswered
 from ebpflb.entries.services import (
     FIRST_BACKENDS,
     NO_FLAGS,
@@ -30,7 +29,7 @@ from ebpflb.entries.services import (
 from ebpflb.model.addresses import Address, host_port
 from ebpflb.model.annotations import HASHING
 from ebpflb.model.endpoints import Steps, in_parts
-from ebpflb.model.services import PortName, Protocol
+from ebpflb.model.services import PortName
 from ebpflb.plan import tables
 from ebpflb.plan.desired import DesiredBackend, DesiredService, Lack
 from ebpflb.plan.tables import marked, scheduler_of
@@ -206,75 +205,6 @@ def in_list(backends: Sequence[DesiredBackend], name: str) -> Steps[list[tables.
 
 def _slot(backend: DesiredBackend) -> tuple[Address, int, Flags, int]:
     return backend.address, backend.port, backend.flags, backend.weight
-
-
-class BackendChange(NamedTuple):
-    """A service port got other backends or frontends.
-
-    ``ids`` are those of backends whose sockets may have to be ended. Of a UDP service port these
-    are the backends that it has lost, and all former ones if it has lost a frontend; ``candidates``
-    are connections that may no longer lead where new ones do. Of another service port they are the
-    backends that it has lost or set aside; connections that those have not answered are to begin
-    again (``unanswered``).
-    """
-
-    name: PortName
-    ids: frozenset[int]
-    candidates: frozenset[StaleCandidates] = frozenset()
-    unanswered: frozenset[Unanswered] = frozenset()
-
-    @classmethod
-    def between(cls, name: PortName, old: ServiceEntries, new: ServiceEntries) -> "BackendChange":
-        if name.protocol != Protocol.UDP:
-            given_up = _given_up(old, new)
-            to_begin_again = (Unanswered(name.protocol, each) for each in given_up.values())
-            return cls(name, frozenset(given_up), unanswered=frozenset(to_begin_again))
-        has_all_frontends = old.services.keys() <= new.services.keys()
-        kept = frozenset(new.ids if has_all_frontends else ())
-        return cls(name, frozenset(old.ids) - kept, frozenset(_candidates(old, new)))
-
-
-def _given_up(old: ServiceEntries, new: ServiceEntries) -> dict[int, tuple[Address, int]]:
-    """Return the endpoints that were removed, or set aside, by their ids."""
-    now = dict(zip(new.ids, new.backends, strict=True))
-    return {
-        id: before.endpoint
-        for id, before in zip(old.ids, old.backends, strict=True)
-        if id not in now or (now[id].is_set_aside and not before.is_set_aside)
-    }
-
-
-MOST_CANDIDATES = 10_000
-
-
-def _candidates(old: ServiceEntries, new: ServiceEntries) -> Iterator[StaleCandidates]:
-    """Yield the connections that may be stale: at known frontends those to removed backends.
-
-    At a frontend that the service port did not serve before, or that it has lost, they are all;
-    also if there are more than MOST_CANDIDATES pairs of a frontend and a removed backend.
-    """
-    kept = {*new.ids}
-    gone: list[tuple[Address, int] | None]
-    gone = [b.endpoint for b, id in zip(old.backends, old.ids, strict=True) if id not in kept]
-    if len(gone) * len(new.services) > MOST_CANDIDATES:
-        gone = [None]
-    for frontend in {**old.services, **new.services}:
-        if frontend.port:
-            for backend in gone if _is_known(frontend, old, new) else [None]:
-                yield StaleCandidates(frontend, backend)
-
-
-def _is_known(frontend: Frontend, old: ServiceEntries, new: ServiceEntries) -> bool:
-    """Whether the service port served the frontend before, and has it still."""
-    if frontend not in old.services or frontend not in new.services:
-        return False
-    return bool(old.ids) and not _passed_through(frontend, old, new)
-
-
-def _passed_through(frontend: Frontend, old: ServiceEntries, new: ServiceEntries) -> bool:
-    """Whether packets from outside went on to the router, and get a backend now."""
-    before, now = old.services[frontend], new.services[frontend]
-    return "passthrough" in now.flags and not before.local.size and now.local.size > 0
 
 
 NO_ENTRIES = ServiceEntries(0, Range(0, 0), {}, (), ())

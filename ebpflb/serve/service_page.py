@@ -21,7 +21,7 @@ from ebpflb.entries.services import (
 )
 from ebpflb.model import endpoints
 from ebpflb.model.addresses import Family, host_port
-from ebpflb.model.annotations import PASSTHROUGH, RANDOM
+from ebpflb.model.annotations import PASSTHROUGH, RANDOM, show_on_removal
 from ebpflb.model.endpoint_slices import StoredSlice
 from ebpflb.model.endpoints import (
     NONE_SET_ASIDE,
@@ -294,7 +294,7 @@ def _port_page(facts: PortFacts, service: ServiceFacts) -> PortPage:
         [*_frontend_rows(facts, programmed)],
         [*_endpoint_rows(facts, service, _slot_rows(entries))],
         scheduler_of(next(iter(programmed.values()), frozenset())),
-        str(port.on_removal),
+        show_on_removal(port.reset_after),
         _no_space(facts),
     )
 

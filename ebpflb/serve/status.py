@@ -24,7 +24,6 @@ from ebpflb.errors import NodeError, in_words, log_once
 from ebpflb.files import decode_regular
 from ebpflb.model.packet_path import PacketPath
 from ebpflb.options import ALL_SOCKETS, Paths
-from ebpflb.plan.removed_endpoints import WatchedPort
 from ebpflb.redaction import redact
 from ebpflb.version import VERSION
 
@@ -33,7 +32,7 @@ log = logging.getLogger(__name__)
 _PRIVATE_FILE, _PRIVATE_FOLDER = 0o600, 0o700
 _FORMER_FILE = ".contents"  # of a version that left the maps' content to the next agent
 _OWN_FILES = {".json", ".lock", ".ports", ".sock", ".history", ".sysctls", ".failed", _FORMER_FILE}
-_LARGEST = 64 << 20  # bytes; 100,000 Services with on-removal take 15 MB
+_LARGEST = 64 << 20  # bytes
 _LOST = "`ebpflb monitor` and `doctor` cannot reach this agent until it is restarted"
 CURRENT_PROGRAMS = "current"  # the loaded programs are those of this agent's version
 FORMER_PROGRAMS = "an earlier version's, because this version's cannot be loaded"
@@ -69,7 +68,6 @@ class AgentStatus(msgspec.Struct, frozen=True):
     claimed_twice: Mapping[str, str] = {}  # frontend -> which Service has it, and which have not
     not_programmed: Mapping[str, str] = {}  # Service -> why a port of it does not fit
     set_aside: Mapping[str, str] = {}  # service port -> endpoints that do not answer this node
-    reset_on_removal: tuple[WatchedPort, ...] = ()  # whose connections the agent may have to reset
     devices_not_served: Mapping[str, str] = {}  # device -> why its packets are not served
     choices_lost: Mapping[str, str] = {}  # device -> what becomes of its requests
     devices_to_come: int = 0  # to which the programs are being attached

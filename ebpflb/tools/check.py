@@ -119,10 +119,10 @@ def _bridged_pods() -> CheckResult:
 
 
 def _stale_sockets() -> Iterator[CheckResult]:
-    """Yield whether sockets of removed endpoints can be ended (kube-proxy.md 11.1, on_removal)."""
+    """Yield whether sockets of removed endpoints can be ended (kube-proxy.md 11.1, on-removal)."""
     lost = "connected UDP sockets keep a removed endpoint (modprobe udp_diag)"
     yield feature("destroying UDP sockets", sock_diag.can_destroy(), "4.9, INET_DIAG_DESTROY", lost)
-    lost = "with on-removal: reset, sockets keep a removed endpoint (modprobe tcp_diag)"
+    lost = "with on-removal: reset, TCP sockets keep a removed endpoint (modprobe tcp_diag)"
     yield feature(
         "destroying TCP sockets", sock_diag.can_destroy_tcp(), "4.5, INET_DIAG_DESTROY", lost
     )

@@ -13,7 +13,6 @@ from ebpflb.agent.canary_sync import CanarySync
 from ebpflb.agent.engine import EngineChoice
 from ebpflb.agent.loop import Inbox, Part, Stop
 from ebpflb.agent.node_sync import NodeSync, ProgramLoader
-from ebpflb.agent.on_removal.reset_worker import ResetWorker
 from ebpflb.agent.reporter import (
     ApiServersFile,
     BesideKubeProxy,
@@ -54,7 +53,7 @@ from ebpflb.model.services import PortName, Protocol
 from ebpflb.options import REPORT, Options, Paths
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.planner import Plan
-from ebpflb.plan.service_entries import BackendChange
+from ebpflb.plan.stale import Change, Removal
 from ebpflb.serve import status
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
@@ -281,19 +280,21 @@ class FakeServiceHealth:
         self.addresses.append(addresses)
 
 
-class FakeStaleUdpWorker:
+class FakeStaleWorker:
     """Records its calls."""
 
     def __init__(self) -> None:
-        self.changes: list[BackendChange] = []
-        self.checks_of_everything = self.checks_of_connections = 0
+        self.removals: list[Removal] = []
+        self.resets: dict[PortName, Change] = {}
+        self.checks_of_everything = self.checks_of_untranslated = 0
         self.error: str | None = None
 
-    def check(self, changes: Iterable[BackendChange]) -> None:
-        self.changes += changes
+    def check(self, removals: Iterable[Removal], changes: Mapping[PortName, Change]) -> None:
+        self.removals += removals
+        self.resets |= changes
 
-    def check_connections(self) -> None:
-        self.checks_of_connections += 1
+    def check_untranslated(self) -> None:
+        self.checks_of_untranslated += 1
 
     def check_everything(self) -> None:
         self.checks_of_everything += 1
@@ -313,9 +314,8 @@ class Harness:
         self.health = Health(timeout=60)
         self.metrics = Metrics()
         self.service_health = FakeServiceHealth()
-        self.stale_udp = FakeStaleUdpWorker()
+        self.stale = FakeStaleWorker()
         self.history = FakeHistory()
-        self.on_removal = ResetWorker({}, (), {})
         self.more_parts: list[Part] = []
         self.events: list[str] = []
         self.annotations: list[ObjectWarning] = []  # events about them
@@ -366,7 +366,7 @@ class Harness:
         fakes: Any = self
         return [
             *(self.loader, self.canary, self.sync, self.service_sync, self.node_sync, self.audit),
-            *(reporter, Stale(fakes.stale_udp, self.on_removal, self.sync)),
+            *(reporter, Stale(fakes.stale, self.sync)),
             *(
                 Recorder(fakes.history, self.sync),
                 SourceErrors(dict),

@@ -144,14 +144,14 @@ def test_told_everywhere(harness: Harness, caplog: pytest.LogCaptureFixture) -> 
     """
     start(harness, sync_period=0.01)
     wait_until("it is ready", lambda: harness.health.ready)
-    searches = harness.stale_udp.checks_of_connections
+    searches = harness.stale.checks_of_untranslated
     harness.datapath.taken_off.append(HOOK)
     wait_until("it is put back", lambda: bool(harness.datapath.restored))
     assert any("hook connect4 is not attached" in each.getMessage() for each in caplog.records)
     assert harness.events == ["hook connect4 is not attached"]
     assert value(harness, "ebpflb_audit_drift_total", part="hook") == 1
     harness.wait_for(lambda status: not status.drift)
-    assert harness.stale_udp.checks_of_connections > searches
+    assert harness.stale.checks_of_untranslated > searches
     wait_until("it is ready again", lambda: harness.health.ready and harness.health.serves)
 
 

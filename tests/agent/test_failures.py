@@ -13,6 +13,7 @@ from ebpflb.lab import manifests
 from ebpflb.model.addresses import Family
 from ebpflb.model.annotations import ON_REMOVAL_ANNOTATION
 from ebpflb.model.events import Kind, Removed
+from ebpflb.plan.stale import DELETED, Watched
 from tests.agent.fakes import Harness, changed, found, listed, service, slices
 from tests.agent.started import BRIDGE, ETH, NODES, PORT, SERVICES, SLICES, V4, here, start
 from tests.agent.told import FULL
@@ -65,11 +66,11 @@ def test_full_map(harness: Harness) -> None:
     assert len(harness.datapath.maps.services) == 1
     assert harness.datapath.settings.span_v4 == prefix_of(ip_network("10.96.0.0/16"))
     assert not harness.datapath.attached
-    assert harness.stale_udp.checks_of_everything < 1
+    assert harness.stale.checks_of_everything < 1
     harness.datapath.full.clear()
     harness.wait_for(lambda status: not status.sync_error)
     assert len(harness.datapath.attached) == 1
-    assert harness.stale_udp.checks_of_everything == 1
+    assert harness.stale.checks_of_everything == 1
     assert harness.service_health.addresses == [{Family.IPV4: {V4}}]
 
 
@@ -86,13 +87,13 @@ def test_device_fails(harness: Harness, caplog: pytest.LogCaptureFixture) -> Non
 def test_what_came_before_a_device_was_served_goes(harness: Harness) -> None:
     """Whenever a device gets programs, also late, what conntrack got before is looked for."""
     start(harness)
-    searches = harness.stale_udp.checks_of_connections
+    searches = harness.stale.checks_of_untranslated
     harness.datapath.unattached = [{PORT.name: "no room"}]
     harness.send(here(ETH, BRIDGE, PORT))
     harness.wait_for(lambda status: not status.devices_not_served)
-    assert harness.stale_udp.checks_of_connections == searches + 1
+    assert harness.stale.checks_of_untranslated == searches + 1
     harness.send(changed(Kind.SERVICE, service("b", "10.96.0.2")))
-    assert harness.stale_udp.checks_of_connections == searches + 1
+    assert harness.stale.checks_of_untranslated == searches + 1
 
 
 def test_a_service_that_goes_after_a_failed_write_is_known_to_have_gone(serving: Harness) -> None:
@@ -100,11 +101,10 @@ def test_a_service_that_goes_after_a_failed_write_is_known_to_have_gone(serving:
     watched = service("a", "10.96.0.1")
     watched["metadata"]["annotations"] = {ON_REMOVAL_ANNOTATION: "reset=1h"}
     serving.send(changed(Kind.SERVICE, watched))
-    removed = serving.on_removal.removed
-    (name,) = removed.watched
+    (name,) = [it for it, change in serving.stale.resets.items() if isinstance(change, Watched)]
     serving.datapath.failures = [FULL]
     key, _ = found(Kind.SERVICE, watched)
     serving.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.9")))
     serving.send(Removed(Kind.SERVICE, key))
     serving.wait_for(lambda status: not status.sync_error)
-    assert name in removed.deleted
+    assert serving.stale.resets[name] == DELETED

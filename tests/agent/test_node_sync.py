@@ -50,10 +50,10 @@ def test_pods_devices_get_programs_beside_the_loop(harness: Harness) -> None:
     assert harness.datapath.served[-1] == (ETH, pod)
     assert harness.status.attached
     assert harness.status.devices_to_come == 1
-    searches = harness.stale_udp.checks_of_connections
+    searches = harness.stale.checks_of_untranslated
     harness.send(DevicesAttached())
     assert harness.status.devices_to_come == 0
-    assert harness.stale_udp.checks_of_connections == searches + 1
+    assert harness.stale.checks_of_untranslated == searches + 1
 
 
 @pytest.mark.parametrize(("engine", "waits"), [(Engine.FLOWS, True), (Engine.NETFILTER, False)])

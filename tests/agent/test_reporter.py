@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from typing import Any
 
 import pytest
@@ -74,8 +75,8 @@ def test_order_within_a_sync(harness: Harness, monkeypatch: pytest.MonkeyPatch) 
         (harness.metrics, "programmed"),
         (harness.health, "synced"),
         (harness.service_health, "update"),
-        (harness.stale_udp, "check"),
-        (harness.stale_udp, "check_everything"),
+        (harness.stale, "check"),
+        (harness.stale, "check_everything"),
     ):
         monkeypatch.setattr(owner, name, _noted(calls, name, getattr(owner, name)))
     harness.start()
@@ -183,9 +184,6 @@ def test_stale_flows(serving: Harness) -> None:
     """Everything is checked after the start, and later what each sync removed."""
     dns, endpoints = datagrams("10.1.0.7", "10.1.0.8")
     serving.send(changed(Kind.SERVICE, dns), changed(Kind.ENDPOINT_SLICE, endpoints))
-    assert serving.stale_udp.checks_of_everything == 1
-    ids = {
-        name.target: id for id, name in serving.datapath.maps.backend_names.items() if name.target
-    }
+    assert serving.stale.checks_of_everything == 1
     serving.send(changed(Kind.ENDPOINT_SLICE, datagrams("10.1.0.8")[1]))
-    assert serving.stale_udp.changes[-1].ids == {ids["10.1.0.7"]}
+    assert serving.stale.removals[-1].endpoints == {(ip_address("10.1.0.7"), 53)}

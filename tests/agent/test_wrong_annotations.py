@@ -74,7 +74,9 @@ def test_of_an_endpoint_slice(harness: Harness, text: str) -> None:
 
 @pytest.mark.parametrize("name", ["schedular", "nodeport-source-range", "ports", HOSTILE])
 def test_of_a_name_that_none_has(harness: Harness, name: str) -> None:
-    """A misspelt or removed annotation begins as ours do. The first of several is named."""
+    """A misspelt or removed annotation begins as ours do: removed ones and the first other are
+    named.
+    """
     names = {objects.OURS + name: "maglev", objects.OURS + "zzz": "1", "example.org/weight": "1"}
     web = service("a", "10.96.0.1")
     web["metadata"]["annotations"] = names
@@ -83,11 +85,13 @@ def test_of_a_name_that_none_has(harness: Harness, name: str) -> None:
     harness.send(listed(Kind.SERVICE, web), listed(Kind.ENDPOINT_SLICE, slice))
     harness.send(listed(Kind.NODE, manifests.node("node-1", "192.0.2.1")))
     assert {event.kind for event in harness.annotations} == {Kind.SERVICE, Kind.ENDPOINT_SLICE}
-    assert len(harness.annotations) == 2
+    assert len(harness.annotations) == (3 if name == "ports" else 2)
     for event in harness.annotations:
         assert event.reason.startswith("metadata.annotations[ebpflb.io/")
         assert event.reason.isprintable() and len(event.reason) < 500
-        assert name == HOSTILE or "has no effect: it is not one of ebpflb.io/" in event.reason
+        is_removed = "[ebpflb.io/ports]: was removed: list each port in spec.ports" in event.reason
+        is_unknown = "has no effect: it is not one of ebpflb.io/" in event.reason
+        assert name == HOSTILE or is_removed or is_unknown
     assert harness.status.service_ports == harness.status.backends == 1
 
 

@@ -196,7 +196,7 @@ def test_cleanup(cleanup: str, serves: bool) -> None:
     assert serves or cleaning["args"] == ["cleanup"]
     assert cleaning["volumeMounts"] == helm.container(objects)["volumeMounts"]
     assert ("args" in helm.container(objects)) == serves
-    raw = [cleanup == "kube-proxy", True]  # of the agent by rights.resetClients
+    raw = [cleanup == "kube-proxy", False]  # of iptables-legacy
     for each, wanted in zip((cleaning, helm.container(objects)), raw, strict=True):
         assert ("NET_RAW" in each["securityContext"]["capabilities"]["add"]) == wanted
 
@@ -205,6 +205,7 @@ def test_cleanup(cleanup: str, serves: bool) -> None:
     ("values", "words"),
     [
         ({"nodeHealth": {"enabled": True}}, "nodeHealth was removed"),
+        ({"rights": {"resetClients": True}}, "rights.resetClients was removed"),
         ({"endpointHealth": "nodes"}, "endpointHealth: nodes was removed; use passive"),
         ({"packetPath": "flows", "fastForward": True}, "the flow tables have no fast path"),
         ({"packetPath": "flows", "fastForward": "auto"}, "the flow tables have no fast path"),

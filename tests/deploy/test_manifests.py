@@ -23,7 +23,7 @@ VARIANTS: list[Values] = [
     {},
     {
         "apiServer": {"host": "192.0.2.1"},
-        "rights": {"lockMemory": False, "enterPods": False, "resetClients": False},
+        "rights": {"lockMemory": False, "enterPods": False},
     },
     {"mountBpffs": True, "cleanup": "kube-proxy", "podLabels": {"a": "b"}},
     {"cleanup": "ebpflb", "image": {"pullSecrets": ["one"]}},

@@ -48,7 +48,7 @@ def granted_by_the_unit() -> Rights:
     return tuple(unit["Service"]["CapabilityBoundingSet"].split())
 
 
-LEAST = {"lockMemory": False, "enterPods": False, "resetClients": False}
+LEAST = {"lockMemory": False, "enterPods": False}
 GRANTED = {
     "the chart": granted_by_the_chart,
     "the chart at the least": partial(granted_by_the_chart, **LEAST),
@@ -160,9 +160,7 @@ def test_granted_rights_are_enough(granted: Callable[[], Rights], tmp_path: Path
 
 
 def test_only_needed_rights_are_granted() -> None:
-    """Three for everything, one for old kernels, one for pods' namespaces, one for silent clients;
-    the least is three.
-    """
+    """Three for everything, one for old kernels, one for pods' namespaces; the least is three."""
     assert granted_by_the_chart(**LEAST) == (
         "CAP_BPF",
         "CAP_NET_ADMIN",
@@ -170,11 +168,10 @@ def test_only_needed_rights_are_granted() -> None:
     )
     assert set(namespaces.NEEDED_CAPABILITIES) == set(granted_by_the_chart(**LEAST))
     more = set(granted_by_the_chart()) - set(namespaces.NEEDED_CAPABILITIES)
-    assert more == {"CAP_SYS_RESOURCE", "CAP_SYS_ADMIN", "CAP_NET_RAW"}
+    assert more == {"CAP_SYS_RESOURCE", "CAP_SYS_ADMIN"}
     assert set(granted_by_the_unit()) == {
         *namespaces.NEEDED_CAPABILITIES,
         "CAP_SYS_ADMIN",
-        "CAP_NET_RAW",
     }
 
 

@@ -14,7 +14,6 @@ from tests.kit.lab_cluster import TARGET
 from tests.kit.sockets import Socket
 
 SOON, LATE = "reset=0s", "reset=1h"  # no test lives to see an hour
-LEAVING = f"{LATE},terminating=1s/1s"  # resets connections once an endpoint terminates
 Connect = Callable[[], tuple[Socket, str]]
 
 

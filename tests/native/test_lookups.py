@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The look-ups that stale_udp repeats in Python give the answers of the C code."""
+"""The look-ups that kernel/stale.py repeats in Python give the answers of the C code."""
 
 from collections.abc import Callable
 from ipaddress import ip_address
@@ -8,9 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.agent.stale_udp import lookups
-from ebpflb.agent.stale_udp.lookups import ServedFrontends
 from ebpflb.entries.services import Frontend, Range, ServiceEntry
+from ebpflb.kernel import stale
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.no_frontends import bit_of
 from tests.native.kernel import Kernel
@@ -74,7 +73,7 @@ def test_service_find(
     for at in (*asked, *served):
         key = node.kernel.tables["services"].key.pack(at)
         expected = call(node, "lookup_service", key, HOST, found="services")
-        assert lookups.service_find(views(node), at) == expected
+        assert stale.service_find(views(node), at) == expected
 
 
 @given(
@@ -109,12 +108,12 @@ def test_socket_range(
     node = new_node()
     lists = [[f"10.1.0.{n}:5353" for n in sorted(each)] for each in (cluster, local, leaving)]
     node.publish(1, {WEB: " ".join(flags)}, cluster=lists[0], local=lists[1], leaving=lists[2])
-    found = ServedFrontends(views(node)).find(frontend(WEB))
-    assert found
-    service, backends = found
-    given = lookups.socket_range(service)
-    first = given.base - service.block.base
-    allowed = {(each.address, each.port) for each in backends[first : first + given.size]}
+    service = stale.service_find(views(node), frontend(WEB))
+    assert service
+    given = stale.socket_range(service)
+    slots = views(node)["slots"]
+    backends = [slots.get(slot) for slot in range(given.base, given.base + given.size)]
+    allowed = {(each.address, each.port) for each in backends}
     assert given_to_sockets(node) == allowed
 
 

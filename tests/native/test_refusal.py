@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from ebpflb.agent.stale_udp.lookups import is_untranslated
+from ebpflb.kernel.stale import is_untranslated
 from tests.native.node import HOST, POD, UDP, NativeNode, Socket
 
 ECONNREFUSED = 111

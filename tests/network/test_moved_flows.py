@@ -10,7 +10,7 @@ from ipaddress import ip_address
 import pytest
 
 from bench import conntrack_filler
-from ebpflb.agent.stale_udp.conntrack_worker import PASS_TIMES
+from ebpflb.agent.stale import PASS_TIMES
 from ebpflb.entries.flows import Ends
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host

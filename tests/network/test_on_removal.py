@@ -2,8 +2,8 @@
 """What becomes of connections when their endpoint goes: on-removal, of sockets and of packets."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from socket import SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -11,25 +11,16 @@ from ebpflb.kernel.node import sock_diag
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
-from ebpflb.model.packet_path import Engine
-from tests.kit import requests
+from tests.kernel.node import nodes
 from tests.kit.lab_cluster import TARGET
-from tests.kit.on_removal import (
-    LATE,
-    LEAVING,
-    SOON,
-    held,
-    is_reset,
-    one_each,
-    saying,
-    terminating,
-)
-from tests.kit.parameters import both_engines, families, flow_tables
+from tests.kit.on_removal import LATE, SOON, held, is_reset, one_each, saying
+from tests.kit.parameters import both_engines, families, flow_tables, netfilter, packet_clients
 from tests.kit.requests import connected, lives
-from tests.kit.sockets import Socket
+from tests.kit.sockets import CALL_SECONDS, Socket
 from tests.kit.two_nodes import Frontends, TwoNodes
 
 WEB, BESIDE = Frontends(10), Frontends(20)
+A_MOMENT = 1.0  # seconds in which a reset would have come
 
 ends_sockets = pytest.mark.skipif(
     not sock_diag.can_destroy_tcp(), reason="this kernel ends no sockets"
@@ -40,7 +31,7 @@ def by_sockets(*where: str) -> object:
     return pytest.param(*where, marks=ends_sockets)
 
 
-clients = pytest.mark.parametrize("who", [by_sockets("hooked"), by_sockets("near"), "unhooked"])
+clients = pytest.mark.parametrize("who", [by_sockets("hooked"), "unhooked"])
 
 
 @pytest.fixture
@@ -70,80 +61,79 @@ def open_each(
     return one_each(stack, lambda: connected(sockets, *where), *names)
 
 
-@pytest.mark.extended
-@both_engines
+@ends_sockets
+@flow_tables
 @pytest.mark.parametrize("family", ["v4", "v6", "mapped"])
-@pytest.mark.parametrize(
-    ("who", "kind"),
-    [
-        by_sockets("hooked", "cluster"),
-        by_sockets("near", "cluster"),
-        ("unhooked", "cluster"),
-        ("unhooked", "nodeport"),
-        ("outside", "nodeport"),
-        ("outside", "balancer"),
-    ],
-)
-def test_reset_ends_the_connections_of_endpoints_that_go(
-    two: TwoNodes, stack: ExitStack, who: str, kind: str, family: str
+@pytest.mark.parametrize("who", ["hooked", "near"])
+def test_sockets_of_endpoints_that_go_are_ended(
+    two: TwoNodes, stack: ExitStack, who: str, family: str
 ) -> None:
-    """Of clients that only wait, and at the endpoints: on this node, on another; masqueraded or
-    not. Others live: to an endpoint that stays, and to the address of one that goes.
+    """Of clients that only wait, and at the endpoints: on this node, on another. Others live: to an
+    endpoint that stays, and to the address of one that goes.
     """
     two.publish(web(two, SOON, two.here, two.twin, two.there))
     sockets = two.sockets(getattr(two, who))
-    address, port = WEB.to(kind, two.near, v6=family == "v6")
+    address, port = WEB.to("cluster", two.near, v6=family == "v6")
     address = f"::ffff:{address}" if family == "mapped" else address
     found = one_each(stack, lambda: connected(sockets, address, port), "here", "twin", "there")
-    direct = []
-    if who != "outside":  # from where no route leads to pods
-        itself = two.twin.v6 if family == "v6" else two.twin.v4
-        direct.append(stack.enter_context(connected(sockets, itself, TARGET)[0]))
+    itself = two.twin.v6 if family == "v6" else two.twin.v4
+    direct = stack.enter_context(connected(sockets, itself, TARGET)[0])
     two.publish(web(two, SOON, two.here))
     assert is_reset(found["twin"])
     assert is_reset(found["there"])
-    wait_until("one endpoint is told", lambda: held(two.twin) == len(direct))
+    wait_until("one endpoint is told", lambda: held(two.twin) == 1)
     wait_until("the other is told", lambda: held(two.there) == 0)
-    assert all(map(lives, [found["here"], *direct]))
+    assert all(map(lives, [found["here"], direct]))
 
 
-@both_engines
+def set_conntrack(two: TwoNodes, liberal: bool, loose: bool) -> None:
+    with nodes.entered(two.near.netns):
+        for name, value in (("be_liberal", liberal), ("loose", loose)):
+            Path(f"/proc/sys/net/netfilter/nf_conntrack_tcp_{name}").write_text(str(int(value)))
+
+
+@pytest.fixture
+def conntrack_settings(two: TwoNodes, liberal: bool, loose: bool) -> Iterator[None]:
+    set_conntrack(two, liberal, loose)
+    yield
+    set_conntrack(two, liberal=False, loose=True)
+
+
+@netfilter
 @families
-@pytest.mark.parametrize("kind", ["cluster", "nodeport"])
-def test_reset_ends_the_connection_of_a_pod_to_itself(
-    two: TwoNodes, stack: ExitStack, kind: str, v6: bool
+@pytest.mark.parametrize("liberal", [False, True], ids=["strict", "liberal"])
+@pytest.mark.parametrize("loose", [False, True], ids=["not loose", "loose"])
+@packet_clients
+def test_a_client_of_packets_is_reset_when_it_sends(
+    two: TwoNodes,
+    stack: ExitStack,
+    who: str,
+    kind: str,
+    v6: bool,
+    loose: bool,
+    conntrack_settings: None,
 ) -> None:
-    """Hairpin: client and endpoint are one pod, whose socket and whose server both are told."""
-    if two.engine is Engine.NETFILTER:  # it needs this (test_hairpin_mode.py)
-        two.near.ip("link set veth12 type bridge_slave hairpin on")
-    two.publish(web(two, SOON, two.twin))
-    client, name = connected(two.sockets(two.twin), *WEB.to(kind, two.near, v6=v6))
-    stack.enter_context(client)
-    assert (name, lives(client), held(two.twin)) == ("twin", True, 1)
+    """Its segment goes to another endpoint, whose reset is translated back. If conntrack takes up
+    no connections in the middle, it is lost, or reset by the node whose address it has. A client of
+    an endpoint that stays lives.
+    """
+    two.publish(web(two, SOON, two.here, two.there))
+    sockets, to = two.sockets(getattr(two, who)), WEB.to(kind, two.near, v6=v6)
+    found = one_each(stack, lambda: connected(sockets, *to), "here", "there")
+    gone = f"conntrack to {two.there.v6 if v6 else two.there.v4} port {TARGET} reset"
+    before = two.agents[0].log().count(gone)
     two.publish(web(two, SOON, two.here))
-    assert is_reset(client)
-    wait_until("the endpoint is told", lambda: held(two.twin) == 0)
-
-
-@both_engines
-@families
-def test_a_client_of_an_endpoint_that_is_dead_notices_while_it_waits_or_sends(
-    two: TwoNodes, stack: ExitStack, v6: bool
-) -> None:
-    """Nothing acknowledges what it has sent; no one answers one that is connecting."""
-    two.publish(web(two, SOON, two.there))
-    sockets, to = two.sockets(two.unhooked), WEB.to("cluster", two.near, v6=v6)
-    waits, sends = (stack.enter_context(connected(sockets, *to)[0]) for _ in range(2))
-    with silenced(two.there):
-        sends.send(bytes(20_000))
-        two.publish(web(two, SOON, two.here))
-        assert is_reset(waits)
-        assert is_reset(sends)
+    wait_until("its entry is deleted", lambda: two.agents[0].log().count(gone) > before)
+    found["there"].send(b"is anybody there?")
+    is_told = loose or kind == "nodeport"
+    found["there"].settimeout(CALL_SECONDS if is_told else A_MOMENT)
+    assert is_reset(found["there"]) == is_told
+    assert lives(found["here"])
 
 
 @both_engines
 @clients
-@pytest.mark.parametrize("value", [None, "keep", "drop", LATE])
+@pytest.mark.parametrize("value", [None, "drop", LATE])
 def test_connections_are_kept_unless_their_grace_is_over(
     two: TwoNodes, stack: ExitStack, who: str, value: str | None
 ) -> None:
@@ -155,87 +145,11 @@ def test_connections_are_kept_unless_their_grace_is_over(
     before = two.agents[0].log().count(said)
     two.publish(web(two, value, two.here, two.twin), beside(two, two.there))
     kept = open_each(two, stack, who, "here")["here"]
-    other = open_each(two, stack, who, "there", to=BESIDE)["there"]
+    other = open_each(two, stack, "hooked", "there", to=BESIDE)["there"]
     two.publish(web(two, value, two.twin), beside(two, two.twin))
     assert is_reset(other)
     assert lives(kept)
     assert two.agents[0].log().count(said) - before == (value == "drop")
-
-
-@both_engines
-@clients
-def test_connections_end_before_a_terminating_endpoint_is_killed(
-    two: TwoNodes, stack: ExitStack, who: str
-) -> None:
-    """While it still serves: it is told too. Others live, and a new connection goes to them."""
-    pods = two.here, two.twin, two.there
-    two.publish(web(two, LEAVING, *pods))
-    found = open_each(two, stack, who, "here", "twin", "there")
-    two.publish(terminating(web(two, LEAVING, *pods), two.twin))
-    assert is_reset(found["twin"])
-    wait_until("the endpoint is told", lambda: held(two.twin) == 0)
-    assert all(map(lives, [found["here"], found["there"]]))
-    names = {connected(two.sockets(getattr(two, who)), *WEB.to("cluster", two.near))[1]}
-    assert names <= {"here", "there"}
-    wait_until("it is logged", lambda: "reset: it is terminating" in two.agents[0].log())
-
-
-@both_engines
-@clients
-def test_a_terminating_endpoint_keeps_its_connections_while_no_other_is_ready(
-    two: TwoNodes, stack: ExitStack, who: str
-) -> None:
-    """It gets new ones too. When another is ready they are reset, if it is late enough."""
-    two.publish(web(two, LEAVING, two.here), beside(two, two.there))
-    kept = open_each(two, stack, who, "here")["here"]
-    other = open_each(two, stack, who, "there", to=BESIDE)["there"]
-    leaving = terminating(web(two, LEAVING, two.here), two.here)
-    two.publish(leaving, beside(two, two.twin))
-    assert is_reset(other)
-    assert lives(kept)
-    two.publish(terminating(web(two, LEAVING, two.here, two.twin), two.here))
-    assert is_reset(kept)
-
-
-@both_engines
-def test_a_client_may_connect_again_from_the_same_port(two: TwoNodes, stack: ExitStack) -> None:
-    """To an endpoint that serves."""
-    to = WEB.to("cluster", two.near)
-    two.publish(web(two, SOON, two.there))
-    client, _ = connected(two.sockets(two.unhooked), *to)
-    port = client.getsockname()[1]
-    two.publish(web(two, SOON, two.here))
-    assert is_reset(client)
-    client.close()
-    log = two.agents[0].log
-    wait_until("it is logged", lambda: "1 flows" in log() or "1 conntrack" in log())
-
-    def reaches_another() -> bool:
-        with two.sockets(two.unhooked).open(requests.family_of(to[0]), SOCK_STREAM) as again:
-            try:
-                again.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)  # a former attempt may still close
-                again.bind(("0.0.0.0", port))
-                again.connect(to)
-                return bool(again.recv(64).startswith(b"here "))
-            except OSError:
-                return False
-
-    wait_until("the port is free", reaches_another)
-
-
-@contextmanager
-def silenced(pod: Host) -> Iterator[None]:
-    """Silence a pod as if it had died: no packet leaves it."""
-    for v6 in (False, True):
-        pod.ip("rule add pref 1 blackhole", v6=v6)
-    try:
-        yield
-    finally:
-        for v6 in (False, True):
-            pod.ip("rule del pref 1", v6=v6)
-
-
-# The rest is the same for packets, and is shown by sockets alone.
 
 
 @flow_tables
@@ -257,14 +171,30 @@ def test_every_frontend_of_a_service_that_is_deleted(
 
 @flow_tables
 @ends_sockets
+def test_after_a_start_the_grace_begins_again(two: TwoNodes, stack: ExitStack) -> None:
+    """The endpoint went while no agent ran."""
+    two.publish(web(two, SOON, two.here, two.twin))
+    found = open_each(two, stack, "hooked", "here", "twin")
+    two.agents[0].stop()
+    two.write(web(two, SOON, two.twin))
+    two.agents[0].start()
+    assert is_reset(found["here"])
+    assert lives(found["twin"])
+
+
+@flow_tables
+@ends_sockets
 def test_operators_see_the_setting_the_log_the_counter_and_the_history(
     two: TwoNodes, stack: ExitStack
 ) -> None:
-    """In `services`, `status` and `history`."""
-    two.publish(web(two, SOON, two.here, two.twin))
+    """In `services` and `history`. What was removed of it is named in `status` and `check`."""
+    two.publish(web(two, f"{SOON},terminating=5s/30s", two.here, two.twin))
     assert "reset=0s" in two.ebpflb("services", "get", "default/web").stdout
-    line = "  reset on removal     default/web:tcp: after 0 s\n"
-    wait_until("status has it", lambda: line in two.ebpflb("status").stdout)
+    what = "metadata.annotations[ebpflb.io/on-removal]: terminating was removed"
+    removed = f"Service default/web: {what}"
+    wait_until("status has it", lambda: removed in two.ebpflb("status").stdout)
+    assert two.agents[0].log().count("terminating was removed") == 1
+    assert "terminating was removed" in two.ebpflb("check").stdout
     client = open_each(two, stack, "hooked", "here")["here"]
     two.publish(web(two, SOON, two.twin))
     assert is_reset(client)

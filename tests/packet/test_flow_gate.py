@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from ebpflb.entries.flows import Timeouts
-from ebpflb.kernel.maps.sweep import Gate, Sweeper
+from ebpflb.kernel.maps.sweep import Sweeper
 from tests.packet.frames import at, ends, opening, reply
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
@@ -76,15 +76,6 @@ def test_opened_between_two_sweeps(
     assert not is_closed(node)
     sweep()
     assert is_closed(node)
-
-
-def test_opened_by_an_agent(node: PacketNode, sweep: Callable[[], None]) -> None:
-    """An agent that writes an entry opens it first; the programs' count stays."""
-    for _ in range(2):
-        sweep()
-    Gate(node.maps).open()
-    assert not is_closed(node)
-    assert node.maps["flow_gate"].get(0).opened == 0
 
 
 def test_closed(node: PacketNode, places: Places, sweep: Callable[[], None]) -> None:

@@ -3,13 +3,10 @@
 
 from dataclasses import fields
 
-from ebpflb.entries.flows import Unanswered
 from ebpflb.entries.services import Range, Translation
-from ebpflb.model.services import Protocol
 from ebpflb.plan.desired import DesiredService
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.planner import Plan, Planner
-from ebpflb.plan.service_entries import BackendChange
 from tests.plan.builders import CAPACITY, backend, by_name, desired, frontend, name
 from tests.plan.node import PlannedNode, not_programmed
 
@@ -60,24 +57,18 @@ def test_only_what_changed() -> None:
 
 
 def test_changes_of_backends_and_frontends_are_reported() -> None:
-    """Removed backends and moved frontends are reported: both may leave flows behind."""
+    """Removed backends and lost frontends are reported once: both may leave flows behind."""
     node = node_with(WEB)
-    take = node.planner.take_backend_changes
-    name = WEB.name
-    assert take() == [BackendChange(name, frozenset())]
+    take = node.planner.take_removals
+    assert take() == []
     node.change(by_name(desired("web", [1], [1, 2])))
-    assert take() == [BackendChange(name, frozenset())], "a frontend is gone"
-    node.change(by_name(desired("web", [1, 2], [1, 2])))
-    assert take() == [BackendChange(name, frozenset())], "and there again"
-    node.change(by_name(desired("web", [1, 2], [2])))
-    assert take() == [
-        BackendChange(
-            name,
-            frozenset({1}),
-            unanswered=frozenset({Unanswered(Protocol.TCP, backend(1).endpoint)}),
-        )
-    ]
-    node.change(by_name(desired("web", [1, 2], [2])))
+    ((_, lost, endpoints, ids, has_left),) = take()
+    assert (lost, ids, has_left) == ({frontend(2)}, (1, 2), False)
+    assert endpoints == {backend(1).endpoint, backend(2).endpoint}
+    node.change(by_name(desired("web", [1], [2])))
+    ((_, frontends, endpoints, ids, has_left),) = take()
+    assert (frontends, ids, has_left) == ({frontend(1)}, {1}, True)
+    assert endpoints == {backend(1).endpoint}
     assert take() == []
 
 

@@ -42,7 +42,7 @@ def come_and_go(node: PlannedNode, numbers: Iterable[int]) -> int:
         node.change({service.name: service})
         node.change({service.name: None})
         node.wait_for_quarantine()
-    node.planner.take_backend_changes()  # as the agent's loop does
+    node.planner.take_removals()  # as the agent's loop does
     node.planner.changed.clear()
     node.planner.waiting.changed.clear()
     return held_by(node.planner)

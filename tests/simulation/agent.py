@@ -21,7 +21,6 @@ from ebpflb.agent.engine import EngineChoice
 from ebpflb.agent.loop import Agent, Part
 from ebpflb.agent.missed_ends import EndedConnections
 from ebpflb.agent.node_sync import NodeSync, ProgramLoader
-from ebpflb.agent.on_removal import resets
 from ebpflb.agent.reporter import (
     ApiServersFile,
     BesideKubeProxy,
@@ -32,12 +31,11 @@ from ebpflb.agent.reporter import (
     Stale,
 )
 from ebpflb.agent.service_sync import ServiceSync
-from ebpflb.agent.stale_udp import conntrack_worker, socket_search
 from ebpflb.agent.sync import Sync
 from ebpflb.entries.flows import Timeouts
 from ebpflb.entries.services import service_name
 from ebpflb.history.recorder import History
-from ebpflb.kernel import bpf, datapath, map_writer
+from ebpflb.kernel import bpf, datapath, map_writer, stale
 from ebpflb.kernel.attach import netns_cookie
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps import bpf_map, layout, state_dir, sweep
@@ -62,7 +60,7 @@ from tests.simulation.kernel import CALLS, SimKernel
 from tests.simulation.places import HOST_NETNS, NODE
 from tests.simulation.tracked import TrackedFlows
 from tests.simulation.translations import SimTable, Translated
-from tests.simulation.workers import NoSegments, OpenSockets, Workers
+from tests.simulation.workers import OpenSockets, Workers
 
 T = TypeVar("T")
 
@@ -199,9 +197,8 @@ def simulated(
         (missed_ends, "_PAUSE", 0),
         (loop, "time", SimpleNamespace(sleep=lambda seconds: None)),
         (node_sync, "flow_timeouts", lambda chosen: TIMEOUTS),
-        (resets, "Sender", NoSegments),
-        (conntrack_worker, "conntrack", tracked),
-        (socket_search, "SockDiag", lambda: OpenSockets(None)),
+        (stale, "conntrack", tracked),
+        (stale, "SockDiag", lambda: OpenSockets(None)),
         (files, "replace", lambda path, content: None),
         (node_sync, "threading", SimpleNamespace(Thread=_Thread)),
         (loader, "side_by_side", _one_by_one),
@@ -290,10 +287,12 @@ class Life:
 
     def _parts(self, nodes: NodeSync, metrics: Metrics) -> list[Part]:
         """As ebpflb/agent/build.py lists them."""
-        stale = Stale(self.workers.stale_udp, self.workers.on_removal, self.sync)
         return [
             *(self.loader, self.canary, self.sync, self.service_sync, nodes, self.audit),
-            *(Reporter(self._servers(), metrics, self.sync, self.clock), stale),
+            *(
+                Reporter(self._servers(), metrics, self.sync, self.clock),
+                Stale(self.workers.stale, self.sync),
+            ),
             *(Recorder(self.history, self.sync), SourceErrors(dict), BesideKubeProxy("")),
             ApiServersFile(Path("/nowhere/api-servers.json"), self.sync.cluster),
         ]

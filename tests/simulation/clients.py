@@ -82,7 +82,7 @@ class Clients:
         self.lost: list[Client] = []  # open, and not judged any more
         self.affinity = Affinity()
         self.endings = Endings()
-        self.packets = Packets(library, self.affinity, self.endings)
+        self.packets = Packets(library, self.affinity)
         self.expect([{}])
 
     def use(self, maps: dict[str, SimMap]) -> None:
@@ -202,13 +202,11 @@ class Clients:
         """Note what the agent knows of endpoints. Call this after each of its turns."""
         for client in self.connected:
             self.endings.note(client.cookie, FRONTENDS[client.frontend], client.outcome, now)
-        self.packets.note(now)
 
     def judge_open(self) -> None:
         """Nothing has happened for a while, and the agent has ended what it had to."""
         for client in self.connected:
             self.endings.judge_open(FRONTENDS[client.frontend], client.outcome)
-        self.packets.judge_open()
 
     def _ask_name(self, client: Client) -> None:
         """getpeername of a connection that is open shows its frontend, whatever became of it."""

@@ -3,25 +3,18 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from ebpflb.agent import stale as agent_stale
 from ebpflb.agent.missed_ends import EndedConnections
-from ebpflb.agent.on_removal.reset_worker import ResetCounts, ResetWorker
-from ebpflb.agent.on_removal.resets import FlowConnections
 from ebpflb.agent.service_sync import ServiceSync
-from ebpflb.agent.stale_udp import conntrack_worker
-from ebpflb.agent.stale_udp.conntrack_worker import StaleConnections, StaleConnectionsWorker
-from ebpflb.agent.stale_udp.lookups import ServedFrontends
-from ebpflb.agent.stale_udp.socket_search import Counts, SocketEnder
+from ebpflb.agent.stale import SearchWorker
 from ebpflb.entries.flows import Expired, Timeouts
 from ebpflb.kernel.maps import occupancy, sweep
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, SweptTable
-from ebpflb.model.annotations import OnRemoval
-from ebpflb.model.endpoints import Selection
-from ebpflb.model.services import ServicePort
-from ebpflb.plan.removed_endpoints import RemovedEndpoints, Watched
+from ebpflb.kernel.stale import Ended, SocketEnder
+from ebpflb.plan.stale import Ends, Resets, Stale, Watched
 from tests.simulation.write_mutations import Mutation
 
 
@@ -72,69 +65,61 @@ _referenced_keys = EndedConnections._referenced_keys
 def kept_connections_are_reset() -> Any:
     """Whatever a Service says."""
 
-    def watch(self: ServiceSync, port: ServicePort, selection: Selection) -> Any:
-        kept = port.on_removal.reset_after is None
-        on_removal = OnRemoval(0.0) if kept else port.on_removal
-        return _watch(self, replace(port, on_removal=on_removal), selection)
+    def take(self: ServiceSync) -> Any:
+        taken = _take(self)
+        for name, change in taken.items():
+            if change is None and name in self.planner.actual:
+                frontends = frozenset(self.planner.claims.frontends_of(name))
+                listed = frozenset(b.endpoint for b in self.planner.actual[name].backends)
+                taken[name] = Watched(0.0, frontends, listed)
+        return taken
 
-    return patch.object(ServiceSync, "_watch", watch)
+    return patch.object(ServiceSync, "take_watched", take)
 
 
-_watch = ServiceSync._watch
+_take, _update = ServiceSync.take_watched, Resets.update
 
 
 def the_grace_is_ignored() -> Any:
-    def update(self: RemovedEndpoints, name: Any, change: Any, now: float) -> bool:
+    def update(self: Resets, name: Any, change: Any, now: float) -> bool:
         at_once = change._replace(grace=0.0) if isinstance(change, Watched) else change
         return _update(self, name, at_once, now)
 
-    return patch.object(RemovedEndpoints, "update", update)
-
-
-_update = RemovedEndpoints.update
+    return patch.object(Resets, "update", update)
 
 
 def connections_to_gone_endpoints_stay() -> Any:
-    return patch.object(ResetWorker, "_reset", lambda self, gone, is_last: None)
-
-
-def flows_to_gone_endpoints_stay() -> Any:
-    """Sockets alone are ended."""
-    return patch.object(FlowConnections, "reset", lambda self, wanted, is_last: ResetCounts())
+    return patch.object(Resets, "find", lambda self, names, endpoint, now: None)
 
 
 def stale_sockets_stay() -> Any:
     """Stale sockets of datagrams stay."""
-    return patch.object(SocketEnder, "end", lambda self, stale: (Counts(), stale))
+    return patch.object(SocketEnder, "end", lambda self, judge, protocols: Ended())
 
 
 def failed_deletions_are_given_up() -> Any:
-    """Failed deletions of stale flows in conntrack are given up."""
-    return patch.object(StaleConnectionsWorker, "_fail", lambda self, taken, reason: None)
+    return patch.object(SearchWorker, "_fail", lambda self, taken, reason: None)
 
 
 def stale_flows_of_conntrack_stay() -> Any:
-    return patch.multiple(
-        StaleConnections,
-        delete=lambda self, candidates: Counts(),
-        delete_all=lambda self, removed: Counts(),
-    )
+    return patch.object(agent_stale, "delete_entries", lambda *_, **__: Ended())
 
 
-def flows_of_serving_backends_are_deleted() -> Any:
+def what_serves_is_stale() -> Any:
     """Whatever leads to a frontend."""
-    return patch.object(conntrack_worker._Serving, "lacks_backend_of", lambda self, entry: True)
+    return patch.object(Stale, "ends", lambda self, frontend, endpoint, is_socket=False: Ends.ALL)
 
 
-def sockets_of_serving_backends_are_stale() -> Any:
-    return patch.object(ServedFrontends, "is_stale", lambda self, entry: True)
+def what_was_removed_is_not_known() -> Any:
+    """A frontend that is in no map has nothing stale."""
+    return patch.object(Stale, "_was_removed", lambda self, frontend, endpoint: False)
 
 
 OF_ENDINGS: list[Mutation] = [
     counts_outlive_what_was_counted, sweeps_take_open_flows, sweeps_leave_flows,
     forgotten_connections_stay_counted,
     open_sockets_count_as_ended, kept_connections_are_reset, the_grace_is_ignored,
-    connections_to_gone_endpoints_stay, flows_to_gone_endpoints_stay, stale_sockets_stay,
+    connections_to_gone_endpoints_stay, stale_sockets_stay,
     failed_deletions_are_given_up, stale_flows_of_conntrack_stay,
-    flows_of_serving_backends_are_deleted, sockets_of_serving_backends_are_stale,
+    what_serves_is_stale, what_was_removed_is_not_known,
 ]  # fmt: skip

@@ -22,8 +22,6 @@ from ebpflb.kernel.node.device_watch import DevicesChanged
 from ebpflb.kernel.programs.loader import SECTIONS
 from ebpflb.model.devices import Device
 from ebpflb.model.events import Drift
-from ebpflb.model.services import PortName
-from ebpflb.plan.removed_endpoints import Watched, restore_watched
 from ebpflb.serve.metrics import Metrics
 from tests.simulation import bpffs, settled
 from tests.simulation.agent import RUN, SPECS, SYNC_PERIOD, Life, simulated
@@ -87,7 +85,6 @@ class SimNode:
         self.settled_by = inf
         self.finished = False
         self.life: Life | None = None
-        self.watched: Mapping[PortName, Watched] = {}  # by the agent that ran last
         self.known = Known(None)
         self.views: list[View] = [{}]
         self._program: object = None
@@ -140,16 +137,13 @@ class SimNode:
         self.happenings.while_away()
 
     def _workers(self, maps: Any) -> Workers:
-        ends = self.library.lib.end_peer, self.library.lib.end_flow
-        return Workers(maps, self.clients, self.watched, self.put, *ends, self.clock)
+        return Workers(maps, self.clients, self.put, self.library.lib.end_peer, self.clock)
 
     def _drift_found(self, drifts: list[Drift]) -> None:
         self.doctor.disturb()
 
     def _end(self) -> None:
         """A life ends: what only its descriptors have kept is gone."""
-        if self.life:
-            self.watched = restore_watched(self.life.publisher.status.reset_on_removal)
         self.life = None
         self.happenings.stop()
         self.kernel.close_descriptors()
@@ -219,7 +213,7 @@ class SimNode:
             self.settle_until = (again if again < inf else self.now) + SETTLING
             self.settled_by = self.settle_until + LONGEST_SETTLING
             self.settled_by += UNTIL_LISTED if self.happenings.awaits_list else 0.0
-        if self.life and (self.life.workers.stale_udp.error or self.life.audit.drift):
+        if self.life and (self.life.workers.stale.error or self.life.audit.drift):
             self.settle_until = max(self.settle_until, self.now + SETTLING)
         if self.life and self.table.surplus(self.life):  # until the audit has removed it
             self.settle_until = max(self.settle_until, self.now + SYNC_PERIOD)

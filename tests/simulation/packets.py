@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from tests.simulation.affinity import Affinity
 from tests.simulation.build import Library
-from tests.simulation.endings import Endings
 from tests.simulation.expected import Expected, Views, Wrong
 from tests.simulation.oracle import Served
 from tests.simulation.places import (
@@ -60,9 +59,9 @@ class Flow:
 class Packets:
     """As ``Clients``, of which this is a part."""
 
-    def __init__(self, library: Library, affinity: Affinity, endings: Endings) -> None:
+    def __init__(self, library: Library, affinity: Affinity) -> None:
         self.ffi, self.lib = library.ffi, library.lib
-        self.affinity, self.endings = affinity, endings
+        self.affinity = affinity
         self.lib.node_address = number_of(NODE_ADDRESS)
         self.probes = self.ffi.new("struct conversation[]", len(PROBES))
         self.after = self.ffi.new("struct conversation[]", len(PROBES))
@@ -138,9 +137,6 @@ class Packets:
             flow.outcome in expected.kept and now - flow.used < UDP_SILENCE and flow.outcome >= 0
         )
         flow.used = now
-        if outcome < 0 and flow.is_tcp and self.endings.may_end(flow, where, now):
-            self.flows.remove(flow)
-            return
         if keeps and outcome != flow.outcome:
             raise Wrong(
                 f"a flow from {client.address} to {where} has lost its backend: "
@@ -154,17 +150,6 @@ class Packets:
             expected.judge_kept(f"a flow from {client.address} to {where}", outcome)
         if outcome >= 0:
             self._check_reply(flow.probe)
-
-    def note(self, now: float) -> None:
-        """Note, as ``Clients.note`` does."""
-        for flow in self.flows:
-            self.endings.note(flow, PROBES[flow.probe].where, flow.outcome, now)
-
-    def judge_open(self) -> None:
-        """Judge, as ``Clients.judge_open`` does."""
-        for flow in self.flows:
-            if flow.is_tcp:
-                self.endings.judge_open(PROBES[flow.probe].where, flow.outcome)
 
     def _check_reply(self, index: int) -> None:
         where, client = PROBES[index]

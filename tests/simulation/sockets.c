@@ -115,10 +115,6 @@ __u32 end_flow(const void *entries)
 {
 	struct flow resting ALIGNED;
 
-	const struct expired_entry *first = entries;
-
-	if (first->end == ENTRY_GONE)
-		return flow_mark_gone(first);
 	return flow_expire(entries, &resting);
 }
 

@@ -10,9 +10,8 @@ from ipaddress import ip_address
 from socket import ntohs
 
 from ebpflb.entries.flows import Connection, Ends
-from ebpflb.entries.services import Frontend
 from ebpflb.errors import NodeError
-from ebpflb.kernel.netfilter.conntrack import Wanted
+from ebpflb.kernel.netfilter.conntrack import MayBe, Wanted
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
 from tests.simulation.endings import Endings
@@ -61,43 +60,21 @@ class TrackedFlows:
     # As netfilter.conntrack
 
     def connections(
-        self, wanted: Wanted, protocol: Protocol, *, without: int = 0
+        self,
+        wanted: Wanted,
+        protocol: Protocol,
+        *,
+        without: int = 0,
+        may_be: MayBe,
     ) -> Iterator[Connection]:
         self._may_fail()
         for entry in [*self.entries]:
-            to, left_out = entry.original, entry.protocol != protocol or entry.status & without
-            if not left_out and wanted(protocol, to.destination.packed, to.destination_port):
+            to, by = entry.original, entry.reply
+            if entry.protocol != protocol or entry.status & without:
+                continue
+            ends = to.destination.packed, to.destination_port, by.source.packed, by.source_port
+            if wanted(protocol, *ends[:2]) and may_be(protocol, *ends):
                 yield entry
-
-    def connections_to(
-        self, frontend: Frontend, backend: Address | None = None, last: int = 0
-    ) -> Iterator[Connection]:
-        to, first, _ = frontend
-        listed = self.connections(
-            lambda _, address, port: (
-                first <= port <= (last or first) and (to.is_unspecified or address == to.packed)
-            ),
-            Protocol.UDP,
-        )
-        return (each for each in listed if backend in (None, each.reply.source))
-
-    def delete_answered(
-        self, frontend: Frontend, backend: tuple[Address, int], *, without: int = 0
-    ) -> int | None:
-        """Delete as a kernel does that can do so: for IPv4."""
-        if backend[0].version == 6:
-            return None
-        listed = self.connections_to(frontend)
-        return self.delete(
-            each for each in listed if (each.reply.source, each.reply.source_port) == backend
-        )
-
-    def tuple_to(self, frontend: Frontend) -> Frontend:
-        return frontend
-
-    def delete_unanswered(self, protocol: Protocol, backends: object) -> int:
-        """There are flows of datagrams alone."""
-        return 0
 
     def delete(self, entries: Iterable[Connection]) -> int:
         found = [entry for entry in entries if entry in self.entries]

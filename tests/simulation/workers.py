@@ -1,23 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What works beside the agent's loop: it ends sockets whose endpoint has gone, and marks flows.
+"""What works beside the agent's loop: it ends sockets whose endpoint has gone.
 
-Each has its turn when it is due, while the loop waits. Sockets are listed and ended as sock_diag
+It has its turn when it is due, while the loop waits. Sockets are listed and ended as sock_diag
 does: the clients' own are all in another namespace than the agent.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from ipaddress import ip_address
 from socket import AF_INET, AF_INET6, ntohs
 from typing import Any
 
-from ebpflb.agent.on_removal.reset_worker import OnReset, ResetWorker
-from ebpflb.agent.on_removal.resets import FlowConnections, SocketConnections
-from ebpflb.agent.stale_udp.socket_search import EndSocket
-from ebpflb.agent.stale_udp.worker import StaleUdpWorker
-from ebpflb.kernel.maps.sweep import EndFlow
+from ebpflb.agent.stale import OnReset, StaleWorker
 from ebpflb.kernel.node.sock_diag import OPENING, Connected
-from ebpflb.model.services import PortName
-from ebpflb.plan.removed_endpoints import Watched
+from ebpflb.kernel.stale import EndSocket
 from tests.simulation.clients import Client, Clients
 from tests.simulation.places import FRONTENDS, NUMBERS
 
@@ -51,54 +46,28 @@ class OpenSockets:
 
 
 class Workers:
-    """``former``: what an earlier agent watched."""
+    """``stale`` has its turn when it is due."""
 
     def __init__(
-        self,
-        maps: Any,
-        clients: Clients,
-        former: Mapping[PortName, Watched],
-        on_reset: OnReset,
-        end_socket: EndSocket,
-        end_flow: EndFlow,
-        clock: Clock,
+        self, maps: Any, clients: Clients, on_reset: OnReset, end_socket: EndSocket, clock: Clock
     ) -> None:
         def each_namespace(*_: object) -> Iterator[Any]:
             yield OpenSockets(None)
             yield OpenSockets(clients, clock)
 
-        kinds = (
-            SocketConnections(maps, each_namespace, lambda: True),
-            FlowConnections(maps, end_flow),
+        self.stale = StaleWorker(
+            maps, each_namespace, end_socket, on_reset=on_reset, clock=clock, cpu_clock=clock
         )
-        self.on_removal = ResetWorker(maps, kinds, former, on_reset, clock, clock)
-        self.stale_udp = StaleUdpWorker(
-            maps, each_namespace, end_socket, clock=clock, cpu_clock=clock
-        )
-        self._all = self.on_removal, self.stale_udp.connections, self.stale_udp
         self._clock = clock
 
     @property
     def due(self) -> float:
-        return min(each.due for each in self._all)
+        return min(each.due for each in self.stale.searching)
 
     def turn(self) -> None:
-        for each in self._all:
+        for each in self.stale.searching:
             if each.due <= self._clock():
                 each.turn()
-
-
-class NoSegments:
-    """A sender that replaces raw sockets."""
-
-    def __enter__(self) -> "NoSegments":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def send(self, ends: object, packets: object) -> None:
-        pass
 
 
 def _listed(client: Client) -> Connected:

@@ -53,8 +53,7 @@ ALL_TESTS = (
     "tests/kernel/programs/test_testrun.py",
     "tests/kernel/node/test_sock_diag.py",
     "tests/kernel/node/test_flowtable.py",
-    "tests/agent/stale_udp/test_socket_search.py",
-    "tests/agent/stale_udp/test_worker.py",
+    "tests/agent/stale",
     "tests/packet",
     "tests/kernel/node/test_ipvs.py",
     # these share two nodes with each engine
@@ -83,7 +82,7 @@ LONG = (
     "tests/kernel/attach/test_devices.py",  # 51
     "tests/kernel/attach/test_neighbours.py",  # 29
     "tests/kernel/node/test_flowtable.py",  # 20; 147 with that of tests/network on 6.12
-    "tests/agent/stale_udp/test_worker.py",  # 30
+    "tests/agent/stale/test_worker.py",  # 30
     "tests/packet/test_half_open.py",  # 93
     "tests/packet/test_least_connections.py",  # 26
     "tests/packet/test_mutations.py",  # 26

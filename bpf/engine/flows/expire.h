@@ -47,18 +47,4 @@ static __always_inline __u32 flow_expire(const struct expired_entry *entries, st
 	return deleted;
 }
 
-/*
- * The client of this flow is to be answered by resets from now on. Returns whether its entry is marked
- * so: a packet that opens a connection may have replaced the flow since the agent read it.
- */
-static __always_inline bool flow_mark_gone(const struct expired_entry *entry)
-{
-	struct flow *flow = flow_find(&entry->tuple);
-
-	if (!flow || flow->created != entry->time)
-		return false;
-	flow->flags |= FLOW_GONE;
-	return true;
-}
-
 #endif

@@ -67,31 +67,12 @@ static __always_inline bool flow_continues(const struct packet *packet, const st
 
 	if (!(known->flags & FLOW_REQUEST) || !packet->opens)
 		return true;
-	if (known->flags & FLOW_GONE)
-		return false;
 	if (packet->tuple.protocol != UDP && flow_may_be_replaced(&packet->tuple, known))
 		return false;
 	if (packet->tuple.protocol == UDP && !flow_has_frontend(&packet->tuple, known, flow))
 		return false;
 	return known->kind == FLOW_DIRECT ||
 	       backend_find(known->service, known->backend, &backend);
-}
-
-/*
- * Whether the agent has ended this flow, and the client is to be told so by a reset. Its own resets
- * pass: they are its answers to what the backend still sends. From the first reset on the flow counts
- * as one that has been reset, and is swept.
- */
-static __always_inline bool flow_is_gone(const struct packet *packet, const struct flow *known,
-					 struct flow *flow)
-{
-	if (!(known->flags & FLOW_GONE) || packet->opens || packet->ends & FLOW_RST)
-		return false;
-	if (flow_remains(flow, known)) {
-		flow->flags |= FLOW_RST;
-		flow->last_seen = clock_coarse();
-	}
-	return true;
 }
 
 static __always_inline struct tuple flow_follow(const struct packet *packet,

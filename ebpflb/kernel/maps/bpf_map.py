@@ -296,20 +296,12 @@ class Map:
             bpf.map_delete(self.fd, packed)
         return None if value is None else self.value.unpack(value)
 
-    def insert(self, key: Any, value: Any) -> bool:
-        """Write a new key; return False, without writing, if the key exists."""
-        return self._update(key, value, errno.EEXIST, known=False)
-
     def replace(self, key: Any, value: Any) -> bool:
         """Write an existing key; return False, without writing, if the key does not exist."""
-        return self._update(key, value, errno.ENOENT, known=True)
-
-    def _update(self, key: Any, value: Any, refusal: int, *, known: bool) -> bool:
-        packed = self.packed(key, value)
         try:
-            bpf.map_update(self.fd, *packed, new=not known, known=known)
+            bpf.map_update(self.fd, *self.packed(key, value), known=True)
         except KernelError as error:
-            if error.errno != refusal:
+            if error.errno != errno.ENOENT:
                 raise
             return False
         return True

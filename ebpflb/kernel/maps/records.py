@@ -164,7 +164,6 @@ class EntryEnd(IntEnum):
 
     DELETED = 0
     RESTS = 1
-    GONE = 2
 
 
 class ExpiredEntry(NamedTuple):

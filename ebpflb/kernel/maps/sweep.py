@@ -35,8 +35,8 @@ _KNOWN = 2 * max(_FLAGS) - 1  # no program sets other flags
 _KEY_SIZE, _VALUE_SIZE = MAPS["tcp_flows"].key_size, MAPS["tcp_flows"].value_size
 _FLAGS_AND_LAST_SEEN = columns("struct flow", flags="H", last_seen="Q")
 
-# Takes entries in the form of bpf/hooks/flow_end.c; returns the numbers of deleted ones, as bits,
-# or whether the entry is marked.
+# Takes entries in the form of bpf/hooks/flow_end.c; returns the numbers of deleted ones, as
+# bits.
 EndFlow = Callable[[bytes], int]
 _EXPIRED_ENTRY = record("struct expired_entry")
 _FLOW_SIZE = _EXPIRED_ENTRY.struct.size * ffi.typeof("enum flow_size").relements["FLOW_ENTRIES"]
@@ -178,14 +178,14 @@ class Gate:
         self._found_empty: int | None = None  # `opened` before the last sweep, if it found nothing
 
     def opened(self) -> int:
-        """Return the number of flows opened so far, by programs and by agents."""
+        """Return the number of flows opened so far."""
         gate = self._gate.get(0)
         return int(gate.opened + gate.written)
 
     def close_if_empty(self) -> None:
         """Close the gate if there is no flow; call this only while no program is attached."""
         if all(next(table.items(), None) is None for table in self._tables):
-            self._write("empty", self.opened() + 1)
+            self._close(self.opened() + 1)
 
     def swept(self, opened: int, left: int) -> None:
         """Note the result of a sweep.
@@ -193,16 +193,12 @@ class Gate:
         ``opened`` is from before the sweep, ``left`` the number of entries that it found.
         """
         if left == 0 and self._found_empty == opened:
-            self._write("empty", opened + 1)
+            self._close(opened + 1)
         self._found_empty = None if left else opened
 
-    def open(self) -> None:
-        """Open the gate; call this before an agent writes the first entry of a flow."""
-        self._write("written", self._gate.get(0).written + 1)
-
-    def _write(self, field: str, value: int) -> None:
+    def _close(self, value: int) -> None:
         """Write only this field: programs add to another one."""
-        at = ffi.offsetof("struct flow_gate", field)
+        at = ffi.offsetof("struct flow_gate", "empty")
         self._gate.memory[at : at + 8] = value.to_bytes(8, sys.byteorder)
 
 

@@ -12,13 +12,12 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
-from ebpflb.entries.flows import SEEN_REPLY, Connection, Ends
-from ebpflb.entries.services import Frontend
+from ebpflb.entries.flows import Connection, Ends
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netlink import (
     ACK,
@@ -50,20 +49,16 @@ def open_ctnetlink() -> socket.socket:
     return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETFILTER)
 
 
-def dump(
-    attributes: bytes, family: int = socket.AF_UNSPEC, containing: bytes = b""
-) -> Iterator[tuple[bytes, int, int]]:
+def dump(attributes: bytes, family: int = socket.AF_UNSPEC) -> Iterator[tuple[bytes, int, int]]:
     """Yield the attributes of each entry: the data, and where they begin and end in it.
 
-    The kernel sends over a hundred entries at a time; if the bytes ``containing`` are in none of
-    them, all are skipped, in a tenth of the time. Raises OSError.
+    Raises OSError.
     """
     with open_ctnetlink() as kernel:
         kernel.send(request(GET, REQUEST | DUMP, attributes, family))
         for data, places in parts(kernel, BUFFER_SIZE):
-            if containing in data:
-                for begin, end in places:
-                    yield data, begin + FAMILY.size, end
+            for begin, end in places:
+                yield data, begin + FAMILY.size, end
 
 
 def request(kind: int, flags: int, attributes: bytes, family: int = socket.AF_UNSPEC) -> bytes:
@@ -86,8 +81,8 @@ ORIGINAL, REPLY = 1, 2  # CTA_TUPLE_ORIG, CTA_TUPLE_REPLY
 
 _STATUS, _STATUS_MASK = 3, 26  # CTA_STATUS, CTA_STATUS_MASK
 _IP, _PROTO, _PROTO_NUMBER = 1, 2, 1  # CTA_TUPLE_IP, CTA_TUPLE_PROTO, CTA_PROTO_NUM
-FILTER, _ORIGINAL_FLAGS, _REPLY_FLAGS = 25, 1, 2  # CTA_FILTER, CTA_FILTER_*_FLAGS
-_BY_ADDRESS, _BY_PROTOCOL, _BY_PORT = 1 << 0, 1 << 3, 1 << 4  # the next bit: for the destination
+FILTER, _ORIGINAL_FLAGS = 25, 1  # CTA_FILTER, CTA_FILTER_ORIG_FLAGS
+_BY_PROTOCOL = 1 << 3
 
 
 class TuplePart(NamedTuple):
@@ -112,46 +107,16 @@ class TuplePart(NamedTuple):
         addresses = nested(_IP, ip) if ip else b""
         return addresses + nested(_PROTO, proto)
 
-    @property
-    def flags(self) -> bytes:
-        """The flags of a filter that compares all known parts."""
-        addresses, ports = (self.source, self.destination), self[3:]
-        flags = _BY_PROTOCOL
-        flags |= sum(_BY_ADDRESS << n for n, each in enumerate(addresses) if each is not None)
-        flags |= sum(_BY_PORT << n for n, each in enumerate(ports) if each is not None)
-        return struct.pack("=I", flags)
-
 
 def family(address: Address) -> int:
     return socket.AF_INET if address.version == 4 else socket.AF_INET6
 
 
-def tuple_to(frontend: Frontend) -> TuplePart:
-    """Return the part of connections to a frontend that a filter can compare.
-
-    IPv6 addresses are left out: the kernel's filter (5.9 to 6.18 at least) takes those entries
-    whose IPv6 address differs. Unspecified addresses are left out: they mean any.
-    """
-    address, port, protocol = frontend
-    known = address if address.version == 4 and not address.is_unspecified else None
-    return TuplePart(protocol, destination=known, destination_port=port)
-
-
-def matching_filter(original: TuplePart, reply: TuplePart | None = None) -> bytes:
-    """Return the attributes of a filter.
-
-    Linux 5.9 lists entries by it, and 6.12 deletes them by it.
-
-    An original tuple is always included: a kernel without filters that is asked to delete then
-    looks for that one entry, finds the tuple incomplete, and does not delete all entries. Kernels
-    before 5.15 or so cannot compare replies.
-    """
-    kept = nested(ORIGINAL, original.content)
-    flags = attribute(_ORIGINAL_FLAGS, original.flags)
-    if reply:
-        kept += nested(REPLY, reply.content)
-        flags += attribute(_REPLY_FLAGS, reply.flags)
-    return kept + nested(FILTER, flags)
+def protocol_filter(protocol: Protocol) -> bytes:
+    """Return the attributes of a filter by protocol, by which Linux 5.9 lists entries."""
+    return nested(ORIGINAL, TuplePart(protocol).content) + nested(
+        FILTER, attribute(_ORIGINAL_FLAGS, struct.pack("=I", _BY_PROTOCOL))
+    )
 
 
 def status_filter(without: int) -> bytes:
@@ -165,6 +130,8 @@ def status_filter(without: int) -> bytes:
 
 # Called with the original destination: protocol, packed address (4 or 16 bytes), port.
 Wanted = Callable[[int, bytes, int], bool]
+# The same, and the reply's source: packed address, port.
+MayBe = Callable[[int, bytes, int, bytes, int], bool]
 
 COUNT = Path("/proc/sys/net/netfilter/nf_conntrack_count")
 MOST = Path("/proc/sys/net/netfilter/nf_conntrack_max")
@@ -201,44 +168,28 @@ def limit() -> int:
 
 
 def connections(
-    wanted: Wanted, protocol: Protocol | None = None, *, without: int = 0
+    wanted: Wanted,
+    protocol: Protocol | None = None,
+    *,
+    without: int = 0,
+    may_be: MayBe = lambda *_: True,
 ) -> Iterator[Connection]:
     """Yield the entries of TCP, UDP and SCTP whose original destination is wanted.
 
-    With ``protocol`` the kernel leaves out the other protocols, if it can (5.9). With ``without``
-    it leaves out the entries with one of these bits in their status: to leave out 100,000 entries
-    then takes 0.03 s of CPU instead of 1.4 s. Raises NodeError.
+    Only those that ``may_be`` wants too are decoded whole. With ``protocol`` the kernel leaves out
+    the other protocols, if it can (5.9). With ``without`` it leaves out the entries with one of
+    these bits in their status: to leave out 100,000 entries then takes 0.03 s of CPU instead of
+    1.4 s. Raises NodeError.
     """
     families = _FAMILIES if protocol else (socket.AF_UNSPEC,)  # a filter needs a family
-    kept = matching_filter(TuplePart(protocol)) if protocol else b""
+    kept = protocol_filter(protocol) if protocol else b""
     kept += status_filter(without) if without else b""
 
     def is_wanted(number: int, address: bytes, port: int) -> bool:
         return protocol in (None, number) and wanted(number, address, port)
 
-    listed = (entry for family in families for entry in _listed(kept, family, is_wanted))
+    listed = (entry for family in families for entry in _listed(kept, family, is_wanted, may_be))
     return (entry for entry in listed if not entry.status & without)
-
-
-def connections_to(frontend: Frontend, backend: Address | None = None) -> Iterator[Connection]:
-    """Yield the entries with this original destination; an unspecified address means any.
-
-    With ``backend`` most entries that other addresses answer are left out. The kernel leaves out
-    other destinations, if it can (5.9). Raises NodeError.
-    """
-    to, wanted_port, protocol = frontend
-    answered = _source_attribute(backend) if backend else b""
-
-    def is_wanted(number: int, address: bytes, port: int) -> bool:
-        is_it = to.is_unspecified or address == to.packed
-        return is_it and (number, port) == (protocol, wanted_port)
-
-    return _listed(matching_filter(tuple_to(frontend)), family(to), is_wanted, answered)
-
-
-def _source_attribute(address: Address) -> bytes:
-    """CTA_IP_V4_SRC or CTA_IP_V6_SRC."""
-    return attribute(1 if address.version == 4 else 3, address.packed)
 
 
 def find(flows: Iterable[tuple[int, Ends]], direction: int = ORIGINAL) -> Iterator[Connection]:
@@ -265,57 +216,6 @@ def statuses() -> Iterator[int]:
     """Yield the status of every entry, of any protocol. Raises OSError."""
     for data, at, end in dump(b""):
         yield _integer(attributes(data, at, end), _STATUS)
-
-
-def delete_answered(
-    original: TuplePart, backend: tuple[Address, int], *, without: int = 0
-) -> int | None:
-    """Delete in the kernel the entries of connections that lead to one backend.
-
-    ``original`` is what is known of the requests, and ``without`` as for ``connections``.
-
-    Packets are not delayed, whereas listing few entries out of very many blocks a CPU's packets
-    while the kernel searches. Returns approximately how many were deleted, by the size of the
-    table, which also changes otherwise. Returns None if the kernel cannot do it: before 6.12, and
-    for IPv6 (see ``tuple_to``). Raises NodeError.
-    """
-    address, port = backend
-    if address.version == 6:
-        return None
-    before = count()
-    if not before:
-        return 0
-    reply = TuplePart(original.protocol, source=address, source_port=port)
-    which = matching_filter(original, reply) + (status_filter(without) if without else b"")
-    deletion = request(DELETE, REQUEST | ACK, which, socket.AF_INET)
-    try:
-        with open_ctnetlink() as kernel:
-            (result,) = asked(kernel, [deletion])
-        if result == errno.EINVAL:  # the original tuple is incomplete
-            return None
-        _raise_unless_done(result)
-    except OSError as error:
-        raise NodeError(f"conntrack entries cannot be deleted: {_reason(error)}") from error
-    return max(before - count(), 0)
-
-
-def delete_unanswered(protocol: Protocol, backends: Collection[tuple[Address, int]]) -> int:
-    """Delete the translated entries of connections to these backends that have no answer yet.
-
-    Returns approximately how many were deleted. The entries of one backend the kernel
-    deletes itself, if it can (see ``delete_answered``). Raises NodeError.
-    """
-    if len(backends) == 1:
-        (backend,) = backends
-        deleted = delete_answered(TuplePart(protocol), backend, without=SEEN_REPLY)
-        if deleted is not None:
-            return deleted
-    listed = connections(lambda *_: True, protocol, without=SEEN_REPLY)
-    return delete(
-        each
-        for each in listed
-        if each.is_translated and (each.reply.source, each.reply.source_port) in backends
-    )
 
 
 def delete(entries: Iterable[Connection]) -> int:
@@ -368,21 +268,22 @@ def _about(entry: Connection, kind: int, more: bytes = b"") -> bytes:
     return request(kind, REQUEST | ACK, attributes_sent, family(entry.original.source))
 
 
-def _listed(
-    kept: bytes, family: int, wanted: Wanted, containing: bytes = b""
-) -> Iterator[Connection]:
+def _listed(kept: bytes, family: int, wanted: Wanted, may_be: MayBe) -> Iterator[Connection]:
     """Yield the wanted entries; ``kept`` is the kernel's filter, ignored by older kernels.
 
-    ``containing``: as for ``dump``. Raises NodeError.
+    Raises NodeError.
     """
     if not count():
         return
     try:
-        for data, at, end in dump(kept, family, containing):
+        for data, at, end in dump(kept, family):
             layout = _TUPLES.get(ATTRIBUTE.unpack_from(data, at)[0])
             if layout is not None:
-                _, address, number, _, port = layout.unpack_from(data, at)
-                if wanted(number, address, port):
+                _, to, number, _, port = layout.unpack_from(data, at)
+                if not wanted(number, to, port):
+                    continue
+                source, _, _, source_port, _ = layout.unpack_from(data, at + layout.size)
+                if may_be(number, to, port, source, source_port):
                     yield _connection(data, at, end)
     except OSError as error:
         raise NodeError(f"conntrack cannot be listed: {_reason(error)}") from error

@@ -30,10 +30,10 @@ from ebpflb.model.addresses import Address
 
 _SOCK_DIAG, _LIST, _DESTROY = 4, 20, 21  # NETLINK_SOCK_DIAG, SOCK_* (uapi/linux/sock_diag.h)
 OPENING = 1 << 2  # TCP_SYN_SENT
-_CONNECTED = 1 << 1  # TCP_ESTABLISHED: also the state of a datagram socket with a peer
+CONNECTED = 1 << 1  # TCP_ESTABLISHED: also the state of a datagram socket with a peer
 # TCP's states of a socket that has, or asks for, a connection: neither listening nor closed.
-_OF_CONNECTIONS = sum(1 << state for state in (1, 2, 3, 4, 5, 8, 9, 11))
-_STATES = {socket.IPPROTO_UDP: _CONNECTED, socket.IPPROTO_TCP: _OF_CONNECTIONS}
+OF_CONNECTIONS = sum(1 << state for state in (1, 2, 3, 4, 5, 8, 9, 11))
+_STATES = {socket.IPPROTO_UDP: CONNECTED, socket.IPPROTO_TCP: OF_CONNECTIONS}
 _ANY_STATE = 0xFFFFFFFF
 _BUFFER = 1 << 16
 _SO_COOKIE = 57
@@ -94,7 +94,7 @@ class SockDiag:
         For TCP also sockets that are still connecting, or closed by one side; with ``states`` only
         those in these states. Raises KernelError; ENOENT: the protocol has no diag module.
         """
-        states = states or _STATES.get(protocol, _CONNECTED)
+        states = states or _STATES.get(protocol, CONNECTED)
         wanted = bytes(2) + port.to_bytes(2, "big")
         for family in (socket.AF_INET, socket.AF_INET6):
             request = _SOCKET.pack(family, protocol, states, wanted.ljust(48, b"\0"))
@@ -117,13 +117,14 @@ class SockDiag:
     def destroy(self, one: Connected) -> bool:
         """End the socket; return False if it is unknown, or another socket has the same ends.
 
-        Raises KernelError: EOPNOTSUPP, or EPERM without CAP_NET_ADMIN.
+        Also if the kernel cannot end it: EOPNOTSUPP, which older ones answer for TIME_WAIT too.
+        Raises KernelError: EPERM without CAP_NET_ADMIN.
         """
         request = _SOCKET.pack(one.family, one.protocol, _ANY_STATE, one.id)
         try:
             list(self._request(_DESTROY, ACK, request))
         except KernelError as error:
-            if error.errno != errno.ENOENT:
+            if error.errno not in (errno.ENOENT, errno.EOPNOTSUPP):
                 raise
             return False
         return True

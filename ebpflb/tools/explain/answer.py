@@ -211,7 +211,6 @@ _DROPS = {
     "ports_exhausted": "no free port or address for masquerading: the packet is dropped",
     "flows_full": "no space for another flow: the packet is dropped",
     "recycled": "the maps changed while they were read: run the command again",
-    "endpoint_gone": "its endpoint is gone or terminates, and on-removal is reset: it is reset",
     "too_long": "too long for the device where the request came in: the sender gets an ICMP error",
     "reject_limited": "refused without a reply: over the limit of replies a second",
 }

@@ -8,16 +8,13 @@ import sys
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench import conntrack_filler
-from bench.conntrack_filler import Served
-from ebpflb.entries.flows import DESTINATION_NAT, Connection, Ends, FlowState
-from ebpflb.entries.services import Frontend
+from ebpflb.entries.flows import DESTINATION_NAT, Connection, FlowState
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import conntrack
-from ebpflb.kernel.netfilter.conntrack import TuplePart
 from ebpflb.model.services import Protocol
 from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run
@@ -104,7 +101,7 @@ def test_only_what_is_wanted() -> None:
     assert not found.is_translated
     assert len(list(conntrack.connections(lambda *_: True, Protocol.UDP))) == 6
     assert len(list(conntrack.connections(lambda *_: True, Protocol.TCP))) == 1
-    by_protocol = conntrack.matching_filter(TuplePart(Protocol.TCP))
+    by_protocol = conntrack.protocol_filter(Protocol.TCP)
     listed = list(conntrack.dump(by_protocol, socket.AF_INET))
     assert len(listed) == 1, "the kernel leaves out the others"
 
@@ -119,116 +116,25 @@ def test_by_what_an_entry_lacks_of_its_status() -> None:
     assert len(list(conntrack.dump(untranslated))) == 1, "the kernel leaves out the others"
 
 
-def frontend(address: str) -> Frontend:
-    return Frontend(ip_address(address), 53, Protocol.UDP)
-
-
-def family_of(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-@pytest.mark.parametrize("address", [*VIPS.values(), "0.0.0.0", "::"])
-def test_the_entries_of_one_frontend(address: str) -> None:
-    """The entries match the frontend's port, and its address if it has one."""
-    wanted = frontend(address)
-    hosts = (VIPS[6], "::1") if wanted.address.version == 6 else (VIPS[4], "127.0.0.9")
-    for host in (*VIPS.values(), "127.0.0.9", "::1"):
-        say(host, 53)
-        say(host, 54)
-    found = [str(each.original.destination) for each in conntrack.connections_to(wanted)]
-    assert sorted(found) == sorted(hosts if wanted.address.is_unspecified else [address])
-
-
 @pytest.mark.parametrize("family", [4, 6])
-def test_the_entries_that_one_backend_answers(family: int) -> None:
-    """Most entries of another backend are left out before they are decoded."""
-    to, endpoints = ip_address(VIPS[family]), [ip_address(f"fd00::{n}") for n in (1, 2)]
-    if family == 4:
-        endpoints = [ip_address(f"10.1.0.{n}") for n in (1, 2)]
-    client = endpoints[0] + 100
-    conntrack_filler.fill(range(MANY), Served((to, 53), (endpoints[0], 5454)))
-    conntrack_filler.forge(Protocol.UDP, Ends(client, to, 4321, 53), (endpoints[1], 5454))
-    found = list(conntrack.connections_to(frontend(str(to)), endpoints[1]))
-    assert [each.original.source for each in found if each.reply.source == endpoints[1]] == [client]
-    assert len(found) < MANY / 2
-    assert len(list(conntrack.connections_to(frontend(str(to))))) == MANY + 1
+def test_by_both_ends(family: int) -> None:
+    """The caller sees destination and endpoint before an entry is decoded, in zones too."""
+    zoned = "chain z {\n type filter hook output priority -300\n udp sport 4002 ct zone set 5\n }"
+    run("nft", "-f", "-", said=f"table inet zoned {{\n {zoned}\n}}\n")
+    seen = set[tuple[Any, ...]]()
 
+    def may_be(protocol: int, *ends: Any) -> bool:
+        seen.add((protocol, *ends))
+        return bool(ends[3] == 5454)
 
-@pytest.mark.parametrize(("address", "listed"), [(VIPS[4], 1), ("0.0.0.0", 2), (VIPS[6], 2)])
-def test_the_kernel_lists_only_entries_of_one_frontend(address: str, listed: int) -> None:
-    """The kernel filters by port, and by an IPv4 address."""
-    for host in (*VIPS.values(), "127.0.0.9", "::1"):
-        say(host, 53)
-        say(host, 54)
-    by_frontend = conntrack.matching_filter(conntrack.tuple_to(frontend(address)))
-    assert len(list(conntrack.dump(by_frontend, family_of(address)))) == listed
-
-
-def tuple_to(address: str) -> TuplePart:
-    return conntrack.tuple_to(frontend(address))
-
-
-@pytest.mark.parametrize("to", [VIPS[4], "0.0.0.0"])
-def test_the_kernel_deletes_what_a_backend_answers(to: str) -> None:
-    """Only entries of the frontend are deleted: no other port, backend, protocol or family."""
-    backend = ip_address("127.0.0.1")
-    for vip in VIPS.values():
-        say(vip, 53, source=4053)
-        say(vip, 54, source=4054)
-    other = conntrack.delete_answered(tuple_to(to), (backend, 5455))
-    if other is None:
-        pytest.skip("this kernel does not delete by a filter")
-    of_tcp = frontend(to)._replace(protocol=Protocol.TCP)
-    assert (other, conntrack.delete_answered(conntrack.tuple_to(of_tcp), (backend, 5454))) == (0, 0)
-    assert conntrack.count() == 4
-    assert conntrack.delete_answered(tuple_to(to), (backend, 5454)) == 1
-    left = {(each.original.destination.version, each.original.source_port) for each in everything()}
-    assert left == {(4, 4054), (6, 4053), (6, 4054)}
-
-
-@pytest.mark.parametrize("family", [4, 6])
-@pytest.mark.parametrize("many", [False, True], ids=["one backend", "several"])
-@pytest.mark.parametrize("can_delete", [True, False], ids=["by the kernel", "listed"])
-def test_what_a_backend_has_not_answered(
-    family: int, many: bool, can_delete: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Connections that wait for this backend's answer are deleted; no open ones, or others'."""
-    if not can_delete:
-        monkeypatch.setattr(conntrack, "delete_answered", lambda *_, **__: None)
-    kind = socket.AF_INET6 if family == 6 else socket.AF_INET
-    backend = ip_address({4: "127.0.0.1", 6: "::1"}[family]), 5454
-    vip = ip_address(VIPS[family])
-    for source, port in ((4001, 5454), (4002, 5455)):
-        conntrack_filler.forge(Protocol.TCP, Ends(vip, vip, source, 80), (backend[0], port))
-    wanted = [backend, (backend[0], 5456)] if many else [backend]
-    with (
-        socket.create_server(("::" if family == 6 else "", 5454), family=kind),
-        socket.create_connection((VIPS[family], 80)) as client,
-    ):
-        assert conntrack.delete_unanswered(Protocol.UDP, wanted) == 0
-        assert conntrack.delete_unanswered(Protocol.TCP, wanted) == 1
-        left = {each.original.source_port for each in everything()}
-        assert left == {4002, client.getsockname()[1]}
-
-
-def test_ipv6_is_not_deleted_by_a_filter() -> None:
-    """The kernel would delete the entries of all other backends."""
-    say(VIPS[6], 53)
-    assert conntrack.delete_answered(tuple_to(VIPS[6]), (ip_address("::1"), 5454)) is None
-    assert conntrack.count() == 1
-
-
-def test_a_kernel_that_cannot_delete_by_a_filter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the kernel cannot delete by a filter, the result says so, and nothing is deleted."""
-    say(VIPS[4], 53)
-    monkeypatch.setattr(conntrack, "FILTER", 24)  # of another attribute
-    assert (
-        conntrack.delete_answered(
-            conntrack.tuple_to(frontend(VIPS[4])), (ip_address("127.0.0.1"), 5454)
-        )
-        is None
-    )
-    assert conntrack.count() == 1
+    for source in (4001, 4002):
+        say(VIPS[family], 53, source=source)
+    say({4: "127.0.0.9", 6: "::1"}[family], 5453)
+    found = conntrack.connections(lambda *_: True, Protocol.UDP, may_be=may_be)
+    assert {each.original.source_port for each in found} == {4001, 4002}
+    endpoint = ip_address({4: "127.0.0.1", 6: "::1"}[family]).packed
+    assert (Protocol.UDP, ip_address(VIPS[family]).packed, 53, endpoint, 5454) in seen
+    assert {each[4] for each in seen} == {5454, 5453}
 
 
 def test_only_these_are_deleted() -> None:

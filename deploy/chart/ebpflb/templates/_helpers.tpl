@@ -55,7 +55,7 @@ capabilities:
     - SYS_ADMIN # network namespaces: setns(2) into pods', one in which netfilter is probed
     {{- end }}
     {{- if .raw }}
-    - NET_RAW # raw sockets: of iptables-legacy; to reset silent clients (on-removal); to probe nodes
+    - NET_RAW # iptables-legacy, with which kube-proxy's rules are removed
     {{- end }}
 # The runtimes' profiles forbid bpf(2), or writing below /sys/fs/bpf.
 seccompProfile:

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real sockets on loopback, maps written by hand as the hooks would, and workers that search."""
+"""Real sockets on loopback, maps written by hand as the hooks would, and a worker that searches."""
 
 import errno
 import socket
 import struct
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
-from ebpflb.agent.stale_udp.worker import StaleSearch, StaleUdpWorker
+from ebpflb.agent.stale import SearchWorker, StaleWorker
 from ebpflb.entries.services import NO_SLOT, Backend, Flags, Frontend, Range, ServiceEntry
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.bpf_map import Counters, Map
@@ -17,9 +18,9 @@ from ebpflb.kernel.maps.records import PeerFrontend, SocketEntry
 from ebpflb.kernel.node.sock_diag import SockDiag
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import FrameProgram
-from ebpflb.model.addresses import Family
-from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.service_entries import BackendChange
+from ebpflb.model.addresses import Address, Family
+from ebpflb.model.services import Protocol
+from ebpflb.plan.stale import Removal
 from ebpflb.workers import DueWorker
 from tests.kernel.attach.device_namespace import Namespace
 from tests.kernel.maps.small import small_maps, write_elsewhere
@@ -46,13 +47,9 @@ class World:
         self.socket_end = FrameProgram(precompile.SOCKET_END, made, cache)
         self.walks = 0
         self.found: list[tuple[Family, int]] = []
-        self.worker = StaleUdpWorker(
-            made,
-            self.each,
-            self.socket_end.run,
-            lambda f, _, count: self.found.append((f, count)),
+        self.worker = StaleWorker(
+            made, self.each, self.socket_end.run, lambda f, _, count: self.found.append((f, count))
         )
-        self.connections = self.worker.connections
         self.backend = self.open()
         self.backend.bind((str(HERE), 0))
         self.port: int = self.backend.getsockname()[1]
@@ -81,11 +78,16 @@ class World:
         made.connect(self.backend.getsockname())
         return made
 
-    def remember(self, one: socket.socket) -> socket.socket:
+    def remember(self, one: socket.socket, is_connected: int = 1) -> socket.socket:
         """Remember a socket as the hooks do: it asked for VIP and was given the backend."""
-        write_elsewhere(self.maps, cookie_of(one), SocketEntry(self.given, SERVICE))
+        given = self.given._replace(is_connected=is_connected)
+        write_elsewhere(self.maps, cookie_of(one), SocketEntry(given, SERVICE))
         self.count(OLD, 1, 0)
         return one
+
+    def end(self) -> None:
+        """The worker is told that the endpoint of those that are remembered is removed."""
+        self.worker.check([removed((HERE, self.port))])
 
     @property
     def given(self) -> PeerFrontend:
@@ -129,15 +131,10 @@ def made(ns: Namespace, cache: Path) -> Iterator[World]:
             world.close()
 
 
-NAME = PortName("default", "dns", "dns", Protocol.UDP, Family.IPV4)
-
-
-def removed(*ids: int) -> list[BackendChange]:
-    """A service port loses these backends."""
-    return [BackendChange(NAME, frozenset(ids))]
-
-
-REMOVED = removed(OLD)
+def removed(*endpoints: tuple[Address, int], protocol: Protocol = Protocol.UDP) -> Removal:
+    """A service port with the frontend VIP loses these endpoints, whose backend was OLD."""
+    frontend = VIP._replace(protocol=protocol)
+    return Removal(protocol, {frontend}, {*endpoints}, {OLD}, has_left=True)
 
 
 def cookie_of(one: socket.socket) -> int:
@@ -161,21 +158,15 @@ def is_ended(one: socket.socket) -> bool:
     return eventually(lambda: not has_peer(one)) and error_of(one) == errno.ECONNABORTED
 
 
-def pending(world: World) -> list[StaleSearch]:
-    """The searches that follow changes at once and are still to come."""
-    searches = world.worker.searches
-    return [each for each in searches if not each.everything or each.is_first]
-
-
 def settle(world: World) -> None:
-    """All passes of all searches are done: the threads wait for the next."""
+    """All searches are done: the threads wait for the next change."""
 
-    def idle() -> bool:
-        with world.worker.changed:
-            return is_waiting(world.worker) and not pending(world)
+    def is_idle(worker: SearchWorker) -> bool:
+        with worker.changed:
+            return is_waiting(worker) and not worker.searches
 
-    assert eventually(idle)
-    assert eventually(lambda: is_waiting(world.connections) and not world.connections.waiting)
+    for each in world.worker.searching:
+        assert eventually(partial(is_idle, each))
 
 
 def is_waiting(worker: DueWorker) -> bool:

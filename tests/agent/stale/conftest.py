@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.stale_udp import world as worlds
-from tests.agent.stale_udp.world import World
+from tests.agent.stale import world as worlds
+from tests.agent.stale.world import World
 from tests.kernel.attach.device_namespace import Namespace, entered
 
 _numbers = itertools.count()
@@ -24,8 +24,7 @@ def ns() -> Iterator[Namespace]:
 @pytest.fixture
 def world(ns: Namespace, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """Further passes follow at once."""
-    monkeypatch.setattr("ebpflb.agent.stale_udp.worker.SECOND_PASS_DELAY", 0.05)
-    monkeypatch.setattr("ebpflb.agent.stale_udp.conntrack_worker.PASS_TIMES", (0.02, 0.1))
+    monkeypatch.setattr("ebpflb.agent.stale.PASS_TIMES", (0.02, 0.1))
     with worlds.made(ns, cache) as world:
         yield world
 

@@ -6,26 +6,19 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ebpflb.agent.stale_udp import conntrack_worker
-from ebpflb.agent.stale_udp.conntrack_worker import MOST_FLOWS, MovedFlowsWorker, StaleConnections
+from ebpflb.agent import stale
+from ebpflb.agent.stale import MOST_FLOWS, MovedFlowsWorker
 from ebpflb.entries.flows import Hook, Tuple
 from ebpflb.kernel.netfilter import conntrack
+from ebpflb.kernel.stale import ServedFrontends
 from ebpflb.model.addresses import Family
-from tests.agent.stale_udp.tracked import (
-    GONE,
-    REMOVED,
-    SERVING,
-    change,
-    entries,
-    tracked,
-)
-from tests.agent.stale_udp.world import UDP, VIP, World, settle
+from ebpflb.plan.stale import Stale
+from tests.agent.stale.tracked import GONE, REMOVED, entries, tracked
+from tests.agent.stale.world import UDP, VIP, World, removed, settle
 from tests.kernel.attach.device_namespace import Namespace
 from tests.kernel.variants import eventually, needs_root
 
 pytestmark = needs_root
-
-Report = Callable[[list[Tuple]], None]
 
 
 class FakeRing:
@@ -55,23 +48,21 @@ class FakeRing:
         os.close(self.counter)
 
 
-@pytest.fixture
-def deleted() -> list[tuple[Family, int]]:
-    """Return what the worker has said about its deletions."""
-    return []
+Report = Callable[[list[Tuple]], None]
 
 
 @pytest.fixture
-def report(
-    net: Namespace,
-    world: World,
-    deleted: list[tuple[Family, int]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Report]:
+def report(net: Namespace, world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Report]:
     """A function that reports flows to a worker, as a program does."""
     ring = FakeRing()
-    monkeypatch.setattr(conntrack_worker, "Ring", lambda _: ring)
-    worker = MovedFlowsWorker(world.maps, lambda f, _, count: deleted.append((f, count)))
+    monkeypatch.setattr(stale, "Ring", lambda _: ring)
+    found = world.found
+
+    def judge() -> Stale:
+        served = ServedFrontends(world.maps)
+        return Stale(served.endpoints, served.keys, ())
+
+    worker = MovedFlowsWorker(world.maps, judge, lambda f, _, count: found.append((f, count)))
     worker.start()
     try:
         yield ring.report
@@ -90,56 +81,23 @@ def ports() -> set[int]:
     return {each.original.source_port for each in entries()}
 
 
-@pytest.mark.parametrize("hook", [Hook.INGRESS, Hook.EGRESS])
-def test_a_reported_flow(report: Report, deleted: list[tuple[Family, int]], hook: Hook) -> None:
-    """Its entry is deleted, and no other one: the table is not searched."""
-    for source in (4001, 4002):
-        tracked(str(VIP.address), VIP.port, REMOVED, source=source)
-    report([flow_of(4001, hook)])
-    assert eventually(lambda: deleted)
-    assert ports() == {4002}
-    assert deleted == [(Family.IPV4, 1)]
-
-
-def test_a_flow_whose_endpoint_serves(report: Report, deleted: list[tuple[Family, int]]) -> None:
-    """It stays: a kube-proxy, or a former choice, may have sent it elsewhere than the program.
-
-    So do flows to a removed endpoint that are not of this frontend, and the endpoint's own.
-    """
-    tracked(str(VIP.address), VIP.port, SERVING, source=4001)
-    tracked(str(VIP.address), VIP.port, REMOVED, source=4002)
-    tracked("10.244.8.8", 5353, source=4004)
-    left = [flow_of(4001), flow_of(4001, Hook.EGRESS), flow_of(4004, Hook.EGRESS)]
-    report([*left, flow_of(4002), flow_of(4002)._replace(source_port=4003)])
-    assert eventually(lambda: deleted)
-    assert ports() == {4001, 4004}
-
-
-def test_a_service_without_endpoints(net: Namespace, world: World) -> None:
-    """Its flows to a removed endpoint are deleted: a stranger may get the endpoint's address."""
-    tracked(str(VIP.address), VIP.port, REMOVED, source=4001)
-    world.serve()
-    assert StaleConnections(world.maps).delete_flows([flow_of(4001)]).total() == 1
-    assert not entries()
-
-
-def test_very_many_flows(report: Report, deleted: list[tuple[Family, int]]) -> None:
-    """In a flood only the first flows are deleted one by one: the search deletes the others."""
+def test_very_many_flows(world: World, report: Report) -> None:
+    """Of a flood only the first ones are deleted one by one: the search deletes the others."""
     for source in (4001, 4002):
         tracked(str(VIP.address), VIP.port, REMOVED, source=source)
     first, last = flow_of(4001), flow_of(4002)
     unknown = [first._replace(source_port=port) for port in range(1, MOST_FLOWS)]
     report([first, *unknown, last])
-    assert eventually(lambda: deleted)
+    assert eventually(lambda: world.found == [(Family.IPV4, 1)])
     assert ports() == {4002}
 
 
-def test_a_flow_that_is_reported_often(report: Report, deleted: list[tuple[Family, int]]) -> None:
+def test_a_flow_that_is_reported_often(world: World, report: Report) -> None:
     """It takes no room of others: egress reports each datagram until the entry is deleted."""
     for source in (4001, 4002):
         tracked(str(VIP.address), VIP.port, REMOVED, source=source)
     report([*[flow_of(4001, Hook.EGRESS)] * MOST_FLOWS, flow_of(4002, Hook.EGRESS)])
-    assert eventually(lambda: deleted)
+    assert eventually(lambda: world.found == [(Family.IPV4, 2)])
     assert not ports()
 
 
@@ -160,6 +118,6 @@ def test_the_search_deletes_what_a_report_could_not(
     assert ports() == {4001, 4002}
     report([second])
     assert eventually(lambda: ports() == {4001})
-    world.connections.check(change(GONE))
+    world.worker.check([removed(GONE)])
     settle(world)
     assert not entries()

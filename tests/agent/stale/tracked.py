@@ -4,15 +4,14 @@
 import socket
 from ipaddress import ip_address
 
-from ebpflb.entries.flows import Connection, StaleCandidates
+from ebpflb.entries.flows import Connection
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.services import Protocol
-from ebpflb.plan.service_entries import BackendChange
-from tests.agent.stale_udp.world import ELSEWHERE, NAME, OLD, VIP
+from tests.agent.stale.world import ELSEWHERE
 from tests.kernel.node.nodes import run
 
 SERVING, REMOVED = f"{ELSEWHERE.address}:{ELSEWHERE.port}", "10.244.8.8:5353"
-GONE = StaleCandidates(VIP, (ip_address("10.244.8.8"), 5353))
+GONE = (ip_address("10.244.8.8"), 5353)
 
 
 def tracked(
@@ -38,7 +37,3 @@ def tracked(
 
 def entries() -> list[Connection]:
     return list(conntrack.connections(lambda *_: True))
-
-
-def change(*candidates: StaleCandidates) -> list[BackendChange]:
-    return [BackendChange(NAME, frozenset({OLD}), frozenset(candidates))]

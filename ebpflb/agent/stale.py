@@ -1,0 +1,512 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When stale connections end (plan/stale.py: which ones, kernel/stale.py: how).
+
+After each sync the agent passes on what the plans removed, and the Services with on-removal: reset.
+One thread searches conntrack, and one the sockets, once at once and once more a second later: a
+packet or a socket may have been inside a hook during the first search, given the removed endpoint
+but not yet written down. When the grace of an endpoint has passed they search again. A search that
+fails is repeated after a growing pause.
+
+Another thread deletes the entries of UDP flows that send after their endpoint was removed: programs
+report these flows, and an entry is deleted within a millisecond, however many conntrack has. Two
+programs report:
+
+- ingress, when it gives a flow that it remembers another backend (bpf/engine/netfilter/choose.h)
+- egress, when a datagram leaves for an endpoint that was removed a moment ago
+  (bpf/path/stale_endpoint.h): also of a flow that ingress does not remember; but the endpoint may
+  be a process of this node itself, and then no program sees the datagram leave
+"""
+
+import logging
+import math
+import sys
+import time
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from enum import IntEnum
+from itertools import islice
+from typing import Any, ClassVar, NamedTuple
+
+from ebpflb.entries.flows import Tuple
+from ebpflb.entries.services import Frontend
+from ebpflb.errors import EbpflbError, KernelError, in_words, log_once
+from ebpflb.kernel.maps.bpf_map import MappedArray
+from ebpflb.kernel.maps.layout import ffi
+from ebpflb.kernel.maps.readers import Ring
+from ebpflb.kernel.node import sock_diag
+from ebpflb.kernel.stale import (
+    EachNamespace,
+    Ended,
+    EndSocket,
+    Maps,
+    ServedFrontends,
+    SocketEnder,
+    delete_entries,
+    delete_flows,
+)
+from ebpflb.model.addresses import Family, family
+from ebpflb.model.annotations import BY_CONNTRACK, BY_SOCKETS
+from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan.stale import Change, Endpoint, Removal, Resets, Stale
+from ebpflb.workers import DescriptorWorker, DueWorker
+
+log = logging.getLogger(__name__)
+
+# Seconds after a change. Programs report the flows that send, and a search would block the deletion
+# of their entries. The second search is for a CPU that was stopped.
+PASS_TIMES = (0.02, 1.0)
+_PAUSE_FACTOR = 4  # times the processor time of a search: changes may follow fast
+FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0  # seconds, after a failed search: 1, 2, 4, ...
+_NONE: Mapping[PortName, Change] = {}
+
+OnSearch = Callable[[Family, float, int], None]
+
+
+class ConnectionsReset(NamedTuple):
+    """A number of open connections of one kind to a removed endpoint were reset."""
+
+    service: PortName
+    endpoint: Endpoint
+    kind: str
+    number: int
+
+
+OnReset = Callable[[ConnectionsReset], None]
+
+
+class Scope(IntEnum):
+    """Where to search: at what was removed, at all frontends, or for what came untranslated."""
+
+    REMOVED = 0
+    EVERYTHING = 1
+    UNTRANSLATED = 2
+
+
+class Search(NamedTuple):
+    """``number`` is an index of PASS_TIMES; ``are_open``: for open connections to reset, too."""
+
+    due: float
+    protocols: frozenset[Protocol]
+    removals: tuple[Removal, ...] = ()
+    scope: Scope = Scope.REMOVED
+    are_open: bool = False
+    number: int = 0
+
+
+class StaleWorker:
+    """Search in threads from ``start`` to ``stop``, and end what is stale.
+
+    ``each_namespace`` calls a function in network namespaces (node.namespaces), ``end_socket`` runs
+    the program bpf/hooks/socket_end.c. The threads call ``on_search`` after a search for UDP, for
+    each family, with the seconds that it took and the number of ended sockets or deleted entries;
+    and ``on_reset``. ``shadow``: a kube-proxy on this node translates, and everything is left to it
+    but sockets that a hook has translated. ``clock`` is a monotonic clock, in seconds, and
+    ``cpu_clock`` a thread's processor time.
+    """
+
+    def __init__(
+        self,
+        maps: Maps,
+        each_namespace: EachNamespace,
+        end_socket: EndSocket,
+        on_search: OnSearch = lambda *_: None,
+        on_reset: OnReset = lambda _: None,
+        *,
+        shadow: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        told = Told(on_search, on_reset)
+        self.entries = EntriesWorker(maps, told, clock, cpu_clock, shadow=shadow)
+        ender = SocketEnder(maps, each_namespace, end_socket)
+        self.sockets = SocketsWorker(ender, maps, told, clock, cpu_clock, shadow=shadow)
+        self.searching: tuple[SearchWorker, ...] = self.entries, self.sockets
+        self._threads = *self.searching, MovedFlowsWorker(maps, self.entries.pending, on_search)
+
+    def start(self) -> None:
+        for each in self._threads:
+            each.start()
+
+    def stop(self) -> None:
+        """Stop; return when no thread works any more."""
+        for each in reversed(self._threads):
+            each.stop()
+
+    @property
+    def ends_udp(self) -> bool:
+        """Whether this kernel ends UDP sockets, after ``start``."""
+        return Protocol.UDP in self.sockets.can_end
+
+    @property
+    def error(self) -> str | None:
+        """Why the last search failed, if so."""
+        return self.entries.error or self.sockets.error
+
+    def check(
+        self, removals: Iterable[Removal], changes: Mapping[PortName, Change] = _NONE
+    ) -> None:
+        """End what these removals made stale, and what these changes reset; returns at once.
+
+        To be called after they were written to the maps.
+        """
+        found = tuple(removals)
+        for each in self.searching:
+            each.check(found, changes)
+
+    def check_untranslated(self) -> None:
+        """Delete entries that conntrack got while nothing translated; returns at once."""
+        self.entries.check_all(Scope.UNTRANSLATED, len(PASS_TIMES) - 1)
+
+    def check_everything(self) -> None:
+        """End what became stale while no agent ran; returns at once."""
+        for each in self.searching:
+            each.check_all(Scope.EVERYTHING, 0)
+
+
+class Told(NamedTuple):
+    """Whom a search tells about its results."""
+
+    on_search: OnSearch
+    on_reset: OnReset
+
+
+class SearchWorker(DueWorker):
+    """Search for one kind of connections, and end the stale ones.
+
+    Each kind has its own thread and pauses: a search for sockets in many namespaces keeps no entry
+    of conntrack waiting, whose client's next segment would otherwise go to a removed endpoint.
+    ``error``: why the last search failed, if so; it is repeated after the next change, or after a
+    growing pause. A pause does not grow when other threads delay this one.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(
+        self,
+        maps: Maps,
+        told: Told,
+        clock: Callable[[], float],
+        cpu_clock: Callable[[], float],
+        *,
+        shadow: bool,
+    ) -> None:
+        super().__init__(f"stale connections ({self.kind})", clock)
+        self.maps, self.told, self.shadow, self._cpu_clock = maps, told, shadow, cpu_clock
+        self.resets = Resets()
+        self.searches: list[Search] = []
+        self.error: str | None = None
+        self.pause = FIRST_RETRY
+        self._earliest = -math.inf  # when the next search may begin
+
+    @abstractmethod
+    def _end(self, stale: Stale, taken: list[Search], protocols: frozenset[Protocol]) -> Ended:
+        """End the stale connections of these protocols, open ones too if a search is for them."""
+
+    def check(self, removals: tuple[Removal, ...], changes: Mapping[PortName, Change]) -> None:
+        """As StaleWorker.check."""
+        now, protocols = self._clock(), {each.protocol for each in removals}
+        with self.changed:
+            are_open = True in {self.resets.update(*each, now) for each in changes.items()}
+            protocols |= {Protocol.TCP} if are_open else set()
+            if protocols:
+                due = now + PASS_TIMES[0]
+                self._add(Search(due, frozenset(protocols), removals, are_open=are_open))
+
+    def check_all(self, scope: Scope, number: int) -> None:
+        """Search now, for more than what was removed."""
+        protocols = frozenset({Protocol.UDP, Protocol.TCP})
+        with self.changed:
+            self._add(Search(self._clock(), protocols, scope=scope, number=number))
+
+    def _add(self, search: Search) -> None:
+        self.searches.append(search)
+        self.changed.notify()
+
+    @property
+    def due(self) -> float:
+        """When ``turn`` is due, by the clock; infinity means not before the next change."""
+        due = min((search.due for search in self.searches), default=math.inf)
+        return max(min(due, self._reset_due), self._earliest)
+
+    @property
+    def _reset_due(self) -> float:
+        """When to search for open connections; after an error with the failed search."""
+        return math.inf if self.error else self.resets.due
+
+    def turn(self) -> None:
+        """Make the due searches of one scope as one."""
+        begun, cpu_begun = self._clock(), self._cpu_clock()
+        with self.changed:
+            taken = self._take(begun)
+        try:
+            self._search(taken, begun)
+            with self.changed:
+                self._succeed([*_following(taken, self._clock())])
+        except (EbpflbError, OSError) as error:
+            self._fail(taken, in_words(error))
+        except Exception as error:
+            self._fail(taken, f"{type(error).__name__}: {in_words(error)}")
+            raise
+        finally:
+            used = self._cpu_clock() - cpu_begun
+            self._earliest = max(self._earliest, self._clock() + _PAUSE_FACTOR * used)
+
+    def _take(self, now: float) -> list[Search]:
+        """Return the due searches of one scope, and failed ones that wait for their repetition."""
+        if self._reset_due <= now:
+            self.searches.append(Search(now, frozenset({Protocol.TCP}), are_open=True))
+        due = [each for each in self.searches if each.due <= now or self.error]
+        scope = min(each.scope for each in due)
+        taken, left = list[Search](), list[Search]()
+        for each in self.searches:
+            is_taken = each.scope == scope and (each.due <= now or self.error)
+            (taken if is_taken else left).append(each)
+        self.searches = left
+        return taken
+
+    def _search(self, taken: list[Search], begun: float) -> None:
+        protocols = frozenset[Protocol]().union(*(each.protocols for each in taken))
+        are_open = _are_open(taken)
+        with self.changed:
+            stale = self._stale(taken, self.resets if are_open else None)
+        ended = self._end(stale, taken, protocols)
+        is_udp = Protocol.UDP in protocols and any(each.number == 0 for each in taken)
+        self._report(stale, begun, Family if is_udp else (), ended)
+        if are_open:
+            with self.changed:
+                self.resets.searched(begun)
+
+    def _stale(self, searches: Iterable[Search], resets: Resets | None = None) -> Stale:
+        """Return what is stale by the maps, and by what these searches are for."""
+        served = ServedFrontends(self.maps)
+        return Stale(served.endpoints, served.keys, _removals(searches), resets, self._clock())
+
+    def _report(self, stale: Stale, begun: float, searched: Iterable[Family], ended: Ended) -> None:
+        of_udp, unanswered, seconds = Counter[Family](), 0, self._clock() - begun
+        for (frontend, (address, port)), count in ended.items():
+            if frontend.protocol == Protocol.UDP:
+                of_udp[family(address)] += count
+            elif name := stale.reset_by(frontend, (address, port)):
+                self._report_reset(ConnectionsReset(name, (address, port), self.kind, count))
+            else:
+                unanswered += count
+        if of_udp:
+            log.info("%d UDP %s ended: their endpoints do not serve", of_udp.total(), self.kind)
+        if unanswered:
+            line = "%d connections without an answer ended (%s): their endpoints do not serve"
+            log.info(line, unanswered, self.kind)
+        for each in {*searched, *of_udp}:
+            self.told.on_search(each, seconds, of_udp[each])
+
+    def _report_reset(self, done: ConnectionsReset) -> None:
+        address, port = done.endpoint
+        line = "%s: %d %s to %s port %d reset: it is no longer an endpoint"
+        log.info(line, done.service, done.number, done.kind, address, port)
+        self.told.on_reset(done)
+
+    def _succeed(self, following: list[Search]) -> None:
+        """Make these searches next; what failed before waits no longer."""
+        self.searches += following
+        self.error, self.pause = None, FIRST_RETRY
+
+    def _fail(self, taken: list[Search], reason: str) -> None:
+        """Repeat the searches, and those that follow them."""
+        self._set_error(reason)
+        now = self._clock()
+        with self.changed:
+            self.searches += [each._replace(due=now + self.pause, number=0) for each in taken]
+        self._earliest = now + FIRST_RETRY
+        self.pause = min(2 * self.pause, LONGEST_RETRY)
+
+    def _set_error(self, reason: str) -> None:
+        line = "connections to removed endpoints cannot be ended: %s; trying again"
+        self.error = log_once(log.warning, line, reason, self.error)
+
+
+class EntriesWorker(SearchWorker):
+    """Deletes entries of conntrack; meanwhile egress reports the flows of UDP."""
+
+    kind = BY_CONNTRACK
+
+    def __init__(self, maps: Maps, *how: Any, shadow: bool) -> None:
+        super().__init__(maps, *how, shadow=shadow)
+        self.reported = ReportedEndpoints(maps)
+
+    def pending(self) -> Stale:
+        """Return what is stale by the searches that are still to come."""
+        with self.changed:
+            return self._stale(self.searches)
+
+    def check(self, removals: tuple[Removal, ...], changes: Mapping[PortName, Change]) -> None:
+        with self.changed:
+            super().check(removals, changes)
+            try:
+                if not self.shadow:
+                    self.reported.add(_reported(removals))
+            except KernelError as error:  # the searches find the flows, only later
+                self._set_error(in_words(error))
+
+    def _end(self, stale: Stale, taken: list[Search], protocols: frozenset[Protocol]) -> Ended:
+        if self.shadow:
+            return Ended()
+        return delete_entries(
+            self.maps,
+            stale,
+            protocols,
+            ports=stale.ports if taken[0].scope == Scope.REMOVED else None,
+            are_open=_are_open(taken),
+            untranslated=taken[0].scope == Scope.UNTRANSLATED,
+        )
+
+    def _succeed(self, following: list[Search]) -> None:
+        self.reported.keep(_reported(_removals([*following, *self.searches])))
+        super()._succeed(following)
+
+
+class SocketsWorker(SearchWorker):
+    """Ends sockets. ``can_end`` are, after ``start``, the protocols for which this kernel can."""
+
+    kind = BY_SOCKETS
+
+    def __init__(self, ender: SocketEnder, maps: Maps, *how: Any, shadow: bool) -> None:
+        super().__init__(maps, *how, shadow=shadow)
+        self.ender = ender
+        self.can_end = frozenset({Protocol.UDP, Protocol.TCP})
+
+    def start(self) -> None:
+        self.can_end = frozenset(_ending_protocols())
+        super().start()
+
+    def _end(self, stale: Stale, taken: list[Search], protocols: frozenset[Protocol]) -> Ended:
+        possible = self.can_end & protocols
+        ends_udp = Protocol.UDP in possible and not self.shadow
+        ended = self.ender.end_untranslated() if ends_udp else Ended()
+        wanted = possible if _are_open(taken) else possible & self._busy(taken)
+        return ended + self.ender.end(stale, wanted) if wanted else ended
+
+    def _busy(self, taken: list[Search]) -> set[Protocol]:
+        """Return the protocols of removed backends with sockets: a search takes 40 ms of CPU.
+
+        The second search asks no counters of UDP: two threads of a socket that replace its removed
+        backend at once count it as closed twice (bpf/sockets/datagram.h).
+        """
+        stats = self.maps["backend_stats"]
+        ids = {(each.protocol, id) for each in _removals(taken) for id in each.ids}
+        found = {protocol for protocol, id in ids if len({*stats.get(id)}) > 1}
+        is_any = any(each.number or each.scope == Scope.EVERYTHING for each in taken)
+        return found | {Protocol.UDP} if is_any else found
+
+
+def _are_open(searches: Iterable[Search]) -> bool:
+    """Whether one of them is for open connections, too."""
+    return any(each.are_open for each in searches)
+
+
+def _removals(searches: Iterable[Search]) -> list[Removal]:
+    return [each for search in searches for each in search.removals]
+
+
+def _following(taken: Iterable[Search], now: float) -> Iterator[Search]:
+    """Yield the next search after each of these."""
+    for each in taken:
+        if (number := each.number + 1) < len(PASS_TIMES):
+            yield each._replace(due=now + PASS_TIMES[number], number=number)
+
+
+def _ending_protocols() -> Iterator[Protocol]:
+    """Yield the protocols whose sockets this kernel ends; warns of the others."""
+    for protocol, can_end, lost in (
+        (Protocol.UDP, sock_diag.can_destroy, "connected UDP sockets keep a removed endpoint"),
+        (Protocol.TCP, sock_diag.can_destroy_tcp, "on-removal: reset resets no sockets"),
+    ):
+        if can_end():
+            yield protocol
+        else:
+            name = protocol.name
+            text = "this kernel ends no %s sockets (CONFIG_INET_DIAG_DESTROY, modprobe %s_diag): %s"
+            log.warning(text, name, name.lower(), lost)
+
+
+# The flows that programs report.
+
+MAP = "moved_flows"
+MOST_FLOWS = 1024  # at once: 50 ms of CPU; a search of conntrack costs less than many more
+MOST_REPORTS = 4096  # of each endpoint: 0.2 s of CPU, even if it rightly gets more datagrams
+_GATE = ffi.offsetof("struct flow_gate", "stale_endpoints")
+
+
+class MovedFlowsWorker(DescriptorWorker):
+    """Delete the entries of reported flows in a thread from ``start`` to ``stop``.
+
+    Flows that no program reports, as those that send nothing, are left to the search; so is a flow
+    whose report was lost, or whose entry could not be deleted.
+    """
+
+    def __init__(self, maps: Maps, stale: Callable[[], Stale], on_search: OnSearch) -> None:
+        super().__init__("moved UDP flows")
+        self._map, self._stale, self.on_search = maps[MAP], stale, on_search
+        self._error: str | None = None
+
+    def run(self) -> None:
+        with closing(Ring(self._map)) as ring:
+            ring.take()  # reports to a former agent: everything is searched for at the start
+            while not self.stopped.is_set():
+                self.wait([ring], math.inf)
+                self._delete(ring.take_values())
+
+    def _delete(self, flows: list[Tuple]) -> None:
+        begun, different = time.monotonic(), dict.fromkeys(flows)
+        try:
+            deleted = delete_flows(self._stale(), islice(different, MOST_FLOWS))
+        except (EbpflbError, OSError) as error:
+            line = "moved UDP flows stay in conntrack until the next search: %s"
+            self._error = log_once(log.warning, line, in_words(error), self._error)
+            return
+        self._error = None
+        counts = Counter(family(address) for _, (address, _) in deleted.elements())
+        for each, count in counts.items():
+            self.on_search(each, time.monotonic() - begun, count)
+
+
+class ReportedEndpoints:
+    """The UDP endpoints that were removed a moment ago: egress reports the datagrams to them.
+
+    Egress reads the map only while the gate says that it is not empty. What a former agent has left
+    in it is removed.
+    """
+
+    def __init__(self, maps: Maps) -> None:
+        """Raises KernelError."""
+        gate = maps["flow_gate"]
+        assert isinstance(gate, MappedArray)
+        self._map, self._gate = maps["stale_endpoints"], gate
+        self._keys: set[Frontend] = {key for key, _ in self._map.items()}
+        self.keep(set())
+
+    def add(self, endpoints: set[Frontend]) -> None:
+        """Have datagrams to these reported too, as far as the map has room. Raises KernelError."""
+        added = list(islice(endpoints, self._map.spec.entries - len(self._keys)))
+        self._map.write([(key, MOST_REPORTS) for key in added])
+        self._set(self._keys.union(added))
+
+    def keep(self, endpoints: set[Frontend]) -> None:
+        """Have datagrams to all others not reported any more. Raises KernelError."""
+        kept = self._keys & endpoints
+        self._map.delete(list(self._keys - kept))
+        self._set(kept)
+
+    def _set(self, keys: set[Frontend]) -> None:
+        self._keys = keys
+        self._gate.memory[_GATE : _GATE + 8] = len(keys).to_bytes(8, sys.byteorder)
+
+
+def _reported(removals: Iterable[Removal]) -> set[Frontend]:
+    """Return the UDP endpoints that left their service port."""
+    return {
+        Frontend(address, port, Protocol.UDP)
+        for each in removals
+        if each.has_left and each.protocol == Protocol.UDP
+        for address, port in each.endpoints
+    }

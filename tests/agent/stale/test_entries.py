@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which entries of conntrack are deleted when endpoints change (kube-proxy.md 11.1)."""
+
+import socket
+from ipaddress import ip_address
+
+import pytest
+
+from ebpflb.entries.flows import Hook, Tuple
+from ebpflb.entries.services import Backend, Frontend
+from ebpflb.kernel.stale import Ended, ServedFrontends, delete_entries, delete_flows
+from ebpflb.model.addresses import Family
+from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan.stale import Removal, Resets, Stale, Watched
+from tests.agent.stale.tracked import GONE, REMOVED, SERVING, entries, tracked
+from tests.agent.stale.world import ELSEWHERE, SERVICE, UDP, VIP, World, removed, settle
+from tests.kernel.attach.device_namespace import Namespace
+from tests.kernel.node.nodes import run
+from tests.kernel.variants import eventually, needs_root
+
+pytestmark = needs_root
+
+VIP6 = Frontend(ip_address("fd00:96::10"), 53, Protocol.UDP)
+ELSEWHERE6 = ELSEWHERE._replace(address=ip_address("fd00:244::9"))
+NODEPORT = Frontend(ip_address("0.0.0.0"), 30053, Protocol.UDP)
+NODE, OTHER_HOST = "192.0.2.1", "192.0.2.99"
+OF_TCP = VIP._replace(protocol=Protocol.TCP)
+
+
+def judge(world: World, *removals: Removal, resets: Resets | None = None) -> Stale:
+    served = ServedFrontends(world.maps)
+    return Stale(served.endpoints, served.keys, removals, resets)
+
+
+def deleted(world: World, *removals: Removal) -> int:
+    """How many were deleted of UDP; all others are there still."""
+    before, stale = len(entries()), judge(world, *removals)
+    ports = stale.ports if removals else None
+    found = delete_entries(world.maps, stale, {Protocol.UDP}, ports)
+    assert len(entries()) == before - found.total()
+    return found.total()
+
+
+def left() -> set[int]:
+    return {each.original.source_port for each in entries()}
+
+
+@pytest.mark.parametrize(
+    ("to", "is_stale"),
+    [
+        (SERVING, False),
+        (REMOVED, True),
+        (f"{ELSEWHERE.address}:9090", True),
+        ("", True),
+    ],
+    ids=["serving", "removed", "former target port", "never translated"],
+)
+def test_by_its_backend(net: Namespace, world: World, to: str, is_stale: bool) -> None:
+    """An entry stays if and only if a serving endpoint answers it, at address and port."""
+    tracked(str(VIP.address), VIP.port, to)
+    assert deleted(world) == is_stale
+
+
+def test_ipv6(net: Namespace, world: World) -> None:
+    world.serve(ELSEWHERE6, frontend=VIP6)
+    tracked(str(VIP6.address), 53, f"[{ELSEWHERE6.address}]:5353", source=4001)
+    tracked(str(VIP6.address), 53, "[fd00:244::8]:5353", source=4002)
+    assert deleted(world) == 1
+    assert left() == {4001}
+
+
+def test_nobody_serves(net: Namespace, world: World) -> None:
+    """Of a service without endpoints the entries to a removed one are deleted.
+
+    The others are no state to anybody; they are deleted when an endpoint comes.
+    """
+    world.serve()
+    tracked(str(VIP.address), VIP.port, REMOVED, source=4001)
+    tracked(str(VIP.address), VIP.port, "", source=4002)
+    assert deleted(world) == 1
+    assert left() == {4002}
+
+
+@pytest.mark.parametrize(("frontend", "node"), [(VIP, ""), (NODEPORT, NODE)], ids=str)
+def test_deleted_service(net: Namespace, world: World, frontend: Frontend, node: str) -> None:
+    """Entries to the endpoints that it had are deleted. What nothing translates is not, nor what
+    another program leads elsewhere, or other hosts translate.
+    """
+    world.maps["services"].delete([VIP])
+    world.maps["node_addresses"].write([(ip_address(NODE), 1)])
+    address = node or str(frontend.address)
+    tracked(address, frontend.port, REMOVED, source=4001)
+    tracked(address, frontend.port, "", source=4002)
+    tracked(OTHER_HOST, frontend.port, REMOVED, source=4003)
+    tracked(address, frontend.port, SERVING, source=4004)
+    assert deleted(world, Removal(Protocol.UDP, {frontend}, {GONE})) == 1
+    assert left() == {4002, 4003, 4004}
+
+
+def test_foreign_entries(net: Namespace, world: World) -> None:
+    """What others translate, at addresses that are nobody's frontend, stays."""
+    world.maps["services"].delete([VIP])
+    tracked(str(VIP.address), VIP.port, REMOVED)
+    assert deleted(world) == 0
+
+
+def test_only_frontends_that_changed_are_looked_at(net: Namespace, world: World) -> None:
+    """By their ports; everything is at a start."""
+    tracked(str(VIP.address), VIP.port, REMOVED)
+    assert deleted(world, removed(GONE)._replace(frontends={NODEPORT})) == 0
+    assert deleted(world) == 1
+
+
+def test_terminating_but_serving(net: Namespace, world: World) -> None:
+    """An endpoint that gets no new flows and still serves keeps its own."""
+    world.serve(ELSEWHERE._replace(flags=frozenset()))
+    tracked(str(VIP.address), VIP.port, SERVING)
+    assert deleted(world) == 0
+
+
+def test_nodeports(net: Namespace, world: World) -> None:
+    """At the node's addresses; unlike kube-proxy's, the same port of another host is left alone."""
+    world.maps["node_addresses"].write([(ip_address(NODE), 1)])
+    world.serve(ELSEWHERE, frontend=NODEPORT)
+    tracked(NODE, NODEPORT.port, SERVING, source=4001)
+    tracked(OTHER_HOST, NODEPORT.port, source=4002)
+    assert deleted(world) == 0
+    tracked(NODE, NODEPORT.port, REMOVED, source=4003)
+    tracked(NODE, NODEPORT.port, source=4004)
+    assert deleted(world) == 2
+
+
+def test_others_are_left_alone(net: Namespace, world: World) -> None:
+    """Other ports and addresses, and TCP."""
+    tracked(str(VIP.address), 54, REMOVED)
+    tracked("10.96.0.11", VIP.port, REMOVED)
+    tracked(str(VIP.address), VIP.port, REMOVED, protocol=Protocol.TCP)
+    world.maps["services"].write([(VIP._replace(protocol=6), world.maps["services"].get(VIP))])
+    assert deleted(world) == 0
+
+
+@pytest.mark.parametrize("untranslated", [False, True])
+@pytest.mark.parametrize(("to", "goes"), [("", True), (SERVING, False)])
+def test_connections_that_began_untranslated(
+    net: Namespace, world: World, to: str, goes: bool, untranslated: bool
+) -> None:
+    """The entry of a SYN that came before anything could translate it goes, so that the SYN that
+    follows is translated.
+    """
+    world.maps["services"].write([(OF_TCP, world.maps["services"].get(VIP))])
+    tracked(str(VIP.address), VIP.port, to, protocol=Protocol.TCP)
+    tracked("10.96.0.11", VIP.port, protocol=Protocol.TCP)
+    found = delete_entries(world.maps, judge(world), {Protocol.TCP}, untranslated=untranslated)
+    assert (found.total(), len(entries())) == (goes, 2 - goes)
+
+
+def test_a_new_device_takes_no_list_of_all_entries(net: Namespace, world: World) -> None:
+    """Only what came untranslated is searched for: the kernel leaves out everything else."""
+    tracked(str(VIP.address), VIP.port, REMOVED, source=4001)
+    tracked(str(VIP.address), VIP.port, "", source=4002)
+    world.worker.check_untranslated()
+    assert eventually(lambda: len(entries()) == 1)
+    settle(world)
+    assert left() == {4001}
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_connections_without_an_answer(net: Namespace, world: World, renamed: bool) -> None:
+    """Of TCP, to a removed endpoint, as soon as anything of the frontend is removed; unless the
+    endpoint serves the frontend still, by another port's name.
+    """
+    world.serve(ELSEWHERE, frontend=OF_TCP)
+    tracked(str(VIP.address), VIP.port, REMOVED, protocol=Protocol.TCP, source=4001)
+    tracked(str(VIP.address), VIP.port, SERVING, protocol=Protocol.TCP, source=4002)
+    tracked("10.96.0.11", VIP.port, REMOVED, protocol=Protocol.TCP, source=4003)
+    gone = ELSEWHERE.address, ELSEWHERE.port
+    world.worker.check([removed(gone if renamed else GONE, protocol=Protocol.TCP)])
+    settle(world)
+    assert left() == {4002, 4003}
+
+
+def test_open_connections_are_reset_with_on_removal_alone(net: Namespace, world: World) -> None:
+    """The client's next segment goes to another endpoint, which resets the connection."""
+    rule = f"ip daddr {VIP.address} tcp dport {VIP.port} dnat ip to 127.0.0.1:8053"
+    chain = "type nat hook output priority -100"
+    run("nft", "-f", "-", said=f"table inet t {{\n chain c {{\n {chain}\n {rule}\n }}\n}}\n")
+    resets, name = Resets(), PortName("default", "web", "tcp", Protocol.TCP, Family.IPV4)
+    resets.update(name, Watched(0.0, frozenset({OF_TCP})), 0.0)
+    world.serve(ELSEWHERE, frontend=OF_TCP)
+    with socket.create_server(("127.0.0.1", 8053)), socket.socket() as client:
+        client.connect((str(VIP.address), VIP.port))
+        kept = delete_entries(world.maps, judge(world), {Protocol.TCP}, are_open=True)
+        assert not kept
+        stale = judge(world, resets=resets)
+        ended = delete_entries(world.maps, stale, {Protocol.TCP}, stale.ports, are_open=True)
+        endpoint = ip_address("127.0.0.1"), 8053
+        assert ended == Ended({(OF_TCP, endpoint): 1})
+        assert stale.reset_by(OF_TCP, endpoint) == name
+
+
+def test_what_programs_report(net: Namespace, world: World) -> None:
+    """The entries of stale flows alone, by a hash; of requests and of what leaves for endpoints.
+
+    A kube-proxy, or a former choice, may have sent a flow elsewhere than the program.
+    """
+    tracked(str(VIP.address), VIP.port, SERVING, source=4001)
+    tracked(str(VIP.address), VIP.port, REMOVED, source=4002)
+    tracked(str(VIP.address), VIP.port, REMOVED, source=4003)
+    tracked(str(VIP.address), VIP.port, REMOVED, source=4004)
+    tracked("10.244.8.8", 5353, source=4005)
+    flows = [flow_of(4001), flow_of(4001, Hook.EGRESS), flow_of(4005, Hook.EGRESS)]
+    flows += [flow_of(4002), flow_of(4003, Hook.EGRESS), flow_of(4002)._replace(source_port=4009)]
+    assert delete_flows(judge(world), flows).total() == 2
+    assert left() == {4001, 4004, 4005}
+
+
+def flow_of(source_port: int, hook: Hook = Hook.INGRESS) -> Tuple:
+    """The flow of ``tracked`` from this port, as the hook sees it."""
+    (entry,) = (e for e in entries() if e.original.source_port == source_port)
+    ends = entry.original if hook is Hook.INGRESS else entry.reply.reversed()
+    return Tuple(*ends, UDP, hook)
+
+
+def test_many(net: Namespace, world: World) -> None:
+    """Thousands of stale entries among others are deleted in one search."""
+    backends = [
+        Backend(ip_address(f"10.244.7.{n}"), 53, frozenset({"cluster"}), n, SERVICE)
+        for n in range(1, 9)
+    ]
+    world.serve(*backends)
+    chain = "type nat hook output priority -100"
+    rule = f"udp sport 10000-11999 udp dport 53 dnat ip to {REMOVED}"
+    run("nft", "-f", "-", said=f"table inet t {{\n chain c {{\n {chain}\n {rule}\n }}\n}}\n")
+    for source in range(10000, 13000):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+            client.bind(("", source))
+            client.sendto(b"?", (str(VIP.address) if source < 12000 else "10.9.9.9", 53))
+    assert deleted(world) == 2000

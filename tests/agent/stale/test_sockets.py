@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which sockets are ended, where they are searched for, and what the programs remember of them."""
+
+import socket
+from collections.abc import Callable, Collection, Iterator
+from ipaddress import ip_address
+from typing import Any
+
+import pytest
+
+from ebpflb.agent import stale
+from ebpflb.entries.services import Backend, Frontend
+from ebpflb.kernel import bpf
+from ebpflb.kernel.maps.records import Peer, PeerFrontend, SocketEntry
+from ebpflb.kernel.node import sock_diag
+from ebpflb.kernel.node.sock_diag import SockDiag
+from ebpflb.kernel.stale import ServedFrontends
+from ebpflb.model.addresses import Family
+from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan.stale import CHANGING, Ends, Stale, Watched
+from tests.agent.stale.world import (
+    ELSEWHERE,
+    HERE,
+    OLD,
+    SERVICE,
+    UDP,
+    VIP,
+    World,
+    cookie_of,
+    error_of,
+    has_peer,
+    is_ended,
+    removed,
+    settle,
+)  # fmt: skip
+from tests.kernel.maps.small import write_elsewhere
+from tests.kernel.node.nodes import run
+from tests.kernel.variants import eventually, needs_root
+
+SILENT = 9  # a port whose packets are dropped
+NODEPORT = Frontend(ip_address("0.0.0.0"), 30053, UDP)
+NODEPORT6 = NODEPORT._replace(address=ip_address("::"))
+OF_TCP = VIP._replace(protocol=Protocol.TCP)
+
+pytestmark = [
+    needs_root,
+    pytest.mark.skipif(not sock_diag.can_destroy(), reason="this kernel ends no sockets"),
+]
+
+
+def test_ended(world: World) -> None:
+    """The translated socket is ended and its entry deleted; sockets without entries stay."""
+    client, direct, loose = world.remember(world.direct()), world.direct(), world.open()
+    world.end()
+    assert is_ended(client)
+    settle(world)
+    assert error_of(direct) == error_of(loose) == 0
+    assert not world.known
+    assert (Family.IPV4, 1) in world.found
+
+
+@pytest.mark.parametrize("calls", range(1, 5))
+@pytest.mark.parametrize(
+    "connected",
+    [
+        PeerFrontend(VIP, ELSEWHERE.id, ELSEWHERE.address, ELSEWHERE.port),
+        PeerFrontend(VIP._replace(port=54), OLD, HERE, 9),
+    ],
+    ids=["to another backend", "by another frontend"],
+)
+def test_connected_again_while_it_is_ended(
+    world: World, calls: int, connected: PeerFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a hook remembers of the new connection stays, whenever that is.
+
+    The socket's owner is told at once that it was ended, and connects it again while the agent has
+    made so many system calls.
+    """
+    client = world.remember(world.direct())
+    ((cookie, _),) = world.maps["sockets"].items()
+    world.socket_end.run(bytes(56))  # loaded
+    call, made = bpf.bpf, list[int]()
+    destroy = SockDiag.destroy
+
+    def watched(*words: Any) -> Any:
+        result = call(*words)
+        made.append(1)
+        if len(made) == calls:
+            connect()
+        return result
+
+    def connect() -> None:
+        monkeypatch.setattr(bpf, "bpf", call)
+        world.maps["sockets"].write([(cookie, SocketEntry(connected, SERVICE))])
+
+    def destroyed(self: SockDiag, one: sock_diag.Connected) -> bool:
+        monkeypatch.setattr(bpf, "bpf", watched)
+        return destroy(self, one)
+
+    monkeypatch.setattr(SockDiag, "destroy", destroyed)
+    served = ServedFrontends(world.maps)
+    world.worker.sockets.ender.end(Stale(served.endpoints, served.keys, ()), {Protocol.UDP})
+    if len(made) < calls:
+        connect()
+    assert is_ended(client)
+    assert world.maps["sockets"].get(cookie).peer == connected
+
+
+def test_connected_elsewhere(world: World) -> None:
+    """A socket that has been connected to another peer since is left alone."""
+    client = world.remember(world.direct())
+    client.connect((str(HERE), 1))
+    world.end()
+    settle(world)
+    assert error_of(client) == 0
+    assert world.known
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        Backend(HERE, 0, frozenset({"cluster"}), OLD, SERVICE),
+        Backend(HERE, 0, frozenset({"cluster"}), 11, SERVICE),
+        Backend(HERE, 0, frozenset(), OLD, SERVICE),
+        Backend(ELSEWHERE.address, 0, frozenset({"cluster"}), OLD, SERVICE + 1),
+    ],
+    ids=["it serves", "by another id", "it terminates", "its slots are another service's"],
+)
+def test_no_stale_socket(world: World, backend: Backend) -> None:
+    """No namespace is entered, and no socket ended."""
+    world.serve(ELSEWHERE, backend._replace(port=world.port))
+    client = world.remember(world.direct())
+    world.worker.check_everything()
+    settle(world)
+    assert world.walks == 0
+    assert error_of(client) == 0
+
+
+def test_an_unconnected_socket_is_not_searched_for(world: World) -> None:
+    """It is sent elsewhere with its next datagram."""
+    world.remember(world.open(), is_connected=0)
+    world.end()
+    settle(world)
+    assert world.walks == 0
+
+
+@pytest.fixture
+def silence(world: World) -> None:
+    drop = f"type filter hook input priority 0; tcp dport {SILENT} drop"
+    run("nft", "-f", "-", said=f"table inet t {{\nchain c {{\n{drop}\n}}\n}}\n")
+
+
+def streams(world: World, server: socket.socket) -> tuple[socket.socket, socket.socket]:
+    """One socket that waits for its endpoint, and one that is open."""
+    waits, opens = world.stream(), world.stream()
+    for client, port in ((waits, SILENT), (opens, server.getsockname()[1])):
+        client.connect_ex((str(HERE), port))
+        entry = PeerFrontend(OF_TCP, OLD, HERE, port)
+        write_elsewhere(world.maps, cookie_of(client), SocketEntry(entry, SERVICE))
+    world.count(OLD, 2, 0)
+    return waits, opens
+
+
+def test_a_connection_that_begins(world: World, silence: None) -> None:
+    """A stream socket that waits for a removed endpoint is ended; one that is open goes on."""
+    with socket.create_server((str(HERE), 0)) as server:
+        waits, opens = streams(world, server)
+        gone = (HERE, SILENT), (HERE, server.getsockname()[1])
+        world.worker.check([removed(*gone, protocol=Protocol.TCP)])
+        waits.settimeout(60)
+        with pytest.raises(ConnectionAbortedError):
+            waits.recv(1)
+        settle(world)
+        assert has_peer(opens) and error_of(opens) == 0
+
+
+def test_a_connection_that_begins_by_a_port_that_is_renamed(world: World, silence: None) -> None:
+    """Its endpoint serves the frontend still, by another id: it goes on waiting."""
+    world.serve(Backend(HERE, SILENT, frozenset({"cluster"}), 11, SERVICE), frontend=OF_TCP)
+    with socket.create_server((str(HERE), 0)) as server:
+        waits, _ = streams(world, server)
+        world.worker.check([removed((HERE, SILENT), protocol=Protocol.TCP)])
+        settle(world)
+        assert error_of(waits) == 0
+
+
+def test_a_removed_backend_without_sockets_is_not_searched_for(world: World, silence: None) -> None:
+    """Of TCP its counters say so; with on-removal they do not matter."""
+    with socket.create_server((str(HERE), 0)) as server:
+        _, opens = streams(world, server)
+        world.count(OLD, 2, 2)
+        gone = HERE, server.getsockname()[1]
+        world.worker.check([removed(gone, protocol=Protocol.TCP)])
+        settle(world)
+        assert world.walks == 0
+        name = PortName("default", "web", "tcp", Protocol.TCP, Family.IPV4)
+        world.worker.check((), {name: Watched(0.0, frozenset({OF_TCP}))})
+        opens.settimeout(60)
+        with pytest.raises(ConnectionAbortedError):
+            opens.recv(1)
+
+
+def test_a_socket_that_was_counted_as_closed(world: World) -> None:
+    """Of UDP two threads may count it twice: the second search finds it all the same."""
+    client = world.remember(world.direct())
+    world.count(OLD, 1, 1)
+    world.end()
+    assert is_ended(client)
+
+
+@pytest.mark.parametrize("is_deleted", [False, True], ids=["no endpoint", "no Service"])
+def test_no_backend_left(world: World, is_deleted: bool) -> None:
+    """A socket is ended with the last backend, whose address a stranger may get."""
+    client = world.remember(world.direct())
+    if is_deleted:
+        world.maps["services"].delete([VIP])
+    else:
+        world.serve()
+    world.end()
+    assert is_ended(client)
+
+
+def test_second_pass(world: World) -> None:
+    """A socket that was inside a hook during the first search is found by the second."""
+    client = world.direct()
+
+    def remember(*_: object) -> None:
+        if not world.known:
+            world.remember(client)
+
+    sockets = world.worker.sockets
+    sockets.told = sockets.told._replace(on_search=remember)
+    world.end()
+    assert is_ended(client)
+
+
+def test_only_where_a_stale_socket_is(world: World) -> None:
+    """The namespaces of stale sockets are asked for; any, if a socket has no entry of its own."""
+    asked, own = list[Collection[int]](), SocketEntry(world.given, SERVICE, netns=77)
+
+    def each(what: Callable[[], SockDiag], cookies: Collection[int]) -> Iterator[SockDiag]:
+        asked.append(cookies)
+        yield what()
+
+    world.worker.sockets.ender.each_namespace = each
+    world.maps["sockets"].write([(1, own), (2, own._replace(netns=78))])
+    world.maps["sockets_full"].write([(0, (0, 0, 2))])
+    world.maps["peers"].write([(Peer(3, HERE, world.port), world.given)])
+    world.end()
+    assert eventually(lambda: asked)
+    assert asked[0] == {77, 78, 0}
+
+
+def test_walk_ends(world: World) -> None:
+    """After the last socket is found no more namespaces are entered."""
+    entered: list[int] = []
+
+    def each(what: Callable[[], SockDiag], cookies: Collection[int]) -> Iterator[SockDiag]:
+        for number in range(3):
+            entered.append(number)
+            yield what()
+
+    world.worker.sockets.ender.each_namespace = each
+    client = world.remember(world.direct())
+    world.end()
+    assert is_ended(client)
+    settle(world)
+    assert entered == [0]
+
+
+def test_a_kernel_that_ends_no_sockets(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it lacks is logged once for each protocol, with its effect; nothing is searched for."""
+    monkeypatch.setattr(sock_diag, "can_destroy", lambda: False)
+    monkeypatch.setattr(sock_diag, "can_destroy_tcp", lambda: False)
+    worker = stale.StaleWorker(world.maps, world.each, world.socket_end.run)
+    world.remember(world.direct())
+    worker.start()
+    worker.check_everything()
+    worker.stop()
+    assert world.walks == 0
+    said = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert ["UDP" in said[0], "TCP" in said[1], len(said)] == [True, True, 2]
+    assert not worker.ends_udp
+
+
+FRONTENDS = [
+    (VIP, VIP, True),
+    (VIP, VIP._replace(port=54), False),
+    (NODEPORT, NODEPORT._replace(address=ip_address("192.0.2.1")), True),
+    (NODEPORT, NODEPORT._replace(address=ip_address("192.0.2.2")), False),
+    (NODEPORT, NODEPORT._replace(address=ip_address("127.0.0.1")), True),
+    (NODEPORT6, NODEPORT6._replace(address=ip_address("fd00::1")), True),
+    (NODEPORT6, NODEPORT._replace(address=ip_address("192.0.2.1")), False),
+]
+
+
+@pytest.mark.parametrize(("served", "asked", "is_served"), FRONTENDS, ids=str)
+def test_frontends(world: World, served: Frontend, asked: Frontend, is_served: bool) -> None:
+    """A socket's frontend is found as the datapath does, NodePorts included."""
+    world.maps["services"].delete([VIP])
+    world.maps["node_addresses"].write([(ip_address(a), 1) for a in ("192.0.2.1", "fd00::1")])
+    world.serve(Backend(HERE, world.port, frozenset({"cluster"}), OLD, SERVICE), frontend=served)
+    found = ServedFrontends(world.maps)
+    assert (found.endpoints(asked) is not None) == is_served
+    assert (served in found.keys(asked)) == is_served
+
+
+def test_torn(world: World) -> None:
+    """If a slot belongs to another service by now, the frontend's endpoints are not known."""
+    world.maps["slots"].write([(0, ELSEWHERE._replace(service=SERVICE + 1))])
+    assert ServedFrontends(world.maps).endpoints(VIP) is CHANGING
+
+
+def test_many(world: World) -> None:
+    """All stale ones are found in a large map, each kind of peer is judged once."""
+    judged = list[PeerFrontend]()
+
+    class Judge:
+        def ends(self, frontend: Frontend, endpoint: Any, *, is_socket: bool = False) -> Ends:
+            judged.append(PeerFrontend(frontend, OLD, *endpoint))
+            return Ends.ALL if frontend.protocol == UDP else Ends.NONE
+
+    found = list[int]()
+
+    def each(what: Callable[[], SockDiag], cookies: Collection[int]) -> Iterator[SockDiag]:
+        found.extend(cookies)
+        yield what()
+
+    world.worker.sockets.ender.each_namespace = each
+    stream = PeerFrontend(OF_TCP, OLD, HERE, world.port)
+    entries = [(n, SocketEntry((world.given, stream)[n % 2], SERVICE, netns=n)) for n in range(300)]
+    world.maps["sockets"].write(entries[1:])
+    world.worker.sockets.ender.end(Judge(), {Protocol.UDP, Protocol.TCP})
+    assert sorted(found) == list(range(2, 300, 2))
+    assert sorted(judged) == sorted([world.given, stream])

@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When connections are searched for, and what programs report meanwhile. Time is virtual."""
+
+import errno
+import math
+import threading
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import pytest
+
+from ebpflb.agent import stale
+from ebpflb.agent.stale import MOST_REPORTS, PASS_TIMES, ConnectionsReset, StaleWorker
+from ebpflb.entries.services import Frontend
+from ebpflb.errors import KernelError, NodeError
+from ebpflb.kernel.netfilter import conntrack
+from ebpflb.kernel.node import sock_diag
+from ebpflb.kernel.node.sock_diag import SockDiag
+from ebpflb.kernel.stale import Ended
+from ebpflb.model.addresses import Family
+from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan.stale import Watched
+from tests.agent.stale.tracked import GONE, REMOVED, entries, tracked
+from tests.agent.stale.world import (
+    HERE,
+    VIP,
+    World,
+    is_ended,
+    removed,
+    settle,
+)  # fmt: skip
+from tests.kernel.attach.device_namespace import Namespace
+from tests.kernel.variants import eventually, needs_root
+
+pytestmark = needs_root
+
+OTHER = GONE[0], 9
+FIRST, SECOND = (Frontend(*at, Protocol.UDP) for at in (GONE, OTHER))
+OF_TCP = VIP._replace(protocol=Protocol.TCP)
+NAME = PortName("default", "web", "tcp", Protocol.TCP, Family.IPV4)
+
+
+class Idle:
+    """A worker without a thread, whose searches find nothing, and fail as often as is said."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.cpu, self.failures = 100.0, 0.0, 0
+        self.searched = list[dict[str, Any]]()
+        self.reset = list[ConnectionsReset]()
+        self.worker = StaleWorker(
+            world.maps,
+            world.each,
+            world.socket_end.run,
+            on_reset=self.reset.append,
+            clock=lambda: self.now,
+            cpu_clock=lambda: self.cpu,
+        )
+        monkeypatch.setattr(stale, "delete_entries", self._delete)
+        monkeypatch.setattr(stale, "PASS_TIMES", PASS_TIMES)
+
+    def _delete(self, maps: Any, judge: Any, protocols: Collection[Protocol], **how: Any) -> Ended:
+        if self.failures:
+            self.failures -= 1
+            raise NodeError("conntrack cannot be listed")
+        self.searched.append({"protocols": {*protocols}, **how})
+        return Ended()
+
+    @property
+    def due(self) -> float:
+        """When conntrack is searched next."""
+        return self.worker.entries.due
+
+    def turn(self) -> float:
+        """Make the next search; return how long it was until then."""
+        before, self.now = self.now, max(self.now, self.due)
+        self.worker.entries.turn()
+        return self.now - before
+
+
+@pytest.fixture
+def idle(world: World, monkeypatch: pytest.MonkeyPatch) -> Idle:
+    world.worker.stop()
+    return Idle(world, monkeypatch)
+
+
+def test_twice_after_a_change(idle: Idle) -> None:
+    """At once, when the flows that send have been reported; and a second later."""
+    idle.worker.check([])
+    assert idle.due == math.inf
+    idle.worker.check([removed(GONE)])
+    assert [0 < idle.turn() < 0.1, 0.5 < idle.turn() < 2] == [True, True]
+    assert idle.due == math.inf
+    assert idle.searched == 2 * [
+        {"protocols": {Protocol.UDP}, "ports": {53}, "are_open": False, "untranslated": False}
+    ]
+
+
+def test_everything_after_a_start_and_what_came_untranslated(idle: Idle) -> None:
+    idle.worker.check_everything()
+    idle.worker.check_untranslated()
+    while idle.due < math.inf:
+        idle.turn()
+    scopes = [(each["ports"], each["untranslated"]) for each in idle.searched]
+    assert scopes == [(None, False), (None, True), (None, False)]
+
+
+def test_changes_that_come_meanwhile_share_a_search(idle: Idle) -> None:
+    """Each has its second one."""
+    for protocol in (Protocol.UDP, Protocol.TCP):
+        idle.worker.check([removed(GONE, protocol=protocol)])
+    idle.turn()
+    idle.worker.check([removed(OTHER, protocol=Protocol.SCTP)])
+    while idle.due < math.inf:
+        idle.turn()
+    both, one = {Protocol.UDP, Protocol.TCP}, {Protocol.SCTP}
+    assert [each["protocols"] for each in idle.searched] == [both, one, both, one]
+
+
+def test_a_pause_grows_with_the_search(idle: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times its processor time: endpoints may be removed one after the other."""
+
+    def delete(*_: Any, **__: Any) -> Ended:
+        idle.cpu += 0.5
+        return Ended()
+
+    monkeypatch.setattr(stale, "delete_entries", delete)
+    idle.worker.check([removed(GONE)])
+    idle.turn()
+    idle.worker.check([removed(GONE)])
+    assert round(idle.turn(), 6) == 2
+
+
+def test_what_has_failed_is_made_again(idle: Idle, caplog: pytest.LogCaptureFixture) -> None:
+    """With pauses that grow to a minute, or with the next change; nothing of it is forgotten."""
+    idle.failures = 9
+    idle.worker.check([removed(GONE)])
+    idle.turn()
+    assert [round(idle.turn(), 6) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert idle.worker.error == "conntrack cannot be listed"
+    assert caplog.text.count("conntrack cannot be listed") == 1
+    idle.worker.check([removed(OTHER, protocol=Protocol.TCP)])
+    assert round(idle.turn(), 6) <= 1
+    assert idle.worker.error is None
+    assert idle.searched[-1]["protocols"] == {Protocol.UDP, Protocol.TCP}
+    idle.failures = 1
+    idle.turn()
+    assert round(idle.turn(), 6) == 1, "the pause is short again"
+
+
+def test_open_connections_when_the_grace_ends(idle: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the change, twice, and when the grace is over."""
+    between = OF_TCP, GONE
+
+    def delete(maps: Any, judge: Any, protocols: Any, **how: Any) -> Ended:
+        idle.searched.append(how)
+        name = judge.reset_by(*between)
+        return Ended({between: 2}) if name else Ended()
+
+    monkeypatch.setattr(stale, "delete_entries", delete)
+    frontends = frozenset({OF_TCP})
+    idle.worker.check((), {NAME: Watched(10.0, frontends, frozenset({GONE}))})
+    idle.worker.check((), {NAME: Watched(10.0, frontends)})
+    begun = idle.now
+    while not idle.reset:
+        idle.turn()
+    assert 10.0 <= idle.now - begun < 10.1
+    assert idle.reset == [ConnectionsReset(NAME, GONE, "conntrack", 2)]
+    assert all(each["are_open"] for each in idle.searched)
+    assert len(idle.searched) == 3
+    idle.turn()
+    assert idle.due == math.inf
+
+
+def test_a_service_that_keeps_its_connections_costs_nothing(idle: Idle) -> None:
+    idle.worker.check((), {NAME: None})
+    assert idle.due == math.inf
+
+
+def reported(world: World) -> dict[Frontend, int]:
+    """The endpoints whose datagrams egress reports."""
+    found = dict(world.maps["stale_endpoints"].items())
+    assert world.maps["flow_gate"].get(0).stale_endpoints == len(found)
+    return found
+
+
+def test_reports_of_egress(world: World, idle: Idle) -> None:
+    """Egress reports datagrams to a removed endpoint until the last search for its entries.
+
+    A change that removes the endpoint again allows as many reports as the first one.
+    """
+    idle.worker.check([removed(GONE)])
+    assert reported(world) == {FIRST: MOST_REPORTS}
+    idle.turn()
+    world.maps["stale_endpoints"].write([(FIRST, 0)])
+    lost = removed((GONE[0], 7))._replace(has_left=False)
+    idle.worker.check([removed(GONE, OTHER), lost, removed((GONE[0], 8), protocol=Protocol.TCP)])
+    assert reported(world) == {FIRST: MOST_REPORTS, SECOND: MOST_REPORTS}
+    while idle.due < math.inf:
+        assert len(reported(world)) == 2
+        idle.turn()
+    assert not reported(world)
+
+
+def test_reports_that_a_former_agent_asked_for(world: World, idle: Idle) -> None:
+    """They end when the next agent begins."""
+    idle.worker.check([removed(GONE)])
+    StaleWorker(world.maps, world.each, world.socket_end.run)
+    assert not reported(world)
+
+
+def test_more_endpoints_than_the_map_has_room_for(world: World, idle: Idle) -> None:
+    """The search deletes the entries of the others."""
+    idle.worker.check([removed(*((GONE[0], port) for port in range(1, 5000)))])
+    assert len(reported(world)) == world.maps["stale_endpoints"].spec.entries
+
+
+def test_a_map_of_removed_endpoints_that_cannot_be_written(
+    world: World, idle: Idle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The searches continue, ``error`` says why, and the endpoints are removed later."""
+    idle.worker.check([removed(GONE)])
+
+    def fail(*_: object) -> None:
+        raise KernelError("writing stale_endpoints", errno.ENOMEM, "no memory")
+
+    with monkeypatch.context() as failing:
+        for name in ("write", "delete"):
+            failing.setattr(world.maps["stale_endpoints"], name, fail)
+        idle.worker.check([removed(OTHER)])
+        assert "writing stale_endpoints" in (idle.worker.error or "")
+        idle.turn()
+        assert len(idle.searched) == 1
+        assert "writing stale_endpoints" in (idle.worker.error or "")
+    while idle.due < math.inf:
+        idle.turn()
+    assert idle.worker.error is None
+    assert not reported(world)
+
+
+# With a thread, real entries and real sockets.
+
+
+def test_entries_are_deleted_while_sockets_are_searched_for(net: Namespace, world: World) -> None:
+    """In all namespaces, which may take a while: a change that comes meanwhile does not wait."""
+    go_on, searching = threading.Event(), threading.Event()
+
+    def each(what: Callable[[], SockDiag], cookies: Collection[int]) -> Iterator[SockDiag]:
+        searching.set()
+        assert go_on.wait(60)
+        yield what()
+
+    world.worker.sockets.ender.each_namespace = each
+    client = world.remember(world.direct())
+    try:
+        world.worker.check([removed((HERE, world.port))])
+        assert searching.wait(60)
+        tracked(str(VIP.address), VIP.port, REMOVED)
+        world.worker.check([removed(GONE)])
+        assert eventually(lambda: not entries())
+    finally:
+        go_on.set()
+    if sock_diag.can_destroy():
+        assert is_ended(client)
+
+
+@pytest.mark.parametrize("error", [KernelError("map", errno.ENOSPC, "no space"), KeyError("map")])
+def test_sockets_end_though_conntrack_fails_and_the_other_way_round(
+    net: Namespace, world: World, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """What fails is made again until it succeeds, and its reason is told."""
+    monkeypatch.setattr(stale, "FIRST_RETRY", 0.01)
+    for each in world.worker.searching:
+        monkeypatch.setattr(each, "pause", 0.01)
+    tracked(str(VIP.address), VIP.port, REMOVED)
+    client, slices = world.remember(world.direct()), world.maps["sockets"].slices
+
+    def refuse(*_words: Any) -> Any:
+        raise error
+
+    world.maps["sockets"].slices = refuse  # type: ignore[assignment, method-assign]
+    world.worker.check([removed(GONE)])
+    assert eventually(lambda: not entries() and "map" in str(world.worker.error))
+    world.maps["sockets"].slices = slices  # type: ignore[method-assign]
+    if not sock_diag.can_destroy():
+        return
+    with monkeypatch.context() as patched:
+        patched.setattr(conntrack, "GET", 99 << 8 | 1)  # of no subsystem
+        assert is_ended(client)
+    settle(world)
+    assert world.worker.error is None
+
+
+def test_shadow(net: Namespace, world: World) -> None:
+    """Nothing of a kube-proxy beside is touched: neither its entries, nor sockets that it serves,
+    also those that have no entry any more.
+    """
+    tracked(str(VIP.address), VIP.port, REMOVED)
+    world.maps["cluster_ips"].write([(VIP.address, 1)])
+    client, before = world.open(), len(entries())
+    client.connect((str(VIP.address), VIP.port))
+    for each in world.worker.searching:
+        each.shadow = True
+    world.worker.check([removed(GONE)])
+    assert not reported(world)
+    world.worker.check_everything()
+    settle(world)
+    assert len(entries()) == before
+    assert client.getpeername() == (str(VIP.address), VIP.port)
+    for each in world.worker.searching:
+        each.shadow = False
+    world.worker.check([removed(GONE)])
+    settle(world)
+    assert not entries()
+    if sock_diag.can_destroy():
+        with pytest.raises(OSError, match="not connected"):
+            client.getpeername()
+
+
+def test_never_started(world: World) -> None:
+    """It can be stopped without having been started."""
+    StaleWorker(world.maps, world.each, world.socket_end.run).stop()
