@@ -192,7 +192,7 @@ class SearchWorker(DueWorker):
         *,
         shadow: bool,
     ) -> None:
-        super().__init__(f"stale connections ({self.kind})", clock)
+        super().__init__(f"stale-{self.kind}", clock)
         self.maps, self.told, self.shadow, self._cpu_clock = maps, told, shadow, cpu_clock
         self.resets = Resets()
         self.searches: list[Search] = []
@@ -445,7 +445,7 @@ class MovedFlowsWorker(DescriptorWorker):
     """
 
     def __init__(self, maps: Maps, stale: Callable[[], Stale], on_search: OnSearch) -> None:
-        super().__init__("moved UDP flows")
+        super().__init__("moved-udp-flows")
         self._map, self._stale, self.on_search = maps[MAP], stale, on_search
         self._error: str | None = None
 

@@ -100,7 +100,7 @@ OPTIONS = "--node-readiness=condition", "--fast-forward=auto", "--packet-path=ne
 WORKERS = {
     *("devices", "each-packet", "ended connections", "events", "kube-proxy", "monitor"),
     *("moved-udp-flows", "netfilter-table", "node readiness", "node-local", "stale-conntrack"),
-    *("stale-udp", "sweep", "untracked"),
+    *("stale-sockets", "sweep", "untracked"),
 }
 
 

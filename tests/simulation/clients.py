@@ -206,7 +206,7 @@ class Clients:
     def judge_open(self) -> None:
         """Nothing has happened for a while, and the agent has ended what it had to."""
         for client in self.connected:
-            self.endings.judge_open(FRONTENDS[client.frontend], client.outcome)
+            self.endings.judge_open(client.cookie, FRONTENDS[client.frontend], client.outcome)
 
     def _ask_name(self, client: Client) -> None:
         """getpeername of a connection that is open shows its frontend, whatever became of it."""

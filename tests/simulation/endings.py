@@ -2,7 +2,8 @@
 """Connections that the agent ends: which it may, and which it must have ended when all is quiet.
 
 One of TCP through a Service that asks for it, when its endpoint has not been listed for the grace;
-a connected UDP socket when its backend is not listed.
+one of UDP when its backend is not listed, also because its Service or port was deleted while this
+agent knew it.
 """
 
 from collections.abc import Hashable
@@ -19,6 +20,16 @@ class Endings:
         self.views = Views([{}])
         self._since: dict[Hashable, float] = {}  # connection -> when its endpoint was gone first
         self._graces: dict[Where, float] = {}  # the shortest that each frontend has ever had
+        self._known: set[Hashable] = set()  # connections that this agent's objects list
+        self._is_complete = False
+
+    def agent_begins(self) -> None:
+        """A new agent knows nothing of a frontend that was removed before it."""
+        self._known, self._is_complete = set(), False
+
+    def agent_is_complete(self) -> None:
+        """It has written what it knows, and knows all objects."""
+        self._is_complete = True
 
     def expect(self, views: Views) -> None:
         self.views = views
@@ -31,6 +42,8 @@ class Endings:
         found = self.views.found(where)
         if found and all(each and _lists(each, outcome) for each in found):
             self._since.pop(who, None)
+            if self._is_complete:
+                self._known.add(who)
         else:
             self._since.setdefault(who, now)
 
@@ -45,14 +58,18 @@ class Endings:
         if not self.may_end(who, where, now):
             raise Wrong(f"a connection to {where} is ended, which {spelled(outcome)} may keep")
 
-    def judge_open(self, where: Where, outcome: int) -> None:
+    def judge_open(self, who: Hashable, where: Where, outcome: int) -> None:
         """It is still open, though nothing has happened for a while."""
         found = self.views.found(where)
         served = found[-1] if found else None
-        if served is None or not served.is_there or _lists(served, outcome):
+        if served and served.is_there:
+            if _lists(served, outcome) or (where[2] == "TCP" and served.grace is None):
+                return
+            if not served.serving and outcome == packed(where[:2]):
+                return
+        elif where[2] == "TCP" or who not in self._known:
             return
-        if served.grace is not None if where[2] == "TCP" else served.serving:
-            raise Wrong(f"a connection to {where} stays with {spelled(outcome)}, which has gone")
+        raise Wrong(f"a connection to {where} stays with {spelled(outcome)}, which has gone")
 
 
 def _lists(served: Served, outcome: int) -> bool:

@@ -106,6 +106,7 @@ class SimNode:
         self.queue: deque[Any] = deque()
         self.happenings.restart()
         self.doctor.forget()
+        self.clients.endings.agent_begins()
         self.turns = 0
 
     def _live(self) -> None:
@@ -237,6 +238,7 @@ class SimNode:
             self.doctor.all_is_written(has_canary=self.life.service_sync.has_canary)
             self._expect(self.doctor.beside(self.known.view()))
             self.serving = True
+            self.clients.endings.agent_is_complete()
             self.detached = self.detached and not self._all_hooks()
         else:
             self._add_view()

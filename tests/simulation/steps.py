@@ -130,6 +130,13 @@ def removing_endpoints(shape: int, *after: Step) -> list[Step]:
     return [*begin, *clients, Step("wait", (400,)), *less, *delivered, *after]
 
 
+def deleting_a_service() -> list[Step]:
+    """Its connections lead to pods whose addresses may be given away."""
+    delivered = [Step("deliver", (kind, 9)) for kind in range(4)]
+    deleted = [Step("delete_service", (0,)), *delivered, Step("wait", (2500,))]
+    return removing_endpoints(NODEPORT, *deleted)
+
+
 def losing_conntrack() -> list[Step]:
     """Requests fail while stale flows are searched for, in both passes."""
     before, after = removing_endpoints(0, Step("wait", (400,))), [Step("wait", (2500,))]

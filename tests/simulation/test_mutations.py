@@ -18,6 +18,7 @@ from tests.simulation.steps import (
     SOON,
     changing_policies,
     claiming_a_canarys_frontends,
+    deleting_a_service,
     draw,
     draw_api,
     losing_an_event,
@@ -34,6 +35,7 @@ MADE = [
     *(
         changing_policies(),
         losing_conntrack(),
+        deleting_a_service(),
         claiming_a_canarys_frontends(),
         losing_netfilters_table(),
         *map(losing_counts, range(len(COUNTED))),

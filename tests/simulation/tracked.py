@@ -51,8 +51,8 @@ class TrackedFlows:
             self._endings.note(entry, where, outcome, self._clock())
 
     def judge_open(self) -> None:
-        for where, outcome in self.entries.values():
-            self._endings.judge_open(where, outcome)
+        for entry, (where, outcome) in self.entries.items():
+            self._endings.judge_open(entry, where, outcome)
 
     def forget(self) -> None:
         self.entries.clear()
