@@ -175,12 +175,12 @@ def test_tcp(two: TwoNodes, place: Place, leaver: Host, who: str, kind: str, v6:
         assert client.connect_ex(where) == EINPROGRESS
         time.sleep(A_MOMENT)  # its SYN is there
         two.publish(two.service("web", NUMBER, two.here))
-        place.move(place.stranger, leaver)
         client.settimeout(CALL_SECONDS)
         if who in ("hooked", "near"):
             with pytest.raises(ConnectionAbortedError):
                 client.recv(64)
         else:
             assert traffic.read(client.recv(64))[0] == two.here.name
+        place.move(place.stranger, leaver)
         with pytest.raises(TimeoutError):
             server.accept()
