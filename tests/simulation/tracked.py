@@ -44,7 +44,9 @@ class TrackedFlows:
             return  # they get no new flows, and are no reason to search
         outcome = backends[which % len(backends)] if backends else packed(where[:2])
         self._port += 1
-        self.entries[_connection(where, outcome, self._port)] = where, outcome
+        entry = _connection(where, outcome, self._port)
+        self.entries[entry] = where, outcome
+        self._endings.note(entry, where, outcome, self._clock())
 
     def note(self) -> None:
         for entry, (where, outcome) in self.entries.items():
