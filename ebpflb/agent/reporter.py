@@ -192,7 +192,9 @@ class Stale(Part):
         is_full = self._must_check_all or (turn.full and turn.seconds is not None)
         self._must_check_all = True  # unless the end is reached
         services = self._sync.service_sync
-        self._worker.check(services.planner.take_removals(), services.take_watched())
+        removals, watched = services.planner.take_removals(), services.take_watched()
+        if removals or watched:
+            self._worker.check(removals, watched)
         if is_full:
             self._worker.check_everything()
         self._must_check_all = False
