@@ -412,10 +412,6 @@ class Senders(msgspec.Struct):
 def find_senders(state: StateDir) -> Senders:
     """Return the clients, sorted by name. Raises NodeError."""
     with pins.pinned_maps(state.directory) as maps:
-        host = maps["settings"].get(0).host_netns
-        path = namespaces.by_cookie(host) if host else namespaces.OWN_NETNS
-        if path is None:
-            raise NodeError(f"the node of {state.directory} has no network namespace that is found")
 
         def find() -> Senders:
             named = (owner for owner in EventNames(maps).pods() if owner.pod and owner.addresses)
@@ -423,4 +419,4 @@ def find_senders(state: StateDir) -> Senders:
             own = [str(it) for it in namespaces.own_addresses() if not it.is_loopback]
             return Senders(sorted(pods, key=lambda pod: pod.name), own)
 
-        return namespaces.call_in(path, find)
+        return namespaces.call_in(pins.node_namespace(maps), find)

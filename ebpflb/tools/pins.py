@@ -81,3 +81,19 @@ def require_namespace(maps: Mapping[str, Map]) -> None:
     """Raise NodeError if ``why_elsewhere`` has a reason."""
     if elsewhere := why_elsewhere(maps):
         raise NodeError(elsewhere)
+
+
+def node_namespace(maps: Mapping[str, Map]) -> Path:
+    """Return the network namespace that the agent of these maps serves; this process's own if the
+    kernel does not tell (before 5.14).
+
+    Raises NodeError if it is gone, or cannot be found from here.
+    """
+    served = maps["settings"].get(0).host_netns
+    path = namespaces.by_cookie(served) if served else namespaces.OWN_NETNS
+    if path is None and namespaces.cookie(namespaces.OWN_NETNS) is not None:
+        raise NodeError(
+            "the node's network namespace is gone, or cannot be found from here: run the command in"
+            " it (nsenter --net)"
+        )
+    return path or namespaces.OWN_NETNS

@@ -8,9 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ebpflb.entries.services import (
-    Backend,
-)
+from ebpflb.entries.services import Backend
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import VERDICTS
 from ebpflb.kernel.maps.records import BackendCounters, ServiceCounters

@@ -10,7 +10,6 @@ from typing import Any
 from msgspec import Struct
 
 from ebpflb.entries.services import Frontend
-from ebpflb.errors import NodeError
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps import layout, records
 from ebpflb.kernel.maps.state_dir import StateDir
@@ -98,16 +97,8 @@ def explain(
         pinned = opened.enter_context(pins.pinned_maps(state.directory))
         maps = opened.enter_context(PrivateMaps(pinned))
         asked = find_frontend(maps.pinned, to) if isinstance(to, NamedService) else to
-        host = maps.pinned["settings"].get(0).host_netns
-        path = namespaces.by_cookie(host) if host else namespaces.OWN_NETNS
-        if path is None and namespaces.cookie(namespaces.OWN_NETNS) is not None:
-            raise NodeError(
-                f"the node of {state.directory} has no network namespace any more, or none that "
-                "can be found from here: run `ebpflb explain` in it (nsenter --net)"
-            )
-        return namespaces.call_in(
-            path or namespaces.OWN_NETNS, lambda: _explain(state, maps, cache, asked, sender, port)
-        )
+        node = pins.node_namespace(maps.pinned)
+        return namespaces.call_in(node, lambda: _explain(state, maps, cache, asked, sender, port))
 
 
 def _explain(
