@@ -114,8 +114,9 @@ def test_each_endpoint_with_its_chance(cluster: Cluster, pod: Sockets, address: 
     assert said.data["verdict"] == "translated"
     assert said.chances().keys() == real.keys()
     assert set(said.chances().values()) == {1 / len(real)}
-    assert ("frontend", "services") in {(it["step"], it["map"]) for it in said.data["steps"]}
-    (connect,) = (it["says"] for it in said.data["steps"] if it["step"] == "connect")
+    (frontend,) = (it["read_from"] for it in said.data["steps"] if it["step"] == "frontend")
+    assert frontend.startswith("services ")
+    (connect,) = (it["what"] for it in said.data["steps"] if it["step"] == "connect")
     assert connect.endswith(f" instead; getpeername() says {to}")
 
 
@@ -227,7 +228,7 @@ def known_flows(cluster: Cluster) -> set[str]:
 def endpoint_of(said: Said) -> str:
     """The pod in the row of the endpoint that was drawn."""
     (row,) = [it for it in said.data["steps"] if it["step"] == "endpoint"]
-    found: str = row["says"].rpartition("(")[2].rstrip(")")
+    found: str = row["what"].rpartition("(")[2].rstrip(")")
     return found
 
 
@@ -247,7 +248,7 @@ def test_an_open_connection(tmp_path: Path) -> None:
         words = ("--from", pod.v4, "--from-port", "40009")
         said = ask(cluster, f"{VIP}:80", *words, netns=cluster.node.netns)
         assert (said.status, said.data["verdict"]) == (0, "established"), said.data
-        assert any(kept.v4 in row["says"] for row in said.data["steps"]), said.data
+        assert any(kept.v4 in row["what"] for row in said.data["steps"]), said.data
 
 
 @pytest.mark.extended
