@@ -113,7 +113,7 @@ def test_readme_installs_on_one_node_and_removes(tmp_path: Path) -> None:
     """The first block gives the agent image, API server and pods' network; the second cleans up."""
     readme = (PAGE.parents[1] / "README.md").read_text()
     script = "".join(re.findall(r"```sh\n(.*?)```", readme, re.DOTALL))
-    for tool in ("helm", "kubectl", "make", "podman"):
+    for tool in ("buildah", "helm", "kubectl", "make"):
         (tmp_path / tool).write_text(f'#!/bin/sh\necho {tool} "$@" >> said\n')
         (tmp_path / tool).chmod(0o755)
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
@@ -125,7 +125,7 @@ def test_readme_installs_on_one_node_and_removes(tmp_path: Path) -> None:
     pod = helm.the("DaemonSet", installed)["spec"]["template"]["spec"]
     agent = helm.container(installed)
     assert pod["nodeSelector"]["ebpflb-trial"] == "yes"
-    assert f"podman push localhost/ebpflb:dev {agent['image']}" in said
+    assert f"buildah push localhost/ebpflb:dev docker://{agent['image']}" in said
     assert {"name": "KUBERNETES_SERVICE_HOST", "value": "192.0.2.10"} in agent["env"]
     config = helm.the("ConfigMap", installed)["data"]["config.conf"]
     assert yaml.safe_load(config)["clusterCIDR"] == "10.244.0.0/16"
