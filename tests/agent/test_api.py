@@ -86,14 +86,6 @@ def test_life_with_an_api_server(cluster: Cluster, tmp_path: Path) -> None:
         assert answering(pod) == {"web-1"}
 
 
-LOCAL = "127.0.0.1", "7445"
-
-
-def is_attached(cluster: Cluster) -> bool:
-    last = status.read(cluster.agent.paths)
-    return bool(last and last.attached)
-
-
 FAILING_AGENT = Path(__file__).parents[1] / "kit/failing_agent.py"
 # Workers that begin their work without a reason from outside, with these options.
 OPTIONS = "--node-readiness=condition", "--fast-forward=auto", "--packet-path=netfilter"

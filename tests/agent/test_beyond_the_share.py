@@ -15,7 +15,6 @@ from tests.agent.fakes import Harness, changed, found, listed
 from tests.agent.told import EVERYTHING
 
 TENANT = Key("tenant", "big")
-SHARE = Size(services=16, backend_slots=16)  # 80 % of 20
 
 
 def big(name: str = "big", ports: int = 4, addresses: int = 7, cluster_ip: int = 7) -> Any:

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Collection
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,6 @@ GATEWAY = (ip_address("10.244.1.1"),)
 BRIDGE = Device(3, "cni0", False, True, 0, GATEWAY, GATEWAY, "bridge")
 PORT = Device(4, "veth1", False, True, 3, (), (), "veth", hairpin=True)
 PLAIN = replace(PORT, hairpin=False)
-DOCKER = replace(BRIDGE, name="docker0")
-PODS = (ip_network("10.244.0.0/16"),)
 PERIOD = 30.0
 
 

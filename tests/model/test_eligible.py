@@ -10,8 +10,6 @@ from ebpflb.lab import manifests
 from ebpflb.model import nodes, objects
 from tests.model import builders
 
-ANNOTATION = "endpoints.kubernetes.io/last-change-trigger-time"
-
 
 def node(spec: dict[str, Any] | None = None, **metadata: Any) -> objects.Node:
     manifest = manifests.node("here")

@@ -13,7 +13,6 @@ from ebpflb.model.endpoint_health import EndpointHealth, Place, most_set_aside
 from ebpflb.model.services import PortName, Protocol
 
 WEB = PortName("default", "web", "tcp", Protocol.TCP, Family.IPV4)
-OTHER = WEB._replace(service="other")
 PLACES: list[Place] = [(ip_address(f"10.1.0.{n}"), 8080) for n in range(1, 9)]
 ONE, TWO, THREE = PLACES[:3]
 

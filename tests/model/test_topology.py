@@ -6,11 +6,9 @@ import pytest
 
 from ebpflb.model.endpoint_slices import Hints
 from ebpflb.model.endpoints import Endpoint, Topology, select
-from tests.model import builders
 from tests.model.builders import endpoint, leaving
 
 HERE = Topology(node="node-1", zone="z1")
-CLUSTER = builders.only_port(builders.service())
 
 
 def cluster(*endpoints: Endpoint, topology: Topology = HERE) -> str:

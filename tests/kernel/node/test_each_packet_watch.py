@@ -20,7 +20,6 @@ NAME = f"ebpflb-test-{os.getpid()}-each-packet"
 TABLE = (
     "table inet operator { chain c { type filter hook forward priority 0; tcp dport 1 drop; }; }"
 )
-RULE = ("add", "rule", "inet", "operator", "c", "counter")
 TOOLS = ["iptables-legacy", "iptables-nft"]
 
 

@@ -14,7 +14,6 @@ from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run
 
 pytestmark = pytest.mark.usefixtures("fresh_netns")
-COUNT = Path("/proc/sys/net/netfilter/nf_conntrack_count")
 
 
 @pytest.mark.parametrize(
