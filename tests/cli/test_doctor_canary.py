@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
+from ebpflb.model.packet_path import Engine
 from ebpflb.plan.canary import is_canary
 from ebpflb.serve import status
 from tests.cli.doctors import canaries, left, ok, on_node, published
@@ -162,3 +164,29 @@ def test_the_agent_is_killed_meanwhile(cluster: Cluster) -> None:
         said = {it["feature"]: it["detail"] for it in answers.results(out.read())}
     assert said["canary"].startswith("not tried: ")
     wait_until("all is gone", lambda: left(cluster) == [])
+
+
+# `ebpflb doctor`'s own connections with other options of the agent.
+
+
+def test_conntrack(tmp_path: Path) -> None:
+    """The same where conntrack keeps the flows."""
+    with published(tmp_path, engine=Engine.NETFILTER) as cluster:
+        assert ok(canaries(cluster)) == ["sockets", "packets", "NodePorts", "uplinks"]
+        wait_until("all is gone", lambda: left(cluster) == [])
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--shadow", "the agent runs with --shadow"),
+        ("--namespaces=default", "the agent serves some Services only"),
+        ("--devices=eth*", "--devices=eth* leaves out doctor's own device"),
+    ],
+)
+def test_not_tried(tmp_path: Path, option: str, said: str) -> None:
+    """A sentence, as a warning, where an option of the agent leaves nothing to try."""
+    with published(tmp_path, option) as cluster:
+        found = canaries(cluster)
+    warning = found.get("canary") or found["canary: packets"]
+    assert not warning["required"] and warning["detail"].startswith(f"not tried: {said}"), found

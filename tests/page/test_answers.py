@@ -316,3 +316,144 @@ def test_the_command_imports_nothing_of_the_extra() -> None:
     code = "import sys, ebpflb.cli.ui; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {"starlette", "uvicorn", "asyncio"}.isdisjoint(done.stdout.split())
+
+
+# The list of Services of the page: sorted and filtered over all of them.
+
+LATEST = {"b/busy": (50.0, 0.0), "a/refused": (1.0, 3.0)}
+
+
+def chosen(**query: Any) -> list[str]:
+    """The names of the Services that fit, in their order."""
+    return [it.service for it in found(**query).services]
+
+
+def found(**query: Any) -> Any:
+    from ebpflb_page.readings import ListQuery, choose
+
+    rows = [
+        row("a/refused", used=0, problem="no endpoint: refused"),
+        row("a/web", used=1, opened=7, open=1),
+        row("b/broken", used=2, problem="no space"),
+        row("b/busy", used=9, opened=9, open=0),
+    ]
+    rows[1].addresses, rows[3].unused = ["10.96.7.7"], 4
+    return choose(survey_of(*rows), ListQuery(**query), LATEST)
+
+
+@pytest.mark.parametrize(
+    ("sort", "order"),
+    [
+        ("problems", ["a/refused", "b/broken", "a/web", "b/busy"]),
+        ("service", ["a/refused", "a/web", "b/broken", "b/busy"]),
+        ("endpoints", ["a/refused", "a/web", "b/broken", "b/busy"]),
+        ("unused", ["b/busy", "a/refused", "a/web", "b/broken"]),
+        ("open", ["a/web", "a/refused", "b/broken", "b/busy"]),
+        ("opened", ["b/busy", "a/web", "a/refused", "b/broken"]),
+        ("new", ["b/busy", "a/refused", "a/web", "b/broken"]),
+        ("refused", ["a/refused", "a/web", "b/broken", "b/busy"]),
+    ],
+)
+def test_order(sort: str, order: list[str]) -> None:
+    """What an operator looks for comes first; without another word those with a problem."""
+    assert chosen(sort=sort) == order
+    assert sort != "problems" or chosen() == order
+
+
+def test_reverse_order() -> None:
+    """The other way round; equal ones stay sorted by name."""
+    assert chosen(sort="open", is_reverse=True) == ["a/refused", "b/broken", "b/busy", "a/web"]
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ({"text": "BU"}, ["b/busy"]),
+        ({"text": "a/"}, ["a/refused", "a/web"]),
+        ({"text": "10.96.7"}, ["a/web"]),
+        ({"text": "80/tcp web"}, ["a/web"]),
+        ({"text": "nobody"}, []),
+        ({"namespace": "b"}, ["b/broken", "b/busy"]),
+        ({"problems": True}, ["a/refused", "b/broken"]),
+        ({"problems": True, "namespace": "b"}, ["b/broken"]),
+    ],
+)
+def test_filters(query: dict[str, Any], names: list[str]) -> None:
+    """Services are filtered by words of name, address and port; by namespace; by having a
+    problem.
+    """
+    assert chosen(sort="service", **query) == names
+
+
+def test_a_long_list_is_cut() -> None:
+    """It says how many more fit, and all namespaces whatever is shown."""
+    said = found(sort="new", limit=1)
+    assert ([it.service for it in said.services], said.more, said.total) == (["b/busy"], 3, 4)
+    assert said.namespaces == ["a", "b"]
+
+
+# A value that takes long to read holds up no client that has seen an earlier one.
+
+
+class Slow:
+    """Readings take five seconds by its clock; one goes on until ``goes_on`` is set."""
+
+    def __init__(self) -> None:
+        self.now, self.count, self.goes_on, self.fails = 0.0, 0, Event(), False
+        self.goes_on.set()
+
+    def read(self) -> int:
+        self.goes_on.wait()
+        if self.fails:
+            raise NodeError("no maps")
+        self.now, self.count = self.now + 5, self.count + 1
+        return self.count
+
+
+@pytest.fixture
+def slow() -> Slow:
+    return Slow()
+
+
+@pytest.fixture
+def paced(slow: Slow) -> Any:
+    """Return one with a first value; a reading takes a tenth of the time, so the next is due in 45
+    s.
+    """
+    from ebpflb_page.rate_meter import Paced
+
+    made = Paced(slow.read, 10, lambda: slow.now)
+    assert made.get() == 1
+    return made
+
+
+def test_the_last_value_is_given_while_the_next_is_read(slow: Slow, paced: Any) -> None:
+    slow.goes_on.clear()
+    slow.now += 46
+    assert [paced.get() for _ in range(3)] == [1, 1, 1]
+    slow.goes_on.set()
+    wait_until("it is read", lambda: paced.get() == 2)
+    assert slow.count == 2
+
+
+def test_a_value_that_is_much_too_old_is_not_given(slow: Slow, paced: Any) -> None:
+    """After an hour without clients the first one waits."""
+    slow.now += 3600
+    assert paced.get() == 2
+
+
+def test_an_error_of_such_a_reading_is_given_to_the_next_client(slow: Slow, paced: Any) -> None:
+    """When the error is over there is a value again."""
+    slow.fails = True
+    slow.now += 46
+
+    def is_refused() -> bool:
+        try:
+            paced.get()
+        except NodeError:
+            return True
+        return False
+
+    wait_until("it fails", is_refused)
+    slow.fails = False
+    assert paced.get() == 2
