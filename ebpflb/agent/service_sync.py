@@ -673,8 +673,9 @@ class ServiceSync(Part):
         self._watched[port.name] = watched
         self.no_local.update(port.name, policies_without_endpoints(port, selection))
         programmed = self.planner.entries(port.name)
-        is_answering = listener(port) in self.cluster.observed[Fact.ANSWERING_LISTENERS]
-        node_local = port.node_local if is_answering else None
+        node_local = port.node_local
+        if node_local and listener(port) not in self.cluster.observed[Fact.ANSWERING_LISTENERS]:
+            node_local = None
         about = self.cluster.primary, node_local, self.cluster.untracked, self.cluster.api_places
         wanted = yield from desiring(port, selection, *about)
         grown = wanted, port.slow_start, programmed, self._clock()
