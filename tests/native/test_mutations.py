@@ -22,12 +22,13 @@ PARTS = {
     SOCKETS: ("-k", "not no_retval"),
     PACKETS: ("-p", "vagrant.kernels.parameter_sets", "--parameter-sets=2"),
 }
+LOADS = {SOCKETS: "1", PACKETS: "0.2"}
 # Files of tests that look first, because each is about the rules of a header; then all others.
 FIRST = {
     "affinity": ("affinity",),
     "backend": ("races", "recycled", "recent_choices", "datagrams", "affinity"),
     "frontend": ("frontends", "lookups", "recycled", "refusal", "model", "vips", "devices"),
-    "policy": ("policies", "refusal", "upstream", "errors", "unserved", "devices"),
+    "policy": ("policies", "refusal", "marks", "upstream", "unserved", "devices"),
     "route": ("route_sources", "errors"),
     "scheduler": ("schedulers", "choice", "least_connections", "choices"),
     "selected": ("refusal", "external_failover", "races", "unserved", "upstream"),
@@ -193,7 +194,7 @@ def outcome(checkout: Path, layer: str, header: str = "") -> str:
     names = (f"{layer}/test_{name}.py" for name in FIRST.get(header, ()))
     tests = [*filter(lambda name: (checkout / name).exists(), names), layer]
     words = [sys.executable, "-m", "pytest", "-qx", "-m", "not extended", *PARTS[layer], *tests]
-    environment = os.environ | {"EBPFLB_TEST_LOAD": "0.2", "PYTHONPATH": str(checkout)}
+    environment = os.environ | {"EBPFLB_TEST_LOAD": LOADS[layer], "PYTHONPATH": str(checkout)}
     done = subprocess.run(
         words, cwd=checkout, env=environment, capture_output=True, text=True, check=False
     )

@@ -88,6 +88,15 @@ def test_a_datagram_socket_takes_one_turn(node: NativeNode) -> None:
     assert other.sendmsg(WEB).place == backends(2)[1]
 
 
+def test_by_client_a_namespace_meets_one_backend(node: NativeNode) -> None:
+    node.publish(1, {WEB: "by_client"}, cluster=backends(20))
+    clients = [
+        {node.socket(netns=netns).connect(WEB).place for _ in range(5)} for netns in range(1, 20)
+    ]
+    assert {len(met) for met in clients} == {1}
+    assert len(set.union(*clients)) > 5
+
+
 @pytest.mark.parametrize(
     ("words", "by_table"), [("by_tuple even", False), ("by_tuple", True), ("by_client", True)]
 )

@@ -6,7 +6,6 @@ for all CPUs; an agent that attaches clsact filters has nothing to do beside.
 """
 
 import os
-import signal
 import socket
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
@@ -144,26 +143,4 @@ def test_a_new_pod_does_not_wait_for_the_others(many: ManyDevices) -> None:
     index = many.indexes()["late"]
     wait_until("the new pod has programs", lambda: bool(many.have_programs({index})))
     assert many.to_come
-    many.wait_for_the_last()
-
-
-@pytest.mark.extended
-def test_devices_that_are_gone_before_their_turn(many: ManyDevices) -> None:
-    """They are no errors, and nothing is left of them, nor of those that are removed later."""
-    many.begin()
-    many.remove(many.names[::3])
-    many.wait_for_the_last()
-    many.node.ip(*(f"link set {name} name other-{name}" for name in many.names[1::3]))
-    many.remove(many.names[2::3])
-    many.wait_for_the_last()
-
-
-@pytest.mark.extended
-def test_killed_amid_it(many: ManyDevices) -> None:
-    """The next agent goes on where a killed one has stopped."""
-    many.begin()
-    many.agent.stop(signal.SIGKILL)
-    waiting = many.to_come
-    many.begin()
-    assert many.to_come <= waiting
     many.wait_for_the_last()

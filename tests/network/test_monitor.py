@@ -4,17 +4,14 @@ of packets with both engines, and with --shadow.
 """
 
 import json
-import resource
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab import manifests
-from ebpflb.lab.agents import LabAgent, wait_until
+from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.model.packet_path import Engine
 from ebpflb.serve import status
@@ -99,20 +96,6 @@ def test_filters(cluster: Cluster, pod: Sockets, host: Sockets, tmp_path: Path) 
     assert "1 events shown, 0 lost" in monitor.said()
 
 
-def test_a_client_that_has_gone_meanwhile_is_told(cluster: Cluster, tmp_path: Path) -> None:
-    """Its process and namespace have gone before anybody asks for its name: that is left out."""
-    call = f"import socket; socket.socket(2, 2).connect_ex(('{VIP}', 80))"
-    with watching(cluster.agent, tmp_path) as monitor:
-        monitor.process.send_signal(signal.SIGSTOP)
-        client = cluster.client.start(["unshare", "-n", sys.executable, "-c", call])
-        assert client.wait(60) == 0
-        monitor.process.send_signal(signal.SIGCONT)
-        told = monitor.wait_for(lambda it: it["pid"] == client.pid)
-    assert (told["verdict"], told["frontend"]) == ("translated", f"{VIP}:80")
-    assert told["backend_pod"] in {host.name for host in cluster.web}
-    assert (told["pod"], told["client"]) == ("", None)
-
-
 def test_killed_monitors_leave_the_usual_programs(
     cluster: Cluster, pod: Sockets, tmp_path: Path
 ) -> None:
@@ -158,40 +141,6 @@ def test_no_connection_fails_while_programs_are_exchanged(cluster: Cluster, tmp_
         assert not counted["errors"], counted
 
 
-def descriptors(agent: LabAgent) -> set[int]:
-    """Return the descriptors that the agent has open."""
-    assert agent.process
-    return {int(entry.name) for entry in Path(f"/proc/{agent.process.pid}/fd").iterdir()}
-
-
-@pytest.mark.extended
-def test_programs_that_cannot_be_loaded_leave_the_usual_ones(
-    cluster: Cluster, pod: Sockets, tmp_path: Path
-) -> None:
-    """One line says why, nothing is left open, and with room a monitor runs."""
-    before, used = monitors.programs(cluster.agent), descriptors(cluster.agent)
-    room = [number for number in range(max(used) + 9) if number not in used][:8]
-    assert cluster.agent.process
-    limit = cluster.agent.process.pid, resource.RLIMIT_NOFILE
-    usual = resource.prlimit(*limit)
-    resource.prlimit(*limit, (room[-1] + 1, usual[1]))
-    try:
-        done = cluster.ebpflb("monitor")
-    finally:
-        resource.prlimit(*limit, usual)
-    assert done.returncode == 1
-    said = done.stderr.splitlines()
-    assert "no monitor can be started: " in said[-1] and "Too many open files" in said[-1]
-    assert "no monitor can be started: " in cluster.agent.log()
-    assert "part monitor failed" not in cluster.agent.log()
-    assert monitors.programs(cluster.agent) == before
-    assert requests.tcp(pod, VIP)
-    wait_until("all is closed", lambda: len(descriptors(cluster.agent)) <= len(used))
-    with watching(cluster.agent, tmp_path) as monitor:
-        requests.tcp(pod, VIP)
-        monitor.wait_for(lambda it: it["verdict"] == "translated")
-
-
 def test_a_new_device_tells_too(cluster: Cluster, tmp_path: Path) -> None:
     """A device that a CNI makes while a monitor runs has the programs of the others."""
     name = "ebpflb-new"
@@ -229,41 +178,6 @@ def test_a_restarted_agent_attaches_the_usual_programs(
         now = monitors.programs(cluster.agent)
         assert not set(now.values()) & set(during.values())
         requests.tcp(pod, VIP)
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence", "exit"),
-    [
-        (("--service", "default/wep"), "no Service default/wep is served here: did you mean", 1),
-        (("--service", "x\x1b[31m"), "no Service x\\x1b[31m is served here", 1),
-        (
-            ("--verdict", "translatd"),
-            "'translatd' is not a known word. Did you mean translated?",
-            2,
-        ),
-        (("--client", "nobody"), '"nobody" is not an address or network such as', 2),
-    ],
-    ids=["service", "control characters", "verdict", "client"],
-)
-def test_bad_input_is_one_sentence(
-    cluster: Cluster, words: tuple[str, ...], sentence: str, exit: int
-) -> None:
-    """What is wrong and what to do, without a traceback."""
-    done = cluster.ebpflb("monitor", *words)
-    assert done.returncode == exit
-    assert sentence in done.stderr and "Traceback" not in done.stderr
-
-
-def test_without_an_agent_one_is_asked_for(cluster: Cluster) -> None:
-    """One sentence asks for an agent; the pins alone emit no events."""
-    cluster.agent.stop()
-    try:
-        done = cluster.ebpflb("monitor")
-        assert done.returncode == 1
-        assert "no agent is running: start `ebpflb run`" in done.stderr
-    finally:
-        cluster.agent.start()
-    assert StateDir(cluster.agent.paths.state).exists()
 
 
 @pytest.mark.parametrize("output", ["table", "wide", "json", "yaml"])

@@ -14,7 +14,7 @@ import pytest
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Lab
-from ebpflb.model.nodes import CONDITION, CONDITION_TYPE, OFF, TAINT, TAINT_KEY
+from ebpflb.model.nodes import CONDITION, CONDITION_TYPE, TAINT, TAINT_KEY
 from tests.kernel.node import nodes
 from tests.kit import requests
 from tests.kit.api_history import Json
@@ -125,25 +125,3 @@ def test_what_it_says_without_an_agent(node: Node) -> None:
     wait_until("the next agent is ready", lambda: len(node.api.patches) == before + 2)
     said = [it["body"]["status"]["conditions"][0]["status"] for it in node.api.patches[before:]]
     assert said == ["False", "True"]
-
-
-def test_a_refusal_is_a_reason_of_the_status(node: Node) -> None:
-    """Without the right the node serves, and the operator is told."""
-    node.api.fail("Patch", 403, b'{"message": "forbidden"}', times=1000)
-    node.start(CONDITION)
-    node.serves()
-
-    def is_told() -> bool:
-        said = node.cluster.ebpflb("status").stdout
-        return "node readiness not written" in said and "forbidden" in said
-
-    wait_until("status says it", is_told)
-    assert node.status() == ""
-
-
-def test_off_by_default(node: Node) -> None:
-    """Nothing is written to the Node."""
-    node.start(OFF)
-    node.serves()
-    node.cluster.agent.stop()
-    assert not node.api.patches

@@ -156,10 +156,3 @@ def test_an_unnumbered_uplink_masquerades_from_an_address_of_the_node(
     found = {seen(two, v6=v6, send=send) for _ in range(4)}
     own = two.near.v6 if v6 else two.near.v4
     assert found == {chosen(two, v6=v6) if probe.route_source() else own}
-
-
-@unnumbered
-@families
-def test_the_kernel_masquerades_so_by_an_unnumbered_uplink(two: TwoNodes, v6: bool) -> None:
-    """What the node's own packets have as their source, its masquerading has too."""
-    assert masqueraded_by_kernel(two, v6=v6) == chosen(two, v6=v6)

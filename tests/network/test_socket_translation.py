@@ -7,10 +7,9 @@ from contextlib import ExitStack
 import pytest
 
 from ebpflb.kernel.maps.readers import RememberedSockets
-from ebpflb.lab import cni
 from ebpflb.lab.agents import wait_until
 from tests.kit import requests
-from tests.kit.cluster import PORT, TARGET, VIP, VIP6, Cluster, endpoint, running, web
+from tests.kit.cluster import PORT, VIP, VIP6, Cluster, running
 from tests.kit.parameters import every_kind, protocols
 from tests.kit.requests import Send
 from tests.kit.sockets import Sockets
@@ -131,27 +130,3 @@ def remembered(cluster: Cluster) -> set[object]:
     others = (cluster.maps[name].items() for name in ("assignments", "peers"))
     sockets = RememberedSockets(cluster.maps).items()
     return {*(cookie for cookie, _ in sockets), *(key for each in others for key, _ in each)}
-
-
-@pytest.fixture(scope="module")
-def narrow(cluster: Cluster) -> Cluster:
-    """The pod reaches services' addresses by its node, and no one else beyond its own network."""
-    cluster.start_program(cluster.node, "serve", "node", str(TARGET))
-    for gateway, covered in zip(cni.addresses(1, 1), ("10.96.0.0/16", "fd00:96::/32"), strict=True):
-        route = f"route add {covered} via {gateway}"
-        cluster.client.ip("route del default", route, v6=":" in gateway)
-    return cluster
-
-
-@pytest.mark.extended
-def test_a_pod_whose_only_route_covers_services(narrow: Cluster, pod: Sockets) -> None:
-    """It is served at its device, from where the node routes; at its socket it fails at once."""
-    ways = [(send, vip) for send in (requests.tcp, requests.udp) for vip in (VIP, VIP6)]
-    narrow.publish(web(endpoint(narrow.node), v6=[endpoint(narrow.node, v6=True)]))
-    assert [send(pod, vip).name for send, vip in ways] == ["node"] * len(ways)
-    restart(narrow)
-    for send, vip in ways:
-        with pytest.raises(OSError, match="Network is unreachable"):
-            send(pod, vip)
-    restart(narrow, *HOST_ONLY)
-    assert [send(pod, vip).name for send, vip in ways] == ["node"] * len(ways)
