@@ -100,7 +100,7 @@ OF_SOCKETS = {
         ("(list == BACKEND_LOCAL ? table->size : 0)", "0"),
         ("if (!service->table.size)", "if (true)"),
         ("draw.rest < choice->below", "draw.rest >= choice->below"),
-        ("load ? (__s32)load->open : 0", "0"),
+        ("(__s32)load->open : 0", "(__s32)load->open * 0 : 0"),
         ("!(service->flags & SERVICE_EVEN)", "1"),
         ("second.place += draw.place + 1", "second.place = draw.place"),
         ("other_load * weight < load *", "other_load * weight > load *"),
