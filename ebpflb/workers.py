@@ -81,7 +81,7 @@ class Worker(ABC):
         self.thread.start()
 
     def stop(self) -> None:
-        """Stop; return when the thread has ended, at once if it was never started."""
+        """Stop the thread, and wait for its end if it was started."""
         self.stopped.set()
         if self.thread.ident:
             self.thread.join(self.patience)

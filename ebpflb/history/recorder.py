@@ -65,7 +65,7 @@ class History:
             self._more += 1
 
     def explaining(self, report: Callable[[list[Drift]], None]) -> Callable[[list[Drift]], None]:
-        """Return the function, with a record for each correction by the audit."""
+        """Return a function that records each correction by the audit, and passes it on."""
 
         def explained(drifts: list[Drift]) -> None:
             self._record([AUDIT])

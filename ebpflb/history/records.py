@@ -113,7 +113,7 @@ def _parsed_time(text: str, now: float) -> float:
 
 
 def append(paths: Paths, change: Change, limit: int = LIMIT) -> None:
-    """Append a record. Raises OSError; then the file is as before."""
+    """Append a record. Raises OSError; then the file is left unchanged."""
     latest, line = paths.history_file, msgspec.json.encode(change) + b"\n"
     fd = os.open(latest, _CREATE, _PRIVATE)
     try:

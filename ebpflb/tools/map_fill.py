@@ -13,7 +13,7 @@ _COUNTED = ("services", "service_names", "backend_names", "source_ranges")
 
 
 class MapFill(msgspec.Struct):
-    """``limit`` is the number of entries that the map can hold."""
+    """The entries in use, and ``limit``, the number that the map can hold."""
 
     name: str
     entries: int
