@@ -36,7 +36,6 @@ from ebpflb.agent.reporter import (
     Reporter,
     SourceErrors,
     Stale,
-    Told,
 )
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale import ConnectionsReset, StaleWorker
@@ -280,7 +279,7 @@ class _Builder:
             Recorder(self._history, sync),
             self._api_servers_file(),
             SourceErrors(self._source.received),
-            Told("node readiness", lambda: {"node_not_written": readiness.error}),
+            readiness,
             BesideKubeProxy(options.left_to_kube_proxy),
         )
         self._pages |= {

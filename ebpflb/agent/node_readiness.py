@@ -10,9 +10,11 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 from urllib.parse import quote
 
+from ebpflb.agent.loop import Part
 from ebpflb.cluster.decoding import RequestRejected
 from ebpflb.cluster.event_recorder import MakeServer, RateLimit
 from ebpflb.cluster.source import Backoff, Timing
@@ -43,9 +45,10 @@ WATCH_DELAY = 5.0  # seconds for the watch to show a Node without its taint
 log = logging.getLogger(__name__)
 
 
-class NodeReadiness(PeriodicWorker):
+class NodeReadiness(PeriodicWorker, Part):
     """``kind`` is one of KINDS; ``on_write`` is called after each write, with its success."""
 
+    name = "node readiness"
     patience = 2.0  # seconds for the last write
 
     def __init__(
@@ -60,7 +63,7 @@ class NodeReadiness(PeriodicWorker):
         timing: Timing | None = None,
     ) -> None:
         """``make_server``: None without an API server; ``clock``: monotonic, in seconds."""
-        super().__init__("node readiness", LOOK_INTERVAL, steady=True)
+        super().__init__(self.name, LOOK_INTERVAL, steady=True)
         self.error: str | None = None  # why the Node does not say what it should
         self._kind, self._health = kind, health
         self._path = f"/api/v1/nodes/{quote(node_name, safe='')}"
@@ -96,6 +99,9 @@ class NodeReadiness(PeriodicWorker):
             self._remove_taint()
         else:
             self._update_condition()
+
+    def status(self) -> Mapping[str, Any]:
+        return {"node_not_written": self.error}
 
     def _update_condition(self) -> None:
         """A Node that was deleted and created again has lost the condition."""

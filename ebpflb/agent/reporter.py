@@ -263,14 +263,6 @@ class BesideKubeProxy(Part):
         return {"kube_proxy": self._found.message, "kube_proxy_runs": self._found.running}
 
 
-class Told(Part):
-    """The status of a worker whose turns are its own."""
-
-    def __init__(self, name: str, read: Callable[[], Mapping[str, Any]]) -> None:
-        self.name = name  # type: ignore[misc]
-        self.status = read  # type: ignore[method-assign]
-
-
 class Publisher:
     """Publishes the agent's status; most turns of the loop change nothing in it.
 
