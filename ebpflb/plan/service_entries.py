@@ -6,6 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from heapq import heappop, heappush
 from itertools import count
 from operator import eq
 from typing import NamedTuple
@@ -334,12 +335,23 @@ class SlowStarts:
     def __init__(self) -> None:
         self._growths: dict[PortName, Growth] = {}
         self._next: dict[PortName, float] = {}  # when the next weight of a service port grows
+        self._order: list[tuple[float, PortName]] = []  # a heap of them, with former ones
         self._not_before = -math.inf
 
     @property
     def due(self) -> float:
         """When ``take_due`` returns something next; infinity means never without a change."""
-        return max(min(self._next.values(), default=math.inf), self._not_before)
+        return max(self._first()[0], self._not_before)
+
+    def _first(self) -> tuple[float, PortName | None]:
+        while self._order and self._next.get(self._order[0][1]) != self._order[0][0]:
+            heappop(self._order)
+        return self._order[0] if self._order else (math.inf, None)
+
+    def _grows_at(self, name: PortName, then: float) -> None:
+        if self._next.get(name) != then:
+            self._next[name] = then
+            heappush(self._order, (then, name))
 
     def forget(self, name: PortName) -> None:
         self._growths.pop(name, None)
@@ -361,10 +373,10 @@ class SlowStarts:
         growth = Growth(seconds, frozenset(backends), since | dict.fromkeys(new, now))
         growing = {at: then for at, then in growth.since.items() if growth.step(at, now) < TENTHS}
         growth = self._growths[desired.name] = growth._replace(since=growing)
-        self._next[desired.name] = growth.next_step(now)
         if not growing:
-            del self._next[desired.name]
+            self._next.pop(desired.name, None)
             return desired
+        self._grows_at(desired.name, growth.next_step(now))
         yield len(backends)
         return _weighted(desired, growth, now)
 
@@ -375,15 +387,14 @@ class SlowStarts:
         """
         if now < self.due:
             return []
-        found: list[PortName] = []
-        budget = SLOTS_PER_TURN
-        for then, name in sorted((then, name) for name, then in self._next.items()):
+        found, budget, self._not_before = list[PortName](), SLOTS_PER_TURN, now + TURN_SECONDS
+        while (first := self._first())[0] <= now and (name := first[1]):
             entries = cost.get(name, NO_ENTRIES)
             budget -= entries.block.size + entries.tables.size
-            if then > now or (found and budget < 0):
+            if found and budget < 0:
                 break
             found.append(name)
-        self._not_before = now + TURN_SECONDS
+            self._grows_at(name, self._not_before)  # until it is applied
         return found
 
 

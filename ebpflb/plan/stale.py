@@ -114,9 +114,9 @@ class Resets:
     def __init__(self) -> None:
         self._watched: dict[PortName, Watched] = {}
         self._deleted: dict[PortName, float] = {}  # when
-        self._since: dict[tuple[PortName, Endpoint], float] = {}
-        self._found: dict[tuple[PortName, Endpoint], float] = {}  # by the current search
-        self._searched = -math.inf  # when the last search began
+        self._since: dict[PortName, dict[Endpoint, float]] = {}
+        self._found = defaultdict[PortName, dict[Endpoint, float]](dict)  # by the current search
+        self.due = math.inf  # when a grace may end next; infinity: none is pending
 
     def update(self, name: PortName, change: Change, now: float) -> bool:
         """Apply a change; return whether to search for connections."""
@@ -129,15 +129,12 @@ class Resets:
             self._watched.pop(name, None)
             return False
         self._watched[name] = change
-        for at in [at for at in self._since if at[0] == name and at[1] in change.endpoints]:
-            del self._since[at]
+        if pending := self._since.get(name):
+            left = {at: since for at, since in pending.items() if at not in change.endpoints}
+            self._since[name] = left
+            if before and change.grace < before.grace:
+                self.due = min([self.due, *(since + change.grace for since in left.values())])
         return before is None or not before.endpoints <= change.endpoints
-
-    @property
-    def due(self) -> float:
-        """When the next grace ends; infinity means that none is pending."""
-        ends = (since + self._grace(name) for (name, _), since in self._since.items())
-        return min((end for end in ends if end > self._searched), default=math.inf)
 
     def names(self) -> Mapping[Frontend, list[PortName]]:
         """Return the watched service ports by frontend."""
@@ -157,22 +154,25 @@ class Resets:
             return None
         name, watched = known[0]
         is_ours = watched.former is None or endpoint in watched.former
-        if not is_ours and (name, endpoint) not in self._since:
+        pending = self._since.get(name, {})
+        if not is_ours and endpoint not in pending:
             return None
-        since = self._found[name, endpoint] = self._since.get((name, endpoint), now)
+        since = self._found[name][endpoint] = pending.get(endpoint, now)
         return name if now >= since + watched.grace else None
 
     def searched(self, begun: float) -> None:
         """Forget what the search that began then has not found."""
-        self._since, self._found, self._searched = self._found, {}, begun
-        pending = {name for name, _ in self._since}
+        self._since, self._found = self._found, defaultdict(dict)
         for name, deleted in [*self._deleted.items()]:
-            if name not in pending and begun >= deleted + KNOWN_SECONDS:
+            if name not in self._since and begun >= deleted + KNOWN_SECONDS:
                 del self._deleted[name], self._watched[name]
-
-    def _grace(self, name: PortName) -> float:
-        watched = self._watched.get(name)
-        return watched.grace if watched else -math.inf
+        ends = (
+            since + watched.grace
+            for name, pending in self._since.items()
+            if (watched := self._watched.get(name))
+            for since in pending.values()
+        )
+        self.due = min((end for end in ends if end > begun), default=math.inf)
 
 
 class Ends(IntEnum):

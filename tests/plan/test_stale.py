@@ -334,3 +334,18 @@ def test_endpoints_without_connections_cost_nothing(numbers: list[int]) -> None:
         assert searches.resets.due == math.inf
     searches.search(1e6)
     assert len(searches.resets.names().get(WEB, [])) <= 7
+
+
+def test_a_shorter_grace() -> None:
+    """It counts for connections that were found before."""
+    name, endpoint = port().name, backend(1).endpoint
+    resets = Resets()
+    resets.update(name, Watched(60.0, frozenset()), 1.0)
+    assert resets.find([name], endpoint, 1.0) is None
+    resets.searched(1.0)
+    assert resets.due == 61.0
+    resets.update(name, Watched(5.0, frozenset()), 2.0)
+    assert resets.due == 6.0
+    assert resets.find([name], endpoint, 6.0) == name
+    resets.searched(6.0)
+    assert resets.due == math.inf
