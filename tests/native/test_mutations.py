@@ -20,7 +20,10 @@ SOCKETS, PACKETS = "tests/native", "tests/packet"
 # Of sockets one variant of the hooks, of packets few sets of parameters.
 PARTS = {
     SOCKETS: ("-k", "not no_retval"),
-    PACKETS: ("-p", "vagrant.kernels.parameter_sets", "--parameter-sets=2"),
+    PACKETS: (
+        *("-p", "vagrant.kernels.parameter_sets", "--parameter-sets=2"),
+        "--parameter-sets=100:tests/packet/test_policies.py",
+    ),
 }
 LOADS = {SOCKETS: "1", PACKETS: "0.2"}
 # Files of tests that look first, because each is about the rules of a header; then all others.
