@@ -2,6 +2,7 @@
 """The flowtable and its rules as the kernel has them, in a namespace of the test's own."""
 
 import os
+import socket
 from collections.abc import Iterator
 from ipaddress import ip_address
 
@@ -21,6 +22,15 @@ RULE = (
 )
 WEB = flowtable.element(ip_address("10.96.0.10").packed, 6, 80)
 DNS = flowtable.element(ip_address("fd00:96::10").packed, 17, 53)
+EMPTY = Contents({}, frozenset())
+
+
+def with_frontends(*elements: bytes) -> Contents:
+    return EMPTY._replace(frontends=frozenset(elements))
+
+
+def indexes(*names: str) -> dict[str, int]:
+    return {name: socket.if_nametoindex(name) for name in names}
 
 
 def test_the_obstacle_is_found_without_a_trace() -> None:
@@ -36,7 +46,7 @@ def made() -> Iterator[None]:
     """A flowtable, and two devices."""
     needs.flowtable()
     with nodes.fresh(NAME):
-        flowtable.make(TABLE)
+        flowtable.write(TABLE, EMPTY)
         run("ip", "link", "add", "up0", "type", "veth", "peer", "name", "up1")
         yield
 
@@ -44,7 +54,7 @@ def made() -> Iterator[None]:
 @pytest.mark.usefixtures("made")
 def test_rules() -> None:
     """Answered and translated connections to a frontend enter the flowtable, behind all filters."""
-    flowtable.change_frontends(TABLE, [WEB, DNS], [])
+    flowtable.write(TABLE, with_frontends(WEB, DNS))
     said = run("nft", "list", "table", *TABLE)
     for ip, name in (("ip", "frontends-v4"), ("ip6", "frontends-v6")):
         assert RULE.format(ip=ip, set=name) in said
@@ -55,39 +65,42 @@ def test_rules() -> None:
 
 @pytest.mark.usefixtures("made")
 def test_contents() -> None:
-    """Devices and frontends come and go; what is there already, or gone, is no error."""
-    for _ in range(2):
-        assert flowtable.add_devices(TABLE, {"up0", "up1"}) == {}
-        flowtable.change_frontends(TABLE, [WEB, DNS], [])
-    assert flowtable.read(TABLE) == Contents(frozenset({"up0", "up1"}), frozenset({WEB, DNS}))
-    refused = flowtable.add_devices(TABLE, {"up0", "none0"})
-    assert list(refused) == ["none0"]
-    flowtable.change_frontends(TABLE, [], [DNS])
-    for _ in range(2):
-        flowtable.remove_devices(TABLE, ["up1"])
-    assert flowtable.read(TABLE) == Contents(frozenset({"up0"}), frozenset({WEB}))
+    """A change adds devices, and adds and removes frontends; a missing device changes nothing."""
+    both = indexes("up0", "up1")
+    flowtable.change(TABLE, EMPTY, wanted := Contents(both, frozenset({WEB, DNS})))
+    assert flowtable.read(TABLE) == wanted
+    with pytest.raises(nft.Refused):
+        flowtable.change(TABLE, wanted, Contents({**both, "none0": 99}, frozenset({WEB})))
+    assert flowtable.read(TABLE) == wanted
+    flowtable.change(TABLE, wanted, fewer := Contents(both, frozenset({WEB})))
+    assert flowtable.read(TABLE) == fewer
+    flowtable.write(TABLE, only := Contents(indexes("up1"), frozenset({DNS})))
+    assert flowtable.read(TABLE) == only
+    run("ip", "link", "delete", "up0")
+    assert flowtable.read(TABLE) == Contents({}, frozenset({DNS}))
 
 
 @pytest.mark.usefixtures("made")
 def test_many() -> None:
-    """More frontends and devices than fit into a message."""
-    many = [flowtable.element(n.to_bytes(4, "big"), 6, 80) for n in range(3000)]
-    flowtable.change_frontends(TABLE, many, [])
-    for number in range(150):
-        run("ip", "link", "add", f"d{number}", "type", "dummy")
-    names = {f"d{number}" for number in range(150)}
-    assert flowtable.add_devices(TABLE, names) == {}
-    assert flowtable.read(TABLE) == Contents(frozenset(names), frozenset(many))
+    """More frontends and devices than fit into a message, written whole and as a change."""
+    names = [f"d{number}" for number in range(300)]
+    run("ip", "-batch", "-", said="".join(f"link add {name} type dummy\n" for name in names))
+    frontends = (flowtable.element(n.to_bytes(4, "big"), 6, 80) for n in range(3000))
+    many = Contents(indexes(*names), frozenset(frontends))
+    flowtable.change(TABLE, EMPTY, many)
+    assert flowtable.read(TABLE) == many
+    flowtable.write(TABLE, many)
+    assert flowtable.read(TABLE) == many
 
 
 @pytest.mark.usefixtures("made")
 @pytest.mark.parametrize("words", ["flush chain", "delete chain"])
 def test_what_was_changed_is_not_whole(words: str) -> None:
-    """A changed flowtable is made again."""
+    """A changed flowtable is written again."""
     run("nft", *words.split(), *TABLE, flowtable.CHAIN)
     assert flowtable.read(TABLE) is None
-    flowtable.make(TABLE)
-    assert flowtable.read(TABLE) == flowtable.EMPTY_FLOWTABLE
+    flowtable.write(TABLE, EMPTY)
+    assert flowtable.read(TABLE) == EMPTY
 
 
 @pytest.mark.usefixtures("made")

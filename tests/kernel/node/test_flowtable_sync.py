@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The entries that are written to the flowtable, and when, with the test's own kernel."""
 
-import socket
+import errno
 from ipaddress import ip_address
 
 import pytest
 
 from ebpflb.entries.services import Frontend, Range, ServiceEntry
-from ebpflb.kernel.netfilter import flowtable
+from ebpflb.kernel.netfilter import flowtable, nft
 from ebpflb.kernel.netfilter.flowtable import (
-    EMPTY_FLOWTABLE,
     Contents,
     FlowtableSync,
-    InFlowtable,
     differences,
     element,
     elements,
@@ -26,47 +24,36 @@ NODEPORT = Frontend(ip_address("0.0.0.0"), 30080, 17)
 ENTRY = ServiceEntry(1, frozenset(), 0, 0, Range(0, 0), Range(0, 0))
 LO = Device(1, "lo", False, True, 0, (), ())
 GONE = Device(7, "gone0", False, True, 0, (), ())
+DEVICES = {"lo": 1}
 
 
 class FakeKernel:
-    """A flowtable, or none; ``refused``: device -> why; ``reads`` counts the looks."""
+    """A flowtable, or none; ``reads`` and ``writes`` count looks, and writes of everything."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.contents: Contents | None = None
-        self.refused: dict[str, str] = {}
-        self.reads = self.removals = 0
-        for name in ("read", "make", "remove", "add_devices"):
+        self.refusals = 0  # of the next writes
+        self.reads = self.writes = 0
+        for name in ("read", "write", "change", "remove"):
             monkeypatch.setattr(flowtable, name, getattr(self, name))
-        for name in ("remove_devices", "change_frontends"):
-            monkeypatch.setattr(flowtable, name, getattr(self, name))
-
-    @property
-    def found(self) -> Contents:
-        assert self.contents is not None
-        return self.contents
 
     def read(self, _: object) -> Contents | None:
         self.reads += 1
         return self.contents
 
-    def make(self, _: object) -> None:
-        self.contents = EMPTY_FLOWTABLE
+    def write(self, _: object, wanted: Contents) -> None:
+        self.writes += 1
+        self.contents = wanted
+
+    def change(self, table: nft.Name, former: Contents, wanted: Contents) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise nft.Refused(table, errno.ENOENT)
+        assert self.contents == former
+        self.contents = wanted
 
     def remove(self, _: object) -> None:
-        self.removals += 1
         self.contents = None
-
-    def add_devices(self, _: object, names: set[str]) -> dict[str, str]:
-        refused = {name: why for name, why in self.refused.items() if name in names}
-        taken = self.found.devices | (names - refused.keys())
-        self.contents = self.found._replace(devices=taken)
-        return refused
-
-    def remove_devices(self, _: object, names: set[str]) -> None:
-        self.contents = self.found._replace(devices=self.found.devices - names)
-
-    def change_frontends(self, _: object, new: set[bytes], gone: set[bytes]) -> None:
-        self.contents = self.found._replace(frontends=(self.found.frontends | new) - gone)
 
 
 @pytest.fixture
@@ -94,7 +81,7 @@ def test_a_nodeport_is_at_each_address_of_its_family() -> None:
 
 def test_nothing_is_written_before_all_is_known(kernel: FakeKernel) -> None:
     """The entries of an earlier agent stay until all is known."""
-    kernel.contents = found = Contents(frozenset({"eth0"}), packed(WEB))
+    kernel.contents = found = Contents({}, packed(NODEPORT))
     made = FlowtableSync(is_wanted=True)
     for tell in (lambda: made.place([LO], []), lambda: made.start_over([WEB])):
         made.catch_up(needed=True)
@@ -102,7 +89,7 @@ def test_nothing_is_written_before_all_is_known(kernel: FakeKernel) -> None:
         assert kernel.contents == found
         tell()
     made.catch_up(needed=True)
-    assert kernel.contents == Contents(frozenset({"lo"}), packed(WEB))
+    assert kernel.contents == Contents(DEVICES, packed(WEB)) and not kernel.writes
     assert made.said == "active on 1 devices"
 
 
@@ -117,8 +104,8 @@ def test_changes_are_written_without_a_look(kernel: FakeKernel, it: FlowtableSyn
     it.written(Plan(services=[(NODEPORT, ENTRY)], removed_services=[WEB]))
     assert woken
     it.catch_up(needed=True)
-    assert kernel.found.frontends == packed(NODEPORT)
-    assert kernel.reads == looks
+    assert kernel.contents == Contents(DEVICES, packed(NODEPORT))
+    assert (kernel.reads, kernel.writes) == (looks, 1)
 
 
 def test_flows_end_and_the_content_stays(kernel: FakeKernel, it: FlowtableSync) -> None:
@@ -126,18 +113,18 @@ def test_flows_end_and_the_content_stays(kernel: FakeKernel, it: FlowtableSync) 
     woken: list[str] = []
     it.on_change = lambda: woken.append("woken")
     it.catch_up(needed=True)
-    before = kernel.found
+    before, writes = kernel.contents, kernel.writes
     it.end_flows()
     assert woken
     for _ in range(2):
         it.catch_up(needed=True)
-        assert (kernel.contents, kernel.removals) == (before, 1)
+        assert (kernel.contents, kernel.writes) == (before, writes + 1)
 
 
 def test_rules_for_each_packet(kernel: FakeKernel, it: FlowtableSync) -> None:
     """While --fast-forward=auto has a reason there is no table, and the reason is said."""
     it.catch_up(needed=True)
-    whole = kernel.found
+    whole = kernel.contents
     it.allow("a rule logs each packet")
     it.catch_up(needed=True)
     assert kernel.contents is None
@@ -153,7 +140,7 @@ def test_what_differs_is_named(kernel: FakeKernel, it: FlowtableSync, report_onl
     """A difference is named, and corrected if the caller wants it."""
     it.catch_up(needed=True)
     whole = kernel.contents
-    for other in (None, EMPTY_FLOWTABLE):
+    for other in (None, Contents(DEVICES, frozenset())):
         kernel.contents = other
         assert it.look(needed=True, report_only=report_only)
         assert kernel.contents == (other if report_only else whole)
@@ -163,32 +150,40 @@ def test_what_differs_is_named(kernel: FakeKernel, it: FlowtableSync, report_onl
 
 def test_differences() -> None:
     """A device that the kernel removes with its hook is none; one that is there is."""
-    made = InFlowtable({"lo": 1, "gone0": 7}, packed(WEB))
-    assert differences(Contents(frozenset({"lo"}), packed(WEB)), made) == []
-    assert differences(Contents(frozenset(), packed(NODEPORT)), made) == [
+    made = Contents({"lo": 1, "gone0": 7}, packed(WEB))
+    assert differences(Contents(DEVICES, packed(WEB)), made) == []
+    assert differences(Contents({}, packed(NODEPORT)), made) == [
         "the flowtable's device lo was missing",
         "1 frontends missing from the flowtable's sets",
         "1 extra entries in the flowtable's sets",
     ]
-    assert ("lo", 1) in [(name, index) for index, name in socket.if_nameindex()]
 
 
-def test_a_device_that_is_refused_is_said_and_tried_again(
-    kernel: FakeKernel, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Once in the log; one that has gone meanwhile is none."""
-    kernel.refused = {"lo": "no such hook", "gone0": "no such device"}
-    made = FlowtableSync(is_wanted=True)
-    made.start_over([])
-    for addresses in ([], [V4]):
-        made.place([LO, GONE], addresses)
-        made.catch_up(needed=True)
-        assert made.said == "active on 0 devices; lo is left out: no such hook"
-    assert caplog.text.count("device lo cannot be in the flowtable: no such hook") == 1
-    kernel.refused = {}
-    made.place([LO], [])
-    made.catch_up(needed=True)
-    assert kernel.found.devices == {"lo"} and not made.left_out
+def test_offloads_live_while_devices_come_and_go(kernel: FakeKernel, it: FlowtableSync) -> None:
+    """Only a device that exists and must leave needs everything to be written again."""
+    it.place([GONE], [V4, V6])
+    it.catch_up(needed=True)
+    assert kernel.contents == Contents({}, packed(WEB))
+    writes = kernel.writes
+    it.place([LO, GONE], [V4, V6])
+    it.catch_up(needed=True)
+    assert (kernel.contents, kernel.writes) == (Contents(DEVICES, packed(WEB)), writes)
+    it.place([GONE], [V4, V6])
+    it.catch_up(needed=True)
+    assert (kernel.contents, kernel.writes) == (Contents({}, packed(WEB)), writes + 1)
+
+
+def test_a_device_that_goes_meanwhile(kernel: FakeKernel, it: FlowtableSync) -> None:
+    """The kernel refuses it once; a refusal that stays is an error."""
+    it.catch_up(needed=True)
+    it.start_over([NODEPORT])
+    kernel.refusals = 1
+    it.catch_up(needed=True)
+    assert kernel.contents == Contents(DEVICES, packed(NODEPORT))
+    it.start_over([WEB])
+    kernel.refusals = 2
+    with pytest.raises(nft.Refused):
+        it.catch_up(needed=True)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +195,7 @@ def test_it_is_removed(
     kernel: FakeKernel, is_wanted: bool, missing: str | None, needed: bool
 ) -> None:
     """An earlier agent's, where it is not wanted any more."""
-    kernel.contents = EMPTY_FLOWTABLE
+    kernel.contents = Contents({}, frozenset())
     made = FlowtableSync(is_wanted=is_wanted, missing=missing)
     assert made.look(needed=needed, report_only=False) == []
     assert kernel.contents is None
