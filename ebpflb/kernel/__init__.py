@@ -11,7 +11,6 @@ probe            which features this kernel has, found by trying them
 bpf              bpf(2): one function for each command
 declarations     C declarations as types of cffi, parsed when an installation is made
 libc             calls of the C library that Python does not have
-pyroute2_parts   what is imported of pyroute2
 
 stale            finds and ends connections that lead to endpoints which no longer serve
 netlink          messages of netlink: encoded and decoded
@@ -24,7 +23,3 @@ maps       the maps: their layout, their entries, where they are pinned, and the
 netfilter  NAT and conntrack: the netfilter engine's table, and other programs' rules
 node       this machine: devices, namespaces, sysctls, and the traces of a kube-proxy
 """
-
-from ebpflb.kernel import pyroute2_parts
-
-pyroute2_parts.import_no_more_than_asked()

@@ -7,6 +7,7 @@ import socket
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Union
 
 NETFILTER = 12  # NETLINK_NETFILTER
@@ -92,15 +93,21 @@ def route_socket() -> socket.socket:
 
 
 def dump(
-    kind: int, content: bytes, protocol: int = socket.NETLINK_ROUTE, *, strict: bool = False
+    kind: int,
+    content: bytes,
+    protocol: int = socket.NETLINK_ROUTE,
+    *,
+    strict: bool = False,
+    most: int | None = None,
 ) -> list[bytes]:
     """Return the content of each object that the kernel lists, at one time. Raises OSError.
 
-    ``strict``: rtnetlink lists only the objects that the request's header selects.
+    ``strict``: rtnetlink lists only the objects that the request's header selects. ``most``: no
+    more objects are read.
     """
     for _ in range(_ATTEMPTS):
         with suppress(InterruptedError):
-            return list(_dumped(kind, content, protocol, strict=strict))
+            return list(islice(_dumped(kind, content, protocol, strict=strict), most))
     raise OSError(errno.EAGAIN, "the list changes all the time")
 
 

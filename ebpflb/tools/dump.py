@@ -389,7 +389,6 @@ def _text(value: Any) -> str | int:
 
 def _translations(s: Snapshot) -> list[Row]:
     """Return where netfilter sends packets for which a backend was chosen. Raises NodeError."""
-    # pyroute2, which these import, takes as long to import as all other maps to print.
     from ebpflb.kernel.netfilter import nft
     from ebpflb.kernel.netfilter.elements import read_backends, unpack
     from ebpflb.kernel.netfilter.table import TABLE

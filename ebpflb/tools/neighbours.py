@@ -2,7 +2,7 @@
 """Programs, rules and routes on this node that matter to the same traffic, for `ebpflb check`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from ebpflb.errors import EbpflbError, NodeError, in_words
@@ -12,6 +12,7 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.netfilter import flowtable, nft
 from ebpflb.kernel.netfilter.each_packet import marked_routes
 from ebpflb.kernel.node import namespaces, routes
+from ebpflb.kernel.node.device_watch import list_devices
 from ebpflb.kernel.node.routes import FAR_CLIENTS, ReplyRoute
 from ebpflb.model.addresses import Address
 from ebpflb.tools import kube_proxy, pins
@@ -178,9 +179,13 @@ def _replies(endpoints: dict[Address, str], clients: list[Address]) -> Iterator[
     """Yield the routes of replies in all pods of the node; a pod that ends meanwhile is
     left out.
     """
+
+    def asked() -> list[ReplyRoute]:
+        return routes.replies(list_devices().devices, endpoints.keys(), clients)
+
     for path in namespaces.linked():
         try:
-            found = namespaces.call_in(path, partial(routes.replies, endpoints.keys(), clients))
+            found = namespaces.call_in(path, asked)
         except FileNotFoundError:
             continue
         except OSError as error:

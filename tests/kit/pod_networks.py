@@ -18,13 +18,14 @@ BridgeUplink the node's uplink is the only port of a bridge
 import errno
 from pathlib import Path
 
+from pyroute2.iproute import IPRoute
 from pyroute2.netlink import nla
+from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.generic.wireguard import WireGuard as WireGuardSocket
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel.node.namespaces import call_in
-from ebpflb.kernel.pyroute2_parts import IPRoute, NetlinkError
 from ebpflb.lab import cni
 from ebpflb.lab.netns import NETNS, Namespace
 from ebpflb.lab.router import NODES, lasting_mac

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """This machine: its devices, sockets and sysctls, and the traces of a kube-proxy.
 
-device_watch          its devices and their addresses, now and as they change
-routes                where the kernel would route a packet
-listed_route_sources  the sources that routes would select, by device
-namespaces            its network namespaces, calls in each of them, and the clients there
-sock_diag             sockets with a peer, and how one is ended
+device_watch       its devices and their addresses, now and as they change
+routes             where the kernel would route a packet, and from which source
+namespaces         its network namespaces, calls in each of them, and the clients there
+sock_diag          sockets with a peer, and how one is ended
 
 Settings of ebpflb on the machine:
 

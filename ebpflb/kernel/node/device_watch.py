@@ -15,8 +15,8 @@ from typing import NamedTuple
 import msgspec
 
 from ebpflb.errors import NodeError
-from ebpflb.kernel import netlink, pyroute2_parts
-from ebpflb.kernel.node.listed_route_sources import list_route_sources
+from ebpflb.kernel import netlink
+from ebpflb.kernel.node.routes import list_route_sources
 from ebpflb.kernel.node.sysctls import bridge_calls
 from ebpflb.model.addresses import Address
 from ebpflb.model.devices import Device, Devices, masters_for_ports
@@ -29,7 +29,7 @@ from ebpflb.workers import DescriptorWorker, Poller
 _REMOVED_LINK, _GET_LINK, _GET_ADDRESS = 17, 18, 22  # RTM_DELLINK, RTM_GETLINK, RTM_GETADDR
 _ABOUT_DEVICES = {16, _REMOVED_LINK, 20, 21}  # RTM_NEWLINK, RTM_NEWADDR, RTM_DELADDR
 _INDEX = Struct("=4xI")  # of both headers that follow
-_LINK_HEADER = Struct("=BxHiII")  # struct ifinfomsg
+LINK_HEADER = Struct("=BxHiII")  # struct ifinfomsg
 _LINK_ADDRESS, _NAME, _MASTER, _LINK_INFO = 1, 3, 10, 18  # IFLA_*
 _KIND, _DATA, _SLAVE_KIND, _SLAVE_DATA = 1, 2, 4, 5  # IFLA_INFO_*
 _BRIDGE = netlink.to_text("bridge")
@@ -122,7 +122,7 @@ class DeviceTable:
         try:
             self._read(changed)
             devices = tuple(self._devices[index] for index in sorted(self._devices))
-            sources = _list_route_sources(devices) if self._route_sources else ()
+            sources = list_route_sources(devices) if self._route_sources else ()
             self.poll_seconds = _poll_seconds(devices)
         except OSError as error:
             raise NodeError(f"devices cannot be listed: {error.args[-1]}") from error
@@ -132,7 +132,7 @@ class DeviceTable:
     def _read(self, changed: set[int] | None) -> None:
         if changed is None:
             self._devices.clear()
-            links = netlink.dump(_GET_LINK, bytes(_LINK_HEADER.size))
+            links = netlink.dump(_GET_LINK, bytes(LINK_HEADER.size))
             addresses = _by_device(netlink.dump(_GET_ADDRESS, bytes(_ADDRESS_HEADER.size)))
         else:
             links = list(_links_at(changed))
@@ -157,15 +157,6 @@ def _poll_seconds(devices: Devices) -> float:
     return _BRIDGE_SECONDS if any(each.kind == "bridge" for each in devices) else math.inf
 
 
-def _list_route_sources(devices: Devices) -> tuple[RouteSource, ...]:
-    """Raises NodeError or OSError."""
-    try:
-        with pyroute2_parts.IPRoute() as route:
-            return list_route_sources(route, devices)
-    except pyroute2_parts.NetlinkError as error:
-        raise NodeError(f"devices cannot be listed: {error.args[-1]}") from error
-
-
 @contextmanager
 def _may_be_gone() -> Iterator[None]:
     """Ignore that the device does not exist any more."""
@@ -181,7 +172,7 @@ def _links_at(indexes: Collection[int]) -> Iterator[bytes]:
     with netlink.route_socket() as kernel:
         for index in indexes:
             with _may_be_gone():
-                yield netlink.request(kernel, _GET_LINK, _LINK_HEADER.pack(0, 0, index, 0, 0))
+                yield netlink.request(kernel, _GET_LINK, LINK_HEADER.pack(0, 0, index, 0, 0))
 
 
 def _addresses_at(indexes: Collection[int]) -> Iterator[bytes]:
@@ -190,6 +181,11 @@ def _addresses_at(indexes: Collection[int]) -> Iterator[bytes]:
         with _may_be_gone():
             header = _ADDRESS_HEADER.pack(0, 0, 0, 0, index)
             yield from netlink.dump(_GET_ADDRESS, header, strict=True)
+
+
+def addresses_at(index: int) -> set[Address]:
+    """Return the addresses of the device with this index; empty if it is gone. Raises OSError."""
+    return {each.address for each in _by_device(_addresses_at([index])).get(index, ())}
 
 
 def _by_device(listed: Iterable[bytes]) -> _Addresses:
@@ -203,8 +199,8 @@ def _by_device(listed: Iterable[bytes]) -> _Addresses:
 
 
 def _device(message: bytes, addresses: _Addresses, number: int, *, bridges_call: bool) -> Device:
-    _, kind, index, flags, _ = _LINK_HEADER.unpack_from(message)
-    found = netlink.attributes(message, _LINK_HEADER.size)
+    _, kind, index, flags, _ = LINK_HEADER.unpack_from(message)
+    found = netlink.attributes(message, LINK_HEADER.size)
     info = netlink.attributes(found.get(_LINK_INFO, b""))
     port = info.get(_SLAVE_DATA, b"") if info.get(_SLAVE_KIND) == _BRIDGE else b""
     has_link_header = kind in (_ETHER, _LOOPBACK)
@@ -245,8 +241,7 @@ def _address(message: bytes) -> Address:
 class DeviceWatch(DescriptorWorker):
     """Emit the list of devices at once and whenever it has changed, from a thread.
 
-    A failed listing is repeated until it succeeds. The socket is a plain one: since release 0.9
-    pyroute2's may be used only by the thread that created them.
+    A failed listing is repeated until it succeeds.
     """
 
     def __init__(

@@ -11,18 +11,18 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
 from ebpflb import http_get
 from ebpflb.errors import NodeError
-from ebpflb.kernel import pyroute2_parts
+from ebpflb.kernel import netlink
 from ebpflb.kernel.netfilter import firewall, nft
 from ebpflb.kernel.netfilter.firewall import FAMILY_OF_TOOL, LEGACY, NFT_FAMILY, Tool, tools
 from ebpflb.kernel.node import namespaces
+from ebpflb.kernel.node.device_watch import LINK_HEADER, addresses_at
 from ebpflb.model import kube_proxy
 from ebpflb.model.addresses import Address
 from ebpflb.model.events import SourceStatus
@@ -49,6 +49,7 @@ from ebpflb.workers import PeriodicWorker, Poller
 
 SERVERS = Path("/proc/net/ip_vs")
 _NAMES_ONLY = 1 << 1  # IPSET_FLAG_LIST_SETNAME
+_REMOVE_LINK = 17  # RTM_DELLINK
 
 
 def virtual_servers() -> list[VirtualServer]:
@@ -61,12 +62,13 @@ def remove_virtual_servers(unused: list[VirtualServer]) -> None:
 
     Raises NodeError.
     """
-    with _node_errors("IPVS"), pyroute2_parts.IPVS() as ipvs:
-        for server in unused:
-            address = {"addr": str(server.address), "port": server.port}
-            ipvs.service(
-                "del", pyroute2_parts.IPVSService(**address, protocol=PROTOCOLS[server.protocol])
-            )
+    with _pyroute2("IPVS"):
+        from pyroute2.ipvs import IPVS, IPVSService
+
+        with IPVS() as ipvs:
+            for server in unused:
+                address = {"addr": str(server.address), "port": server.port}
+                ipvs.service("del", IPVSService(**address, protocol=PROTOCOLS[server.protocol]))
 
 
 def dummy_addresses(device: str) -> set[Address] | None:
@@ -75,26 +77,28 @@ def dummy_addresses(device: str) -> set[Address] | None:
         index = socket.if_nametoindex(device)
     except OSError:
         return None
-    with _node_errors(device), pyroute2_parts.IPRoute() as route:
-        found = list(route.get_addr(index=index))
-    return {ip_address(message.get_attr("IFA_ADDRESS")) for message in found}
+    try:
+        return addresses_at(index)
+    except OSError as error:
+        raise NodeError(f"{device}: {error.strerror}") from error
 
 
 def remove_dummy_device(device: str) -> None:
     """Remove the device. Raises NodeError."""
-    with _node_errors(device), pyroute2_parts.IPRoute() as route:
-        for index in route.link_lookup(ifname=device):
-            route.link("del", index=index)
+    try:
+        with netlink.route_socket() as kernel:
+            header = LINK_HEADER.pack(0, 0, socket.if_nametoindex(device), 0, 0)
+            netlink.request(kernel, _REMOVE_LINK, header, netlink.ACK)
+    except OSError as error:
+        raise NodeError(f"{device}: {error.strerror}") from error
 
 
 def ipsets() -> set[str]:
     """Return the names of all ipsets; none if the kernel does not support them."""
-    try:
-        with pyroute2_parts.IPSet() as ipset:
-            found = list(ipset.list(flags=_NAMES_ONLY))
-    except (pyroute2_parts.NetlinkError, OSError):
-        return set()
-    return {message.get_attr("IPSET_ATTR_SETNAME") for message in found}
+    with suppress(NodeError), _ipset("ipsets") as ipset:
+        found = list(ipset.list(flags=_NAMES_ONLY))
+        return {message.get_attr("IPSET_ATTR_SETNAME") for message in found}
+    return set()
 
 
 def service_ports(name: str) -> set[int]:
@@ -102,9 +106,8 @@ def service_ports(name: str) -> set[int]:
 
     The types of these sets are bitmap:port and hash:ip,port.
     """
-    with _node_errors(name), pyroute2_parts.IPSet() as ipset:
-        found = list(ipset.list(name))
-    members = [m.get_attr("IPSET_ATTR_ADT") for m in found]
+    with _ipset(name) as ipset:
+        members = [m.get_attr("IPSET_ATTR_ADT") for m in ipset.list(name)]
     return {
         entry.get_attr("IPSET_ATTR_PORT_FROM")
         for member in members
@@ -115,15 +118,27 @@ def service_ports(name: str) -> set[int]:
 
 def remove_ipset(name: str) -> None:
     """Remove the ipset. Raises NodeError, also if a rule still matches it."""
-    with _node_errors(f"ipset {name}"), pyroute2_parts.IPSet() as ipset:
+    with _ipset(f"ipset {name}") as ipset:
         ipset.destroy(name)
 
 
 @contextmanager
-def _node_errors(what: str) -> Iterator[None]:
+def _ipset(what: str) -> Iterator[Any]:
+    with _pyroute2(what):
+        from pyroute2.ipset import IPSet
+
+        with IPSet() as ipset:
+            yield ipset
+
+
+@contextmanager
+def _pyroute2(what: str) -> Iterator[None]:
+    """Raise NodeError for errors of pyroute2, which takes 0.2 s to import."""
+    from pyroute2.netlink.exceptions import NetlinkError
+
     try:
         yield
-    except pyroute2_parts.NetlinkError as error:
+    except NetlinkError as error:
         raise NodeError(f"{what}: {error.args[-1]}") from error
     except OSError as error:
         raise NodeError(f"{what}: {error.strerror}") from error

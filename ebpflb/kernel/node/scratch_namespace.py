@@ -17,8 +17,11 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any, TypeVar
 
-from ebpflb.errors import NodeError
-from ebpflb.kernel import libc, pyroute2_parts
+from pyroute2.iproute import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from ebpflb.errors import NodeError, in_words
+from ebpflb.kernel import libc
 from ebpflb.kernel.node.namespaces import OWN_NETNS
 from ebpflb.model.addresses import Address, Family
 
@@ -47,7 +50,7 @@ class ScratchNamespace:
         except NodeError:
             self.close()
             raise
-        except (OSError, pyroute2_parts.NetlinkError) as error:
+        except (OSError, NetlinkError) as error:
             self.close()
             raise NodeError(f"no scratch namespace can be made: {_why(error)}") from error
 
@@ -57,7 +60,7 @@ class ScratchNamespace:
 
     def close(self) -> None:
         """Remove the devices at once: the kernel removes a namespace some time later."""
-        with suppress(OSError, pyroute2_parts.NetlinkError), pyroute2_parts.IPRoute() as route:
+        with suppress(OSError, NetlinkError), IPRoute() as route:
             if self.index:
                 route.link("del", index=self.index)
         self._thread.shutdown()
@@ -67,7 +70,7 @@ class ScratchNamespace:
 
         udev would soon change a link address that the kernel has drawn.
         """
-        with pyroute2_parts.IPRoute() as route:
+        with IPRoute() as route:
             namespace = self.call(lambda: os.open(OWN_NETNS, os.O_RDONLY | os.O_CLOEXEC))
             try:
                 peer = {"ifname": "eth0", "net_ns_fd": namespace, "address": _link_address()}
@@ -100,12 +103,12 @@ def _why(error: Exception) -> str:
         return "run as root, or grant CAP_SYS_ADMIN and CAP_NET_ADMIN"
     if number == errno.EEXIST:
         return "its addresses are routed already: try again when no other `ebpflb doctor` runs"
-    return pyroute2_parts.reason(error)
+    return str(error.args[-1]) if isinstance(error, NetlinkError) else in_words(error)
 
 
 def _set_up(addresses: dict[Family, Address], gateway_link: str) -> str:
     """Set up the device in the namespace; return its link address."""
-    with pyroute2_parts.IPRoute() as route:
+    with IPRoute() as route:
         index = route.link_lookup(ifname="eth0")[0]
         route.link("set", index=route.link_lookup(ifname="lo")[0], state="up")
         route.link("set", index=index, state="up")
@@ -122,7 +125,7 @@ def _set_up(addresses: dict[Family, Address], gateway_link: str) -> str:
 
 
 def _own_device_is_up() -> None:
-    with pyroute2_parts.IPRoute() as route:
+    with IPRoute() as route:
         _wait_until_up(route, route.link_lookup(ifname="eth0")[0])
 
 
