@@ -203,7 +203,7 @@ class SimKernel:
     def btf_load(self, types: bytes) -> int:
         return self.open(SimTypes(types))
 
-    def array_memory(self, map_fd: int, size: int, *, writable: bool, cpus: int = 1) -> SimMemory:
+    def array_memory(self, map_fd: int, size: int, *, writable: bool) -> SimMemory:
         return SimMemory(self, self._map(map_fd), size)
 
     def map_lookup(

@@ -10,12 +10,13 @@ import mmap
 import os
 from array import array
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from itertools import groupby, islice
 from pathlib import Path
 from struct import Struct, pack, unpack
 from threading import Lock
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from ebpflb.errors import KernelError
 from ebpflb.kernel import bpf
@@ -23,85 +24,62 @@ from ebpflb.kernel.maps import layout, records
 from ebpflb.kernel.maps.layout import COUNTER_PARTS, MapSpec
 from ebpflb.model.addresses import parse_ranges
 
-# An array's elements as memory of this process, read and written without a system call.
+# An array's elements as memory of this process, read and written in place.
 #
 # Mapped memory counts as the process's memory whether used or not: all arrays together have 44 MB
-# on two CPUs. So only the most recently used parts of a large array are mapped. The small ones, in
-# which each change reads and writes an element or two, are mapped whole: to map another part takes
-# five system calls, and empties the TLBs of other CPUs.
+# on two CPUs. So only a small array stays mapped, where each change reads and writes an element or
+# two; of a large one what is read or written is mapped for that moment, which takes 8 us.
 
-PART = 64 << 10  # bytes that are mapped together
-PARTS_MAPPED = 4  # of a large array, at a time
-SMALL = 2 << 20  # bytes of an array that is mapped whole, part by part
-
-
-class _Piece(NamedTuple):
-    """A range of bytes within one part."""
-
-    part: mmap.mmap
-    start: int
-    end: int
+SMALL = 2 << 20  # bytes
 
 
 class ArrayMemory:
     """The elements of an MMAPABLE array, of ``size`` bytes in total (5.5). Safe in any thread.
 
-    Raises ValueError after ``close``. ``cpus``: the number of CPUs with elements in the array;
-    reading one counter reads the elements of all CPUs.
+    Raises ValueError after ``close``.
     """
 
-    def __init__(self, map_fd: int, size: int, *, writable: bool, cpus: int = 1) -> None:
-        fewest = size // PART + 1 if size <= SMALL else PARTS_MAPPED
-        self._fd, self._count = map_fd, max(fewest, cpus)
-        self._size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    def __init__(self, map_fd: int, size: int, *, writable: bool) -> None:
+        self._fd, self._size = map_fd, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self._access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        self._parts: dict[int, mmap.mmap] = {}  # by number, least recently used first
         self._lock = Lock()
         self._is_closed = False  # then the descriptor may belong to another file
+        self._whole: mmap.mmap | None = None  # a small array, after its first use
 
     def __len__(self) -> int:
         return self._size
 
     def __getitem__(self, which: slice) -> bytes:
-        at, stop, _ = which.indices(self._size)
-        number, start = divmod(at, PART)
-        with self._lock:
-            if at < stop <= at - start + PART:  # in one part, as most elements are
-                return self._part(number)[start : start + stop - at]
-            return b"".join([part[start:end] for part, start, end in self._pieces(which)])
+        with self._window(which) as (window, start, end):
+            return window[start:end]
 
     def __setitem__(self, which: slice, data: bytes) -> None:
-        written = 0
-        with self._lock:
-            for part, start, end in self._pieces(which):
-                part[start:end] = data[written : written + end - start]
-                written += end - start
+        with self._window(which) as (window, start, end):
+            window[start:end] = data
 
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
-            while self._parts:
-                self._parts.popitem()[1].close()
+            if self._whole:
+                self._whole.close()
 
-    def _pieces(self, which: slice) -> Iterator[_Piece]:
-        at, stop, _ = which.indices(self._size)
-        while at < stop:
-            number, start = divmod(at, PART)
-            end = min(PART, start + stop - at)
-            yield _Piece(self._part(number), start, end)
-            at += end - start
+    @contextmanager
+    def _window(self, which: slice) -> Iterator[tuple[mmap.mmap, int, int]]:
+        """Yield a mapping of at least this range, and where the range is in it."""
+        start, end, _ = which.indices(self._size)
+        with self._lock:
+            if self._is_closed:
+                raise ValueError("the map is closed")
+            if self._size <= SMALL:
+                self._whole = self._whole or self._map(0, self._size)
+                yield self._whole, start, end
+                return
+            first = min(start, self._size - 1) // mmap.PAGESIZE * mmap.PAGESIZE
+            with self._map(first, max(end - first, 1)) as window:
+                yield window, start - first, end - first
 
-    def _part(self, number: int) -> mmap.mmap:
-        if self._is_closed:
-            raise ValueError("the map is closed")
-        found = self._parts.pop(number, None)
-        if found is None:
-            if len(self._parts) >= self._count:
-                self._parts.pop(next(iter(self._parts))).close()
-            size = min(PART, self._size - number * PART)
-            found = mmap.mmap(self._fd, size, mmap.MAP_SHARED, self._access, offset=number * PART)
-        self._parts[number] = found
-        return found
+    def _map(self, offset: int, size: int) -> mmap.mmap:
+        return mmap.mmap(self._fd, size, mmap.MAP_SHARED, self._access, offset=offset)
 
 
 # All entries of a map in slices: their keys and their values, packed and joined.
@@ -449,7 +427,7 @@ class CpuArrays(Counters):
     def __init__(self, spec: MapSpec, fd: int, *, writable: bool = True) -> None:
         super().__init__(spec, fd)
         self.size, self.whole = spec.value_size, kernel_entries(spec) * self.stride
-        self.memory = ArrayMemory(fd, self.whole, writable=writable, cpus=counter_parts())
+        self.memory = ArrayMemory(fd, self.whole, writable=writable)
 
     def close(self) -> None:
         self.memory.close()

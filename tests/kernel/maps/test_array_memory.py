@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays as memory: only the parts that were used last are this process's."""
+"""Arrays as memory: of a large one nothing stays mapped."""
 
 import os
 from collections.abc import Iterator
@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from ebpflb.kernel.maps import bpf_map, state_dir
-from ebpflb.kernel.maps.bpf_map import PART, ArrayMemory
+from ebpflb.kernel.maps.bpf_map import ArrayMemory
 from ebpflb.kernel.maps.layout import MapSpec
 from tests.kernel.variants import needs_root
 
 pytestmark = needs_root
 
+PART = 64 << 10
 SIZE = 20 * PART
 
 
@@ -42,26 +43,17 @@ def mapped() -> int:
 
 
 @pytest.mark.parametrize("is_small", [True, False])
-def test_few_parts_are_mapped(array: int, is_small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small array stays mapped whole, of a large one few parts do, and in the end none does."""
+def test_only_a_small_array_stays_mapped(
+    array: int, is_small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bpf_map, "SMALL", SIZE if is_small else SIZE - 1)
-    memory, before = ArrayMemory(array, SIZE, writable=True), mapped()
+    before = mapped()
+    memory = ArrayMemory(array, SIZE, writable=True)
     assert len(memory[:]) == len(memory) == SIZE
-    assert mapped() - before == (SIZE if is_small else bpf_map.PARTS_MAPPED * PART)
+    assert memory[SIZE:] == b""
+    assert mapped() - before == (SIZE if is_small else 0)
     memory.close()
     assert mapped() == before
-
-
-def test_one_part_for_each_cpu(array: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second read of the same counter of all CPUs of a large array maps no new part."""
-    monkeypatch.setattr(bpf_map, "SMALL", 0)
-    opened = ArrayMemory(array, SIZE, writable=False, cpus=12)
-    before = mapped()
-    for _ in range(2):
-        for cpu in range(12):
-            assert opened[cpu * PART : cpu * PART + 8] == bytes(8)
-        assert mapped() - before == 12 * PART
-    opened.close()
 
 
 def test_closed(memory: ArrayMemory) -> None:
