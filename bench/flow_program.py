@@ -15,7 +15,7 @@ from typing import Any
 from ebpflb.entries.flows import STREAM_AFTER, Flow, Tuple
 from ebpflb.entries.services import Backend, Frontend, Range, ServiceEntry, Settings
 from ebpflb.kernel.map_writer import MapWriter
-from ebpflb.kernel.maps import bpf_map, layout, records, state_dir
+from ebpflb.kernel.maps import bpf_map, layout, state_dir
 from ebpflb.kernel.programs import compiler, loader
 from ebpflb.options import Paths
 
@@ -100,7 +100,7 @@ def chosen() -> Iterator[tuple[str, int]]:
     flags = frozenset({"netfilter"})
     settings = Settings(flags=flags, frontend_moves=1, stream_after=STREAM_AFTER)
     maps["settings"].write([(0, settings)])
-    maps["flow_gate"].write([(0, records.FlowGate(0, 0, 1))])
+    maps["flow_gate"].write([(0, (0, 0, 1, 0, 0))])
     slots = Range(0, 1)
     maps["slots"].write([(0, Backend(BACKEND, BACKEND_PORT, frozenset({"cluster"}), 1, 1))])
     service = ServiceEntry(1, frozenset(), 0, 1, slots, slots)

@@ -92,7 +92,6 @@ class MapWriter:
         self.no_frontends = NoFrontends(no_frontends)
         self._flags: Flags = NO_FLAGS  # added to the flags that a caller writes
         self._last_settings: Settings | None = None  # the settings last read or written
-        self._packed_settings: bytes | None = None  # the same, packed, after the first write
         self._written: dict[str, Mapping[Any, Any]] = {}  # what small maps hold, by our writes
 
     def read_contents(self) -> MapContents:
@@ -248,20 +247,14 @@ class MapWriter:
         ``settings_difference`` detects writes of other programs.
         """
         if self._last_settings is None:
-            self._last_settings, self._packed_settings = self.maps["settings"].get(0), None
+            self._last_settings = self.maps["settings"].get(0)
         return self._last_settings
 
     def _write_settings(self, settings: Settings) -> None:
-        former, packed = self._settings(), self._packed_settings
-        if settings == former:
-            return
-        self._last_settings, opened = None, self.maps["settings"]  # unknown if the write fails
-        if packed and settings == former._replace(writes=settings.writes):  # twice for each plan
-            self._packed_settings = opened.write_number(0, packed, "writes", settings.writes)
-        else:
-            opened.write([(0, settings)])
-            _, self._packed_settings = opened.packed(0, settings)
-        self._last_settings = settings
+        if settings != self._settings():
+            self._last_settings = None  # unknown if the write fails
+            self.maps["settings"].write([(0, settings)])
+            self._last_settings = settings
 
     @contextmanager
     def _writing(self, *, frontends_move: bool = False, **fields: Any) -> Iterator[None]:

@@ -7,7 +7,6 @@ do, where every program can change it.
 
 import os
 from collections.abc import Iterator
-from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.netfilter import conntrack, nft, watch
 from ebpflb.kernel.netfilter.elements import Elements, unpack
 from ebpflb.kernel.netfilter.nft import Session
-from ebpflb.kernel.netfilter.table import KEEPER, TABLE, NetfilterTable, Ports, table_options
+from ebpflb.kernel.netfilter.table import KEEPER, TABLE, Ports, table_options
 from ebpflb.model.events import Part
 from ebpflb.options import ConntrackOptions, Options, Paths
 from ebpflb.plan.planner import Plan
@@ -43,14 +42,15 @@ LEFT = Translation(9, ip_address("10.244.1.9"), 9)
 @pytest.fixture(params=["owned", "shared"])
 def is_owned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     found: bool = request.param == "owned"
-    monkeypatch.setattr(engine, "NetfilterTable", partial(NetfilterTable, owns=found))
+    if not found:
+        monkeypatch.setattr(engine, "NetfilterTable", nodes.SharedTable)
     return found
 
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others can change the table."""
-    monkeypatch.setattr(engine, "NetfilterTable", partial(NetfilterTable, owns=False))
+    monkeypatch.setattr(engine, "NetfilterTable", nodes.SharedTable)
 
 
 @pytest.fixture

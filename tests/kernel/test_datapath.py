@@ -32,7 +32,6 @@ from ebpflb.kernel.attach.clsact import Clsact
 from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps.bpf_map import Counters
-from ebpflb.kernel.maps.records import FlowGate
 from ebpflb.kernel.maps.state_dir import StateDir, remove_tree
 from ebpflb.kernel.programs import compiler
 from ebpflb.model.devices import Devices
@@ -170,7 +169,7 @@ def test_a_program_may_be_opening_a_flow(
     """While programs are attached, an agent's start does not call empty tables empty."""
     datapath.load(cache)
     datapath.attach(cgroup, ns.served())
-    datapath.maps["flow_gate"].write([(0, gate := FlowGate(1, 0, 1))])
+    datapath.maps["flow_gate"].write([(0, gate := (1, 0, 1, 0, 0))])
     with closing(Datapath(StateDir(directory))) as newer:
         newer.load(cache)
         newer.attach(cgroup, ns.served())

@@ -5,10 +5,11 @@ On netfilter the kernel's NAT has translated a reply before the program at egres
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from ebpflb.kernel.maps.records import Attempt, BackendHealth, ServiceBackend
+from ebpflb.kernel.maps.records import BackendHealth, ServiceBackend
 from tests.packet.frames import Packet, at, forwarded, reply, segment
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
@@ -48,7 +49,7 @@ def answers(node: PacketNode, client: str, where: str, flags: str, asked: Packet
         node.egress(segment(where, client, flags, seq=5000, ack=1001))
 
 
-def attempts(node: PacketNode) -> dict[object, Attempt]:
+def attempts(node: PacketNode) -> dict[object, Any]:
     return dict(node.maps["attempts"].items())
 
 

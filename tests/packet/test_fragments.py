@@ -6,7 +6,6 @@ from scapy.layers.inet import defragment
 from scapy.layers.inet6 import IPv6ExtHdrFragment, defragment6
 
 from ebpflb.entries.services import NO_PREFIX
-from ebpflb.kernel.maps.records import FragmentPorts
 from tests.packet import wire
 from tests.packet.frames import (
     IP,
@@ -112,7 +111,7 @@ def test_late(node: PacketNode, client: str, where: str) -> None:
     first, second, _ = fragments(client, where)
     node.through(first)
     table = node.maps["fragments"]
-    known = [(key, FragmentPorts(1, *ports[1:])) for key, ports in table.items()]
+    known = [(key, (1, *ports[1:])) for key, ports in table.items()]
     assert known
     table.write(known)
     assert untouched(node, second)

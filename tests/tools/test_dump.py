@@ -35,20 +35,11 @@ from ebpflb.kernel.maps.records import (
     NO_FRONTEND,
     Affinity,
     AffinityKey,
-    AssignmentKey,
-    Attempt,
     BackendHealth,
-    CountedConnection,
-    DatagramChoice,
-    Forwarded,
-    FragmentKey,
-    FragmentPorts,
     HalfOpen,
     Peer,
     PeerFrontend,
-    RecentChoice,
     ServiceBackend,
-    ServiceClient,
     SocketEntry,
     Sweep,
 )
@@ -153,19 +144,19 @@ def remembered(maps: dict[str, Map], filled: None) -> None:
         ]
     )
     asked = PeerFrontend(frontend("10.96.0.1", 53, 17), A, address, 8080)
-    maps["assignments"].write([(AssignmentKey(3, asked.frontend), SocketEntry(asked, LOST))])
+    maps["assignments"].write([((3, asked.frontend), SocketEntry(asked, LOST))])
     maps["peers"].write([(Peer(3, address, 8080), asked)])
-    maps["service_clients"].write([(ServiceClient(0x2A, WEB), 1)])
+    maps["service_clients"].write([((0x2A, WEB), 1)])
     failed = BackendHealth(since=now, first=0x2B, second=0x2A)
     opened = BackendHealth(has_opened=1)
     maps["backend_health"].write(
         [(ServiceBackend(WEB, A), failed), (ServiceBackend(WEB, LOST), opened)]
     )
     key = Tuple(ip_address("192.0.2.7"), ip_address("10.96.0.1"), 40001, 80, 6, 1)
-    maps["attempts"].write([(key, Attempt(0x2A, now, WEB, A, 1))])
+    maps["attempts"].write([(key, (0x2A, now, WEB, A, 1))])
     maps["backend_loads"].write([(A, BackendLoad(2, 1, 4)), (B, BackendLoad(0, 3))])
-    keys = [AssignmentKey(4711, NO_FRONTEND), AssignmentKey(2**63 | 5, NO_FRONTEND)]
-    maps["connections"].write([(key, CountedConnection(A, 1)) for key in keys])
+    keys = [(4711, NO_FRONTEND), (2**63 | 5, NO_FRONTEND)]
+    maps["connections"].write([(key, (A, 1)) for key in keys])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -207,10 +198,8 @@ def remembered_of_packets(maps: dict[str, Map]) -> None:
     maps["other_flows"].write(
         [(Tuple(CLIENT, POD, 2000, 53, 17, 2), pending), (Tuple(CLIENT, POD, 1, 53, 17, 1), direct)]
     )
-    maps["fragments"].write(
-        [(FragmentKey(CLIENT, FRONTEND, 4711, 17, 1), FragmentPorts(now, 5000, 53))]
-    )
-    maps["forwarded"].write([(Tuple(CLIENT, FRONTEND, 9, 80, 6, 2), Forwarded(begun, 62, 1))])
+    maps["fragments"].write([((CLIENT, FRONTEND, 4711, 17, 1), (now, 5000, 53))])
+    maps["forwarded"].write([(Tuple(CLIENT, FRONTEND, 9, 80, 6, 2), (begun, 62, 1))])
     maps["sweeps"].write([(0, Sweep(10, 4, 2)), (1, Sweep(0, 1, 0))])
     count(maps["flow_stats"], 0, 16, 1, 3, 2)
     asked = Tuple(CLIENT, FRONTEND, 1000, 80, 6, 1)
@@ -224,12 +213,12 @@ def _remember_choices(maps: dict[str, Map], asked: Tuple, begun: int) -> None:
     chosen = Chosen.PREFIX | Chosen.MASQUERADE | A
     maps["udp_choices"].write(
         [
-            (asked._replace(protocol=17), DatagramChoice(WEB, chosen, 0, begun)),
-            (asked._replace(protocol=17, source_port=1), DatagramChoice(WEB, 99, 0, begun)),
+            (asked._replace(protocol=17), (WEB, chosen, 0, begun)),
+            (asked._replace(protocol=17, source_port=1), (WEB, 99, 0, begun)),
         ]
     )
     places = ((7, WEB << 32 | chosen), (8, 0), (9, WEB << 32 | 99))
-    maps["recent_choices"].write([(index, RecentChoice(5, choice)) for index, choice in places])
+    maps["recent_choices"].write([(index, (5, choice)) for index, choice in places])
 
 
 def rows(maps: dict[str, Map], name: str) -> list[dict[str, Any]]:

@@ -247,16 +247,6 @@ class Map:
         packed_key = self.key.pack(key)
         return packed_key, self.check.signed(packed_key, self.value.pack(value))
 
-    def write_number(self, key: Any, value: bytes, field: str, number: int) -> bytes:
-        """Write a packed value with another number as the __u64 ``field``; return it.
-
-        For maps without a check.
-        """
-        packed_key, start = self.key.pack(key), layout.ffi.offsetof(self.spec.value, field)
-        changed = value[:start] + pack("=Q", number) + value[start + 8 :]
-        bpf.map_update(self.fd, packed_key, changed)
-        return changed
-
     def delete(self, keys: Sequence[Any]) -> None:
         """Delete those of the keys that exist."""
         for key in keys:

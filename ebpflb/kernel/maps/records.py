@@ -19,29 +19,6 @@ from ebpflb.kernel.maps.layout import address_bytes, address_from, ffi, names
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
 
-# What the programs store about packets that open no flow.
-
-
-class FragmentKey(NamedTuple):
-    source: Address
-    destination: Address
-    id: int
-    protocol: int
-    hook: int
-
-
-class FragmentPorts(NamedTuple):
-    seen: int
-    source_port: int
-    destination_port: int
-
-
-class Forwarded(NamedTuple):
-    since: int
-    hops: int
-    replied: int
-
-
 # What the datapath stores about sockets (bpf/layout/socket.h).
 
 NO_FRONTEND = entries.Frontend(address_from(bytes(16)), 0, 0)
@@ -82,11 +59,6 @@ class EndedSocket(NamedTuple):
     peer: PeerFrontend = PeerFrontend(NO_FRONTEND, 0, NO_FRONTEND.address, 0, 0)
 
 
-class AssignmentKey(NamedTuple):
-    socket: int
-    frontend: entries.Frontend
-
-
 class AffinityKey(NamedTuple):
     netns: int
     address: Address
@@ -98,28 +70,10 @@ class Affinity(NamedTuple):
     backend: int
 
 
-class CountedConnection(NamedTuple):
-    backend: int
-    generation: int
-
-
 class HalfOpen(NamedTuple):
     request: Tuple
     reply: Tuple
     created: int
-
-
-class FlowGate(NamedTuple):
-    opened: int
-    written: int
-    empty: int
-    stale_endpoints: int = 0
-    endpoint_health: int = 0
-
-
-class ServiceClient(NamedTuple):
-    client: int
-    service: int
 
 
 class ServiceBackend(NamedTuple):
@@ -135,28 +89,6 @@ class BackendHealth(NamedTuple):
     second: int = 0
     third: int = 0
     has_opened: int = 0
-
-
-class Attempt(NamedTuple):
-    client: int
-    since: int
-    service: int
-    backend: int
-    has_failed: int = 0
-
-
-class DatagramChoice(NamedTuple):
-    service: int
-    chosen: int
-    frontend_moves: int
-    last_used: int
-
-
-class RecentChoice(NamedTuple):
-    """``choice``: the service's id, then enum chosen, in 32 bits each."""
-
-    name: int
-    choice: int
 
 
 class EntryEnd(IntEnum):
@@ -239,19 +171,9 @@ _CLASSES: dict[str, Any] = {
     "struct peer": Peer,
     "struct peer_frontend": PeerFrontend,
     "struct socket_entry": SocketEntry,
-    "struct assignment_key": AssignmentKey,
-    "struct connection": CountedConnection,
     "struct half_open": HalfOpen,
-    "struct flow_gate": FlowGate,
-    "struct service_client": ServiceClient,
     "struct service_backend": ServiceBackend,
     "struct backend_health": BackendHealth,
-    "struct attempt": Attempt,
-    "struct datagram_choice": DatagramChoice,
-    "struct recent_choice": RecentChoice,
-    "struct forwarded": Forwarded,
-    "struct fragment_key": FragmentKey,
-    "struct fragment_ports": FragmentPorts,
     "struct expired_entry": ExpiredEntry,
     "struct ended_socket": EndedSocket,
     "struct sweep": Sweep,

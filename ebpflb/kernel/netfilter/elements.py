@@ -13,18 +13,8 @@ from ipaddress import ip_address
 from itertools import chain, islice
 from typing import NamedTuple
 
-from ebpflb.kernel.netfilter.nft import (
-    DELETE_ELEMENTS,
-    GET_ELEMENTS,
-    NEW_ELEMENTS,
-    Interrupted,
-    Refused,
-    Session,
-    Transaction,
-    dump_parts,
-    get,
-    own_elements,
-)
+from ebpflb.kernel.netfilter import nft
+from ebpflb.kernel.netfilter.nft import Refused, Session, Transaction
 from ebpflb.kernel.netfilter.table import TABLE, TableOptions
 from ebpflb.kernel.netlink import NESTED, attribute, attributes, list_items, nested, text
 from ebpflb.model.addresses import Address
@@ -130,7 +120,7 @@ def read_backends() -> dict[int, bytes]:
     return {
         _ID.unpack(key)[0]: endpoint
         for backends in BACKEND_SETS.values()
-        for message in own_elements(TABLE, backends.name)
+        for message in nft.own_elements(TABLE, backends.name)
         for key, endpoint in backends.decode(message)
     }
 
@@ -245,11 +235,11 @@ class Elements:
         for element_set, keys in removals.items():
             for at in range(0, len(keys), _IN_MESSAGE):
                 content = element_set.encode_keys(keys[at : at + _IN_MESSAGE])
-                transaction.add(DELETE_ELEMENTS, element_set.names(), nested(3, content))
+                transaction.add(nft.DELETE_ELEMENTS, element_set.names(), nested(3, content))
         for element_set, elements in additions.items():
             for at in range(0, len(elements), _IN_MESSAGE):
                 content = element_set.encode(elements[at : at + _IN_MESSAGE])
-                transaction.add(NEW_ELEMENTS, element_set.names(), nested(3, content))
+                transaction.add(nft.NEW_ELEMENTS, element_set.names(), nested(3, content))
         if transaction:
             transaction.commit(self._session)
 
@@ -292,8 +282,8 @@ def _compare(
     """Yield the differences; ``keys`` has all wanted keys, and maybe others."""
     seen: set[bytes] = set()
     with (
-        closing(dump_parts(TABLE, GET_ELEMENTS, element_set.names())) as parts,
-        suppress(Interrupted),
+        closing(nft.dump_parts(TABLE, nft.GET_ELEMENTS, element_set.names())) as parts,
+        suppress(nft.Interrupted),
     ):
         for place, messages in enumerate(parts):
             elements = [item for message in messages for item in element_set.decode(message)]
@@ -326,7 +316,7 @@ def _get(element_set: ElementSet, keys: Sequence[bytes]) -> Iterator[tuple[bytes
     for at in range(0, len(keys), _IN_QUESTION):
         some = (element_set.encode_keys([key]) for key in keys[at : at + _IN_QUESTION])
         requests = [element_set.names() + nested(3, content) for content in some]
-        for message in get(TABLE, GET_ELEMENTS, requests):
+        for message in nft.get(TABLE, nft.GET_ELEMENTS, requests):
             if message is not None:
                 yield from element_set.decode(message)
 

@@ -17,25 +17,7 @@ from msgspec import Struct
 from ebpflb.entries.services import Chosen
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import nft
-from ebpflb.kernel.netfilter.nft import (
-    DELETE_CHAIN,
-    DELETE_RULE,
-    DELETE_SET,
-    DELETE_TABLE,
-    GET_CHAIN,
-    GET_RULE,
-    GET_SET,
-    GET_TABLE,
-    NEW_CHAIN,
-    NEW_RULE,
-    NEW_SET,
-    NEW_TABLE,
-    Name,
-    Refused,
-    Session,
-    Transaction,
-    dump,
-)
+from ebpflb.kernel.netfilter.nft import Name, Refused, Session, Transaction
 from ebpflb.kernel.netlink import Tree, attributes, encode, has_attributes, to_number, to_text
 from ebpflb.model.addresses import Address
 from ebpflb.options import Options
@@ -216,9 +198,9 @@ def one_rule_table(
 ) -> Transaction:
     """Return the creation of a table with one chain at PREROUTING, and one rule in it."""
     name, made = to_text(table.table), Transaction(table)
-    made.add(NEW_TABLE, encode({1: name, 2: to_number(flags)}))
-    made.add(NEW_CHAIN, encode(base_chain(name, chain, kind, PREROUTING, priority)))
-    made.add(NEW_RULE, encode({1: name, 2: to_text(chain), 4: rule}))
+    made.add(nft.NEW_TABLE, encode({1: name, 2: to_number(flags)}))
+    made.add(nft.NEW_CHAIN, encode(base_chain(name, chain, kind, PREROUTING, priority)))
+    made.add(nft.NEW_RULE, encode({1: name, 2: to_text(chain), 4: rule}))
     return made
 
 
@@ -463,14 +445,12 @@ class NetfilterTable:
     ``session`` is the socket that may write to the table; ``is_owned`` says whether only it may.
     """
 
-    def __init__(self, options: TableOptions, *, owns: bool = True) -> None:
-        """With ``owns`` the table belongs to the session if the kernel supports it.
+    flags: Sequence[int] = (OWNER | PERSIST, 0)  # to try: whether the session owns the table
 
-        Raises NodeError.
-        """
+    def __init__(self, options: TableOptions) -> None:
+        """Raises NodeError."""
         self.options, self.session = options, Session()
         self.is_owned = False
-        self._flags = (OWNER | PERSIST, 0) if owns else (0,)
         self._sets, self._chains, self._rules = sets(options), chains(options), rules(options)
 
     def set_ports(self, options: TableOptions) -> None:
@@ -494,7 +474,7 @@ class NetfilterTable:
         intact = {n for n, tree in self._sets.items() if _is_intact(existing.sets, n, tree)}
         # An existing table may have flags that cannot be changed.
         ways = (intact,) if existing.flags is None else (intact, None)
-        for flags, kept in ((flags, kept) for flags in self._flags for kept in ways):
+        for flags, kept in ((flags, kept) for flags in self.flags for kept in ways):
             try:
                 self._replace(existing, kept, flags)
             except Refused as error:
@@ -511,25 +491,25 @@ class NetfilterTable:
         """
         change = Transaction(TABLE)
         if kept is None:
-            change.add(DELETE_TABLE, encode({1: _NAME}))
-        change.add(NEW_TABLE, encode({1: _NAME, 2: to_number(flags)}))
+            change.add(nft.DELETE_TABLE, encode({1: _NAME}))
+        change.add(nft.NEW_TABLE, encode({1: _NAME, 2: to_number(flags)}))
         if kept is not None and existing.flags not in (None, flags):
             change.commit(self.session)  # the kernel takes no chains with a change of the flags
             change = Transaction(TABLE)
         if kept is not None:
             for chain in existing.chains:
-                change.add(DELETE_RULE, encode({1: _NAME, 2: to_text(chain)}))
+                change.add(nft.DELETE_RULE, encode({1: _NAME, 2: to_text(chain)}))
             for chain in existing.chains:
-                change.add(DELETE_CHAIN, encode({1: _NAME, 3: to_text(chain)}))
+                change.add(nft.DELETE_CHAIN, encode({1: _NAME, 3: to_text(chain)}))
             for old in existing.sets.keys() - kept:
-                change.add(DELETE_SET, encode({1: _NAME, 2: to_text(old)}))
+                change.add(nft.DELETE_SET, encode({1: _NAME, 2: to_text(old)}))
         for place, (name, tree) in enumerate(self._sets.items(), start=1):
             if name not in (kept or ()):
-                change.add(NEW_SET, encode({**tree, 10: to_number(place)}))
+                change.add(nft.NEW_SET, encode({**tree, 10: to_number(place)}))
         for tree in self._chains.values():
-            change.add(NEW_CHAIN, encode(tree))
+            change.add(nft.NEW_CHAIN, encode(tree))
         for rule in self._rules:
-            change.add(NEW_RULE, encode(rule.tree))
+            change.add(nft.NEW_RULE, encode(rule.tree))
         change.commit(self.session)
 
     def is_intact(self) -> bool:
@@ -568,17 +548,19 @@ class _Existing(Struct):
 def _read() -> _Existing:
     """Read the kernel's state. Raises NodeError."""
     existing = _Existing()
-    if flags := [attributes(it)[2] for it in dump(TABLE, GET_TABLE) if attributes(it)[1] == _NAME]:
+    if flags := [
+        attributes(it)[2] for it in nft.dump(TABLE, nft.GET_TABLE) if attributes(it)[1] == _NAME
+    ]:
         existing.flags = int.from_bytes(flags[0], "big")
-        existing.sets = _list(GET_SET, 2)
-        existing.chains = _list(GET_CHAIN, 3)
-        for rule in dump(TABLE, GET_RULE, encode({1: _NAME})):
+        existing.sets = _list(nft.GET_SET, 2)
+        existing.chains = _list(nft.GET_CHAIN, 3)
+        for rule in nft.dump(TABLE, nft.GET_RULE, encode({1: _NAME})):
             existing.rules.setdefault(_text(attributes(rule)[2]), []).append(rule)
     return existing
 
 
 def _list(kind: int, name_kind: int) -> dict[str, bytes]:
-    messages = ((attributes(it), it) for it in dump(TABLE, kind, encode({1: _NAME})))
+    messages = ((attributes(it), it) for it in nft.dump(TABLE, kind, encode({1: _NAME})))
     return {_text(found[name_kind]): it for found, it in messages if found[1] == _NAME}
 
 
@@ -665,7 +647,7 @@ def remove() -> None:
     """
     for name in (TABLE, KEEPER, CANARY):
         removal = Transaction(name)
-        removal.add(DELETE_TABLE, encode({1: to_text(name.table)}))
+        removal.add(nft.DELETE_TABLE, encode({1: to_text(name.table)}))
         try:
             removal.commit()
         except Refused as error:

@@ -15,7 +15,7 @@ from hypothesis import strategies as some
 from ebpflb.entries.services import FIRST_BACKENDS, Chosen, Frontend, Range, ServiceEntry
 from ebpflb.kernel import bpf, declarations
 from ebpflb.kernel.maps import bpf_map, layout, records
-from ebpflb.kernel.maps.records import AssignmentKey, Record, record
+from ebpflb.kernel.maps.records import Record, record
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
 
@@ -95,7 +95,7 @@ def test_bytes() -> None:
     frontend = Frontend(IPv4Address("10.1.2.3"), 80, 6)
     packed = mapped + bytes([10, 1, 2, 3, 0, 80, 6, 0])
     assert record("struct frontend").pack(frontend) == packed
-    sender = AssignmentKey(0x0102030405060708, frontend)
+    sender = (0x0102030405060708, frontend)
     expected = bytes([8, 7, 6, 5, 4, 3, 2, 1]) + packed + bytes(4)
     assert record("struct assignment_key").pack(sender) == expected
 

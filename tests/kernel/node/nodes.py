@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pyroute2 import netns
 
 from ebpflb.kernel.netfilter.firewall import Tool, tools
+from ebpflb.kernel.netfilter.table import NetfilterTable
 from ebpflb.kernel.node import kube_proxy
 from ebpflb.lab.netns import ip as run_ip
 from tests.kernel.node import rules
@@ -19,6 +20,12 @@ def _works(tool: Tool) -> bool:
     """Whether the tool is here, and the kernel has its tables (Debian 13's has no legacy ones)."""
     words = ["unshare", "--net", str(tool.command), "--list-rules"]
     return bool(tool.command) and not subprocess.run(words, capture_output=True).returncode
+
+
+class SharedTable(NetfilterTable):
+    """The engine's table as on kernels before 6.9: others can change it."""
+
+    flags = (0,)
 
 
 TOOLS = [tool for tool in tools() if _works(tool)]

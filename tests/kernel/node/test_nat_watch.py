@@ -9,7 +9,7 @@ import pytest
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import conntrack, nft
-from ebpflb.kernel.netfilter.table import TABLE, NetfilterTable, TableOptions, remove
+from ebpflb.kernel.netfilter.table import TABLE, TableOptions, remove
 from ebpflb.kernel.netfilter.watch import FORMER, NatWatch, keep_nat_hooks
 from ebpflb.model.events import SourceStatus
 from tests.kernel.node import nodes
@@ -27,7 +27,7 @@ class Table:
     """The engine's table, which others can change; ``releases`` counts how often it could go."""
 
     def __init__(self) -> None:
-        self._table = NetfilterTable(OPTIONS, owns=False)
+        self._table = nodes.SharedTable(OPTIONS)
         self._table.build()
         self.releases = 0
         self.error: NodeError | None = None

@@ -33,7 +33,7 @@ LAST: Backend = (131_071, IPv4Address("10.0.0.3"), 80)
 @pytest.fixture
 def table() -> Iterator[NetfilterTable]:
     """An empty one that others can change."""
-    with nodes.fresh(NAME), closing(NetfilterTable(OPTIONS, owns=False)) as built:
+    with nodes.fresh(NAME), closing(nodes.SharedTable(OPTIONS)) as built:
         built.build()
         yield built
 

@@ -319,7 +319,7 @@ def _segment(addresses: Addresses, port: int, flags: int, number: int) -> bytes:
 @pytest.mark.usefixtures("node")
 def test_as_nft_prints_it() -> None:
     """nft(8) shows every rule with a comment, and can load what it shows."""
-    with closing(NetfilterTable(OPTIONS, owns=False)) as table:
+    with closing(nodes.SharedTable(OPTIONS)) as table:
         table.build()
         elements = Elements(table.session, OPTIONS)
         elements.write([_backend(1, V4.endpoint), _backend(2, V6.endpoint, 53)])
@@ -346,7 +346,7 @@ def test_as_nft_prints_it() -> None:
 @pytest.fixture
 def plain(node: None) -> Iterator[NetfilterTable]:
     """A table as on kernels before 6.9, with one element: others can change it."""
-    with closing(NetfilterTable(OPTIONS, owns=False)) as built:
+    with closing(nodes.SharedTable(OPTIONS)) as built:
         assert built.differences() == ["the table is missing"]
         assert not built.build()
         assert built.is_intact()
@@ -412,7 +412,7 @@ def test_order_of_rules(plain: NetfilterTable) -> None:
 def test_other_options(plain: NetfilterTable) -> None:
     """A table for other options is another one, and keeps its elements where they have a place."""
     options = TableOptions(0x8000, ((30000, 30999),), drops_invalid=False, sctp=False)
-    with closing(NetfilterTable(options, owns=False)) as other:
+    with closing(nodes.SharedTable(options)) as other:
         assert not other.is_intact()
         assert other.build()
         assert other.is_intact()
@@ -450,7 +450,7 @@ def test_an_owned_table() -> None:
 def test_remove() -> None:
     """Removes all tables of the engine; nothing to remove is no error."""
     remove()
-    with closing(NetfilterTable(OPTIONS, owns=False)) as table:
+    with closing(nodes.SharedTable(OPTIONS)) as table:
         table.build()
         remove()
     assert not nft.tables()
@@ -465,7 +465,7 @@ def test_connections_survive_a_flush() -> None:
     assert keeper.open()
     with (
         closing(keeper),
-        closing(NetfilterTable(OPTIONS, owns=False)) as table,
+        closing(nodes.SharedTable(OPTIONS)) as table,
         _socket(ENDPOINT, V4, socket.SOCK_STREAM) as listener,
         _socket(CLIENT, V4, socket.SOCK_STREAM) as client,
     ):
