@@ -26,7 +26,7 @@ from ebpflb.agent.sync import Sync
 from ebpflb.entries.services import Frontend
 from ebpflb.errors import EbpflbError, KernelError, in_words
 from ebpflb.files import DOCS
-from ebpflb.kernel.netfilter.arrivals import Arrival, arrivals
+from ebpflb.kernel.netfilter.probe import Arrival, arrivals
 from ebpflb.kernel.netlink import Subscription
 from ebpflb.model.devices import Addresses, Device
 from ebpflb.plan.canary import CANARY_PROTOCOLS, CanaryLease, UplinkReport, is_canary, service_ports
@@ -188,7 +188,7 @@ def _nodeport(query: str) -> int:
 #
 # A filter or program of others behind ours can send packets past netfilter, or change the field
 # that carries the choice (skb->priority). Nothing else of the agent would notice. So frames are put
-# into the ingress of each of the node's own devices (kernel/netfilter/arrivals.py): at the start,
+# into the ingress of each of the node's own devices (kernel/netfilter/probe.py): at the start,
 # after a change of the device, of its qdiscs or of its filters, for `ebpflb doctor`, and repeatedly
 # while something is wrong. Programs that others attach by tcx are noticed by doctor alone: the
 # kernel does not report them.

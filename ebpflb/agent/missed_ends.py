@@ -12,13 +12,12 @@ from pathlib import Path
 from struct import Struct
 from typing import ClassVar
 
-from ebpflb.kernel.attach.netns_cookie import by_socket
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import MAPS, columns, ffi
 from ebpflb.kernel.maps.readers import RememberedSockets
 from ebpflb.kernel.maps.records import EndedSocket, record
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, SWEEP_SLICE
-from ebpflb.kernel.node.namespaces import Namespaces
+from ebpflb.kernel.node.namespaces import Namespaces, own_cookie
 from ebpflb.kernel.node.sock_diag import SockDiag
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import FrameProgram
@@ -81,7 +80,7 @@ def _open() -> _Opened:
 
     The cookie is None before Linux 5.14.
     """
-    return by_socket(), SockDiag()
+    return own_cookie(), SockDiag()
 
 
 class UnreleasedSockets(MissedEnds):

@@ -7,7 +7,7 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.errors import NodeError
-from ebpflb.kernel.attach import cgroup_links, netns_cookie
+from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.attach.device_programs import attached_devices, unpin_all
 from ebpflb.kernel.maps.state_dir import (
     StateDir,
@@ -192,7 +192,7 @@ def _serves_here(state: Path) -> bool:
             settings = maps["settings"].get(0)
     except NodeError:
         return False
-    is_here = settings.host_netns == netns_cookie.by_socket()
+    is_here = settings.host_netns == namespaces.own_cookie()
     return (
         is_here and "shadow" not in settings.flags and bool(cgroup_links.attached(StateDir(state)))
     )

@@ -10,7 +10,6 @@ valid_contents   the maps' content at start, without entries that no agent can h
 probe            which features this kernel has, found by trying them
 bpf              bpf(2): one function for each command
 declarations     C declarations as types of cffi, parsed when an installation is made
-libc             calls of the C library that Python does not have
 
 stale            finds and ends connections that lead to endpoints which no longer serve
 netlink          messages of netlink: encoded and decoded

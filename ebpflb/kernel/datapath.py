@@ -25,7 +25,7 @@ from typing import NamedTuple
 from ebpflb.entries.services import NO_FLAGS
 from ebpflb.errors import KernelError
 from ebpflb.kernel import bpf, probe
-from ebpflb.kernel.attach import cgroup_links, netns_cookie
+from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.attach.cgroup_links import HeldLinks
 from ebpflb.kernel.attach.device_programs import DevicePrograms
 from ebpflb.kernel.map_writer import MapWriter
@@ -132,7 +132,7 @@ class Datapath(MapWriter):
         stay.
         """
         sockets, packets = self.compile(cache)
-        self.host_netns = netns_cookie.netns_cookie(cache) or self._settings().host_netns
+        self.host_netns = cgroup_links.netns_cookie(cache) or self._settings().host_netns
         # The slowest programs first.
         with_header, socket_programs = loader.load_all([packets[True], sockets], self.maps)
         self.devices.forget()

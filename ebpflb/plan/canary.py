@@ -5,7 +5,7 @@ The canary is part of the desired state like any Service, under a namespace name
 rejects. Its service ports count as the youngest, so a Service that claims the same frontend wins.
 Its addresses are constants that no host has. Doctor gives the client's and the endpoint's to
 network namespaces of its own, and asks for a NodePort too; the frames that the agent sends
-(kernel/netfilter/arrivals.py) end before they would reach an endpoint.
+(kernel/netfilter/probe.py) end before they would reach an endpoint.
 """
 
 from ipaddress import ip_address, ip_network

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from ebpflb.errors import EbpflbError
 from ebpflb.kernel import probe
-from ebpflb.kernel.attach import netns_cookie
 from ebpflb.kernel.netfilter.probe import netfilter_obstacle
 from ebpflb.kernel.node import device_watch, namespaces, sock_diag
 from ebpflb.kernel.node.sysctls import bridge_calls
@@ -51,7 +50,7 @@ def _optional() -> Iterator[CheckResult]:
     lost = "the agent reads all routes to list the sources of masqueraded flows"
     yield feature("source of a route", probe.route_source(), "6.7", lost)
     lost = "a program attached briefly at the start reads it"
-    yield feature("SO_NETNS_COOKIE", netns_cookie.by_socket() is not None, "5.14", lost)
+    yield feature("SO_NETNS_COOKIE", namespaces.own_cookie() is not None, "5.14", lost)
     yield _one_packet_a_cpu()
     yield _netfilter()
     yield _bridged_pods()

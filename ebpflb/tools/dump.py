@@ -19,12 +19,12 @@ from ebpflb.entries.services import (
     frontend_kind,
     protocol_name,
 )
-from ebpflb.kernel.attach.netns_cookie import by_socket
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import VERDICTS, address_bytes
 from ebpflb.kernel.maps.readers import RememberedSockets
 from ebpflb.kernel.maps.records import HalfOpen, PeerFrontend
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
+from ebpflb.kernel.node.namespaces import own_cookie
 from ebpflb.model.addresses import Address, Family, host_port
 from ebpflb.model.services import Protocol
 from ebpflb.plan.tables import scheduler_of
@@ -359,7 +359,7 @@ def _route_sources(s: Snapshot) -> list[Row]:
 
 def _device(s: Snapshot, index: int) -> str:
     """Return the device's name, or its index outside the node's network namespace."""
-    if by_socket() not in (None, s.maps["settings"].get(0).host_netns):
+    if own_cookie() not in (None, s.maps["settings"].get(0).host_netns):
         return str(index)
     try:
         return socket.if_indextoname(index)

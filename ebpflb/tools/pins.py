@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from ebpflb.errors import NodeError
-from ebpflb.kernel.attach import netns_cookie
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.state_dir import StateDir, read_record, why_unseen
 from ebpflb.kernel.node import namespaces
@@ -67,7 +66,7 @@ def why_elsewhere(maps: Mapping[str, Map]) -> str:
 
     "" if it serves this one, or if the kernel does not tell (before 5.14).
     """
-    served, here = maps["settings"].get(0).host_netns, netns_cookie.by_socket()
+    served, here = maps["settings"].get(0).host_netns, namespaces.own_cookie()
     if not served or here in (None, served):
         return ""
     path = namespaces.by_cookie(served) or "PATH"

@@ -12,10 +12,10 @@ import pytest
 
 from ebpflb.agent.missed_ends import UnreleasedSockets
 from ebpflb.entries.services import Frontend
-from ebpflb.kernel.attach.netns_cookie import by_socket
 from ebpflb.kernel.maps import bpf_map, layout, state_dir
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import PeerFrontend, SocketEntry
+from ebpflb.kernel.node.namespaces import own_cookie
 from tests.kernel.maps.small import small_maps, write_elsewhere
 
 NAMES = (
@@ -55,7 +55,7 @@ def sweeper(maps: dict[str, Map], tmp_path: Path) -> Iterator[UnreleasedSockets]
 
 
 def own_netns() -> int:
-    cookie = by_socket()
+    cookie = own_cookie()
     if cookie is None:
         pytest.skip("the kernel does not tell a namespace's cookie (5.14)")
     return cookie

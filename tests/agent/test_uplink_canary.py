@@ -13,7 +13,7 @@ from ebpflb.agent import canary_sync
 from ebpflb.agent.canary_sync import CanaryRefused, UplinkCanary, Uplinks
 from ebpflb.agent.loop import Turn
 from ebpflb.errors import NodeError
-from ebpflb.kernel.netfilter.arrivals import Arrival
+from ebpflb.kernel.netfilter.probe import Arrival
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.netns import Namespace
 from ebpflb.model.devices import Device

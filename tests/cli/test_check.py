@@ -13,7 +13,7 @@ import pytest
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel import probe
-from ebpflb.kernel.attach import cgroup_links, device_programs, netns_cookie, tcx
+from ebpflb.kernel.attach import cgroup_links, device_programs, tcx
 from ebpflb.kernel.netfilter import firewall
 from ebpflb.kernel.node import namespaces, sock_diag
 from ebpflb.tools import check
@@ -121,7 +121,7 @@ LACKS = [
     (probe, "set_retval", False, "errno from hooks", "bind() to a NodePort succeeds"),
     (probe, "coarse_clock", False, "coarse clock", "the exact clock"),
     (probe, "route_source", False, "source of a route", "reads all routes"),
-    (netns_cookie, "by_socket", None, "SO_NETNS_COOKIE", "a program attached briefly"),
+    (namespaces, "own_cookie", None, "SO_NETNS_COOKIE", "a program attached briefly"),
     (sock_diag, "can_destroy", False, "destroying UDP sockets", "keep a removed endpoint"),
     (
         namespaces,

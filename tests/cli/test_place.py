@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.kernel.attach import cgroup_links, netns_cookie
+from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.node import namespaces
 from ebpflb.lab.agents import wait_until
 from ebpflb.serve import agent_lock
 from tests.cli.conftest import NEVER, Done, Ebpflb
@@ -66,7 +67,7 @@ def test_cleanup_in_another_network_namespace(ebpflb: Ebpflb, cluster: Cluster) 
 
 
 def assert_elsewhere(text: str, cluster: Cluster) -> None:
-    if netns_cookie.by_socket() is None:
+    if namespaces.own_cookie() is None:
         pytest.skip("this kernel has no SO_NETNS_COOKIE")
     assert "this is not the network namespace that the agent serves: run `nsenter --net=" in text
     path = Path(text.partition("--net=")[2].split()[0])

@@ -11,11 +11,11 @@ import pytest
 from pyroute2.iproute import IPRoute
 
 from ebpflb.errors import KernelError
-from ebpflb.kernel import bpf, libc, probe
-from ebpflb.kernel.attach import netns_cookie, tcx
+from ebpflb.kernel import bpf, probe
+from ebpflb.kernel.attach import tcx
 from ebpflb.kernel.maps import bpf_map, layout
 from ebpflb.kernel.maps.layout import MapSpec
-from ebpflb.kernel.node import sock_diag
+from ebpflb.kernel.node import namespaces, sock_diag
 from ebpflb.kernel.node.sock_diag import SockDiag
 from ebpflb.kernel.programs import compiler
 from tests.kernel.variants import needs_root, open_files
@@ -33,7 +33,7 @@ PROBES: list[Callable[[], object]] = [
     probe.map_works,
     probe.unmade_maps,
     probe.batches,
-    netns_cookie.by_socket,
+    namespaces.own_cookie,
     sock_diag.can_destroy,
     tcx.works,
 ]
@@ -94,7 +94,7 @@ def qdiscs() -> list[tuple[int, str]]:
 @needs_root
 def test_no_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     """If no namespace can be created the probe raises an error; it does not try our own devices."""
-    monkeypatch.setattr(libc, "NEW_NETWORK", 1)  # EINVAL
+    monkeypatch.setattr(namespaces, "NEW_NETWORK", 1)  # EINVAL
     with pytest.raises(OSError, match="cannot make a namespace: Invalid argument"):
         probe.clsact_filters()
 

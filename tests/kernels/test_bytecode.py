@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.kernel import datapath, probe
-from ebpflb.kernel.attach import netns_cookie
+from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.programs import precompile
 
@@ -54,4 +54,4 @@ def test_whatever_probes_find_is_a_variant(
 
 def test_what_is_compiled_without_flags_is_a_variant() -> None:
     """The program that only tells something."""
-    assert () in precompile.VARIANTS[netns_cookie.COOKIE_SOURCE].values()
+    assert () in precompile.VARIANTS[cgroup_links.COOKIE_SOURCE].values()

@@ -10,8 +10,8 @@ from hypothesis import strategies as some
 
 from ebpflb.entries.services import Frontend, Range, ServiceEntry
 from ebpflb.kernel import stale
+from ebpflb.kernel.map_writer import bit_of
 from ebpflb.kernel.maps import layout
-from ebpflb.kernel.maps.no_frontends import bit_of
 from tests.native.kernel import Kernel
 from tests.native.node import HOST, POD, NativeNode
 from tests.publishing import frontend, place

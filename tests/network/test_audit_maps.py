@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ebpflb.entries.services import BackendName, Frontend, route_key
+from ebpflb.kernel.map_writer import bit_of
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.no_frontends import bit_of
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.annotations import MAGLEV, SCHEDULER_ANNOTATION

@@ -17,7 +17,7 @@ from ebpflb.entries.services import Chosen
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach import tcx
 from ebpflb.kernel.attach.clsact import PARENTS
-from ebpflb.kernel.netfilter.arrivals import Arrival
+from ebpflb.kernel.netfilter.probe import Arrival
 from ebpflb.kernel.netfilter.table import CANARY
 from ebpflb.kernel.programs.loader import SCHED_CLS
 from ebpflb.lab.agents import wait_until

@@ -15,9 +15,9 @@ from ebpflb.entries import services
 from ebpflb.entries.flows import STREAM_AFTER, Flow, Timeouts, Tuple
 from ebpflb.entries.services import Prefix, Settings
 from ebpflb.errors import KernelError
+from ebpflb.kernel.map_writer import NoFrontends
 from ebpflb.kernel.maps.bpf_map import Counters, Map, MappedArray
 from ebpflb.kernel.maps.layout import VERDICTS
-from ebpflb.kernel.maps.no_frontends import NoFrontends
 from ebpflb.kernel.programs import loader
 from ebpflb.kernel.programs.loader import DROP, PASS, REDIRECT, run_program
 from tests.packet import wire

@@ -36,12 +36,12 @@ from ebpflb.entries.flows import Timeouts
 from ebpflb.entries.services import service_name
 from ebpflb.history.recorder import History
 from ebpflb.kernel import bpf, datapath, map_writer, stale
-from ebpflb.kernel.attach import netns_cookie
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps import bpf_map, layout, state_dir, sweep
 from ebpflb.kernel.maps.layout import MapSpec
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import EndFlow
+from ebpflb.kernel.node import namespaces
 from ebpflb.kernel.programs import compiler, loader
 from ebpflb.model import addresses
 from ebpflb.model.addresses import host_port
@@ -183,7 +183,7 @@ def simulated(
     replaced: list[tuple[object, str, Any]] = [
         *_of_kernel(sim),
         (compiler, "compile_source", _compiled),
-        (netns_cookie, "by_socket", lambda: HOST_NETNS),
+        (namespaces, "own_cookie", lambda: HOST_NETNS),
         (map_writer, "secrets", SimpleNamespace(randbits=lambda bits: SECRET)),
         (datapath, "socket_flags", lambda: ()),
         (datapath, "packet_flags", lambda **_: ()),

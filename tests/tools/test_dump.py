@@ -29,7 +29,6 @@ from ebpflb.entries.services import (
     Settings,
     SourceRange,
 )
-from ebpflb.kernel.attach.netns_cookie import by_socket
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import (
     NO_FRONTEND,
@@ -45,6 +44,7 @@ from ebpflb.kernel.maps.records import (
 )
 from ebpflb.kernel.netfilter.elements import Elements
 from ebpflb.kernel.netfilter.table import NetfilterTable, TableOptions
+from ebpflb.kernel.node.namespaces import own_cookie
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.tools.dump import ROWS, dump_maps
@@ -314,7 +314,7 @@ def test_devices(maps: dict[str, Map]) -> None:
 
     In another network namespace than the node's a name would be another device's.
     """
-    here = by_socket()
+    here = own_cookie()
     maps["settings"].write([(0, Settings(here or 0, 0, frozenset()))])
     assert [tuple(row.values()) for row in rows(maps, "devices")] == [
         ("lo", 1, "192.0.2.1", "2001:db8::1", ""),

@@ -7,17 +7,21 @@ another one, a new link replaces it.
 """
 
 import errno
+import logging
 import os
+import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ebpflb.errors import KernelError, NodeError
+from ebpflb.errors import EbpflbError, KernelError, NodeError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.state_dir import StateDir, mount_of
+from ebpflb.kernel.node import namespaces
+from ebpflb.kernel.programs import compiler, loader
 from ebpflb.kernel.programs.loader import SECTIONS, Program
 from ebpflb.model.events import Drift, Part
 
@@ -271,3 +275,53 @@ def _link_info(pin: Path) -> Any:
 
 def _open(cgroup: Path) -> AbstractContextManager[int]:
     return bpf.closing(os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY))
+
+
+# The cookie of our network namespace, by which the hooks recognize the node's own sockets.
+#
+# On kernels without SO_NETNS_COOKIE (5.14) bpf/hooks/netns_cookie.c reads the cookie: it is
+# attached during one call of getsockname(), and changes the result only for a socket with its mark.
+
+log = logging.getLogger(__name__)
+
+COOKIE_SOURCE = "hooks/netns_cookie.c"
+MARK = 0x65626C62  # COOKIE_MARK in netns_cookie.c
+
+
+def netns_cookie(cache: Path) -> int | None:
+    """Return the cookie, or None if neither the kernel nor the program can read it."""
+    cookie = namespaces.own_cookie()
+    if cookie is not None:
+        return cookie
+    try:
+        return cookie_by_program(cache)
+    except (EbpflbError, OSError) as error:
+        log.debug("the netns cookie program failed: %s", error)
+        return None
+
+
+def cookie_by_program(cache: Path) -> int:
+    """Read the cookie by the program.
+
+    Raises CompileError, VerifierError, KernelError or OSError.
+    """
+    with cookie_program(cache), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, MARK)
+        address, port = asking.getsockname()
+    low = int.from_bytes(socket.inet_aton(address), "little")
+    return socket.htons(port) << 32 | low
+
+
+@contextmanager
+def cookie_program(cache: Path) -> Iterator[None]:
+    """Attach the program without a pin: the kernel removes the link if this process ends."""
+    attach = loader.HOOK_TYPES[loader.GETSOCKNAME4]
+    code = compiler.compile_source(COOKIE_SOURCE, cache=cache).programs["netns_cookie"]
+    opened = [os.open(cgroup_root(), os.O_RDONLY | os.O_DIRECTORY)]
+    try:
+        opened.append(loader.load_one("netns_cookie", attach, code))
+        opened.append(bpf.link_create(opened[1], opened[0], attach.attach_type))
+        yield
+    finally:
+        for fd in reversed(opened):
+            os.close(fd)

@@ -4,7 +4,6 @@
 layout             the structs and maps of bpf/layout.h and bpf/maps.h, read from there
 records            the keys and values of each map as Python objects
 bpf_map            a map as a collection of values; a plan's entries are written here
-no_frontends       bits that tell programs where no frontend is, so that they skip the look-up
 readers            what is read in large parts: frontends, translations, sockets, the rings
 state_dir          the state directory in a bpffs, where maps and links are made and pinned
 sweep              removes idle flows, and tells programs when no flow is left

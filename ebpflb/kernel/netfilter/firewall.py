@@ -5,7 +5,9 @@ A rule is a list of options, conditions and actions, with the names that iptable
 them.
 """
 
+import ctypes
 import json
+import os
 import re
 import shutil
 import socket
@@ -22,7 +24,6 @@ from msgspec import Struct
 
 from ebpflb import child
 from ebpflb.errors import NodeError
-from ebpflb.kernel import libc
 from ebpflb.kernel.netfilter import nft
 from ebpflb.model import kube_proxy
 from ebpflb.model.addresses import number, parse_address, parse_network
@@ -183,6 +184,7 @@ _LEGACY_TABLES: dict[int, Path] = {
 }
 
 _ATTEMPTS = 10  # to read a table that others change meanwhile
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def legacy_tables(family: int) -> set[str]:
@@ -222,7 +224,7 @@ def read_table(family: int, table: str) -> bytes:
         level, info = _LEVELS[family], _info(socket_, family, table)
         (size,) = struct.unpack_from("=I", info, _INFO_LENGTH - 4)
         head = _SIZED.pack(table.encode(), size)
-        return libc.getsockopt(socket_, level, _ENTRIES, head, len(head) + size)
+        return _getsockopt(socket_, level, _ENTRIES, head, len(head) + size)
 
 
 def legacy_size(family: int, table: str) -> bytes:
@@ -242,7 +244,17 @@ def legacy_size(family: int, table: str) -> bytes:
 def _info(opened: socket.socket, family: int, table: str) -> bytes:
     """Return struct ipt_getinfo. Raises OSError."""
     name = _TABLE_NAME.pack(table.encode())
-    return libc.getsockopt(opened, _LEVELS[family], _INFO, name, _INFO_LENGTH)
+    return _getsockopt(opened, _LEVELS[family], _INFO, name, _INFO_LENGTH)
+
+
+def _getsockopt(opened: socket.socket, level: int, option: int, value: bytes, length: int) -> bytes:
+    """getsockopt(2) with a value to send, and for more than socket.getsockopt's 1,024 bytes."""
+    buffer = ctypes.create_string_buffer(value, length)
+    size = ctypes.byref(ctypes.c_uint32(length))
+    if _libc.getsockopt(opened.fileno(), level, option, buffer, size):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return buffer.raw
 
 
 LEGACY, NFT = "legacy", "nft"

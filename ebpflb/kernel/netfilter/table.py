@@ -433,7 +433,7 @@ def _verdict(content: Tree) -> Tree:
 
 
 KEEPER = nft.Name("inet", "ebpflb-keep")
-CANARY = nft.Name("inet", "ebpflb-canary")  # of arrivals.py; an agent that is killed may leave it
+CANARY = nft.Name("inet", "ebpflb-canary")  # of probe.py; an agent that is killed may leave it
 _KEEPER_PRIORITY = -100
 _DORMANT, OWNER, PERSIST = 0x1, 0x2, 0x4  # NFT_TABLE_F_*
 _NAME = to_text(TABLE.table)

@@ -8,6 +8,7 @@ namespace with neither is not found. Entering a namespace takes CAP_SYS_ADMIN, a
 another user's process CAP_SYS_PTRACE too.
 """
 
+import ctypes
 import errno
 import logging
 import os
@@ -27,8 +28,7 @@ from struct import Struct
 from typing import Any, TypeVar
 
 from ebpflb.errors import NodeError, NotFound
-from ebpflb.kernel import bpf, libc, netlink
-from ebpflb.kernel.attach.netns_cookie import by_socket
+from ebpflb.kernel import bpf, netlink
 from ebpflb.model.addresses import Address
 
 log = logging.getLogger(__name__)
@@ -44,8 +44,38 @@ _GENERIC = bytes(4)  # struct rtgenmsg, padded
 _NUMBER = Struct("=i")
 _NOT_LINKED = _NUMBER.pack(-1)  # NETNSA_NSID_NOT_ASSIGNED
 
+NEW_NETWORK = 0x40000000  # CLONE_NEWNET
+SO_NETNS_COOKIE = 71
+_libc = ctypes.CDLL(None, use_errno=True)  # for calls that Python 3.11 does not have
+
 _Identity = tuple[int, int]
 _T = TypeVar("_T")
+
+
+def unshare(kind: int) -> None:
+    """unshare(2): move this thread into a new namespace of this kind. Raises OSError."""
+    _check(_libc.unshare(kind))
+
+
+def _setns(namespace: int, kind: int) -> None:
+    """setns(2): move this thread into the namespace, which is an open file. Raises OSError."""
+    _check(_libc.setns(namespace, kind))
+
+
+def _check(result: int) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def own_cookie() -> int | None:
+    """Return the cookie of the thread's namespace; None if the kernel does not have it (5.14)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            packed = any_socket.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
+        except OSError:
+            return None
+    return int.from_bytes(packed, "little")
 
 
 class Namespaces:
@@ -81,7 +111,7 @@ class Namespaces:
 
     def _visit(self, function: Callable[[], _T], left: set[int | None] | None) -> list[_T]:
         """Call the function if this thread's namespace is wanted; take its cookie from ``left``."""
-        cookie, place = by_socket(), identity(OWN_NETNS)
+        cookie, place = own_cookie(), identity(OWN_NETNS)
         if place:
             self._cookies[place] = cookie
         if left is None or cookie is None:
@@ -115,7 +145,7 @@ class Namespaces:
             )
 
 
-def call_in(path: Path, function: Callable[[], _T], kind: int = libc.NEW_NETWORK) -> _T:
+def call_in(path: Path, function: Callable[[], _T], kind: int = NEW_NETWORK) -> _T:
     """Call the function in a new thread that enters the namespace; no other thread enters it.
 
     ``kind`` is the kind of namespace. Raises OSError if the namespace cannot be entered, or is of
@@ -138,7 +168,7 @@ def call_in_new(function: Callable[[], _T]) -> _T:
 
     def leave_and_call() -> _T:
         try:
-            libc.unshare(libc.NEW_NETWORK)
+            unshare(NEW_NETWORK)
         except OSError as error:
             raise OSError(error.errno, f"cannot make a namespace: {error.strerror}") from error
         return function()
@@ -153,7 +183,7 @@ def enter(path: Path, kind: int) -> None:
         return
     with _open(path) as namespace:
         try:
-            libc.setns(namespace, kind)
+            _setns(namespace, kind)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from error
 
@@ -167,7 +197,7 @@ def is_network(path: Path) -> bool:
     """Whether this is a network namespace. Raises PermissionError."""
     try:
         with _open(path) as namespace:
-            return ioctl(namespace, _GET_TYPE) == libc.NEW_NETWORK
+            return ioctl(namespace, _GET_TYPE) == NEW_NETWORK
     except PermissionError:
         raise
     except (OSError, ValueError):  # no namespace; a NUL in the path
@@ -243,7 +273,7 @@ def cookie(path: Path) -> int | None:
 
     Raises NodeError if the namespace is gone.
     """
-    return _in(path, by_socket)
+    return _in(path, own_cookie)
 
 
 def addresses(path: Path) -> tuple[Address, ...]:

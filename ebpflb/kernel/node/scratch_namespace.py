@@ -21,7 +21,7 @@ from pyroute2.iproute import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from ebpflb.errors import NodeError, in_words
-from ebpflb.kernel import libc
+from ebpflb.kernel.node import namespaces
 from ebpflb.kernel.node.namespaces import OWN_NETNS
 from ebpflb.model.addresses import Address, Family
 
@@ -45,7 +45,7 @@ class ScratchNamespace:
         self.index = 0
         self._thread = ThreadPoolExecutor(1, "scratch")
         try:
-            self._thread.submit(libc.unshare, libc.NEW_NETWORK).result()
+            self._thread.submit(namespaces.unshare, namespaces.NEW_NETWORK).result()
             self._join()
         except NodeError:
             self.close()

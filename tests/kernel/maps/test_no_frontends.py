@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from ebpflb.entries.services import Frontend
+from ebpflb.kernel.map_writer import WORDS, NoFrontends, bit_of
 from ebpflb.kernel.maps.bpf_map import MappedArray
-from ebpflb.kernel.maps.no_frontends import WORDS, NoFrontends, bit_of
 from tests.kernel.maps.small import small_maps
 from tests.kernel.variants import needs_root
 

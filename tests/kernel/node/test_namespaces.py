@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.kernel.attach.netns_cookie import by_socket
 from ebpflb.kernel.node import namespaces
-from ebpflb.kernel.node.namespaces import OWN_NETNS, Namespaces
+from ebpflb.kernel.node.namespaces import OWN_NETNS, Namespaces, own_cookie
 from tests.kernel.node import nodes
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="entering a namespace is root's")
@@ -83,7 +82,7 @@ def test_by_cookie(named: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(namespaces, "enter", enter)
     assert list(every.each(here, {wanted})) == [named[1]]
     assert entered == [f"{PREFIX}-1"]
-    own = by_socket()
+    own = own_cookie()
     assert own
     assert list(every.each(here, {own})) == [here()]
     assert list(every.each(here, ())) == []

@@ -14,7 +14,7 @@ import pytest
 from pyroute2 import netns
 
 from ebpflb.errors import NodeError
-from ebpflb.kernel import libc
+from ebpflb.kernel.node import namespaces
 from ebpflb.kernel.node.scratch_namespace import VETH_PREFIX, ScratchNamespace
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.netns import Namespace
@@ -89,7 +89,7 @@ def test_not_allowed(node: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: int) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(libc, "unshare", refuse)
+    monkeypatch.setattr(namespaces, "unshare", refuse)
     with pytest.raises(NodeError, match=r"no scratch namespace can be made: .*CAP_SYS_ADMIN"):
         ScratchNamespace([ADDRESSES[Family.IPV4]])
     assert devices() == []

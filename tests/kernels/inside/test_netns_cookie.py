@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from ebpflb.kernel import bpf
-from ebpflb.kernel.attach import cgroup_links, netns_cookie
+from ebpflb.kernel.attach import cgroup_links
+from ebpflb.kernel.node import namespaces
 from ebpflb.kernel.programs import compiler, loader
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")
@@ -18,9 +19,10 @@ ATTACH = loader.HOOK_TYPES[loader.GETSOCKNAME4]
 ASK = """
 import sys
 from pathlib import Path
-from ebpflb.kernel.attach import cgroup_links, netns_cookie
+from ebpflb.kernel.attach import cgroup_links
+from ebpflb.kernel.node import namespaces
 cgroup_links.cgroup_root = lambda: Path(sys.argv[2])
-print(netns_cookie.by_program(Path(sys.argv[1])), netns_cookie.by_socket())
+print(cgroup_links.cookie_by_program(Path(sys.argv[1])), namespaces.own_cookie())
 """
 
 
@@ -46,28 +48,28 @@ def elsewhere(cache: Path, cgroup_root: Path) -> list[str]:
 
 def test_agrees(cache: Path) -> None:
     """It says what the kernel says, where the kernel says anything."""
-    assert netns_cookie.by_program(cache) == netns_cookie.netns_cookie(cache)
+    assert cgroup_links.cookie_by_program(cache) == cgroup_links.netns_cookie(cache)
 
 
 def test_namespaces_differ(cache: Path, inside: Path) -> None:
     """Each namespace has its own, and keeps it."""
     told, known = elsewhere(cache, inside)
-    assert int(told) not in (0, netns_cookie.by_program(cache))
+    assert int(told) not in (0, cgroup_links.cookie_by_program(cache))
     assert known in (told, "None")
-    assert netns_cookie.by_program(cache) == netns_cookie.by_program(cache)
+    assert cgroup_links.cookie_by_program(cache) == cgroup_links.cookie_by_program(cache)
 
 
 def test_goes(cache: Path) -> None:
     """When it has told, nothing is attached and no descriptor is left."""
     before = attached(), os.listdir("/proc/self/fd")
-    netns_cookie.by_program(cache)
+    cgroup_links.cookie_by_program(cache)
     assert (attached(), os.listdir("/proc/self/fd")) == before
 
 
 def test_without_mark(cache: Path) -> None:
     """While it is attached, no one else's socket hears it."""
     with (
-        netns_cookie.program_attached(cache),
+        cgroup_links.cookie_program(cache),
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,
     ):
         other.bind(("127.0.0.1", 0))
@@ -78,7 +80,7 @@ def test_without_mark(cache: Path) -> None:
 
 def test_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where neither tells, the answer is that no one knows."""
-    monkeypatch.setattr(netns_cookie, "by_socket", lambda: None)
+    monkeypatch.setattr(namespaces, "own_cookie", lambda: None)
     monkeypatch.setattr(compiler, "bcc_version", lambda: None)
     monkeypatch.setattr(compiler, "BROUGHT", tmp_path)
-    assert netns_cookie.netns_cookie(tmp_path) is None
+    assert cgroup_links.netns_cookie(tmp_path) is None
