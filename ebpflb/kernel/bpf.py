@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.kernel import declarations
@@ -171,17 +171,13 @@ def map_next_key(map_fd: int, key: bytes | None, key_size: int) -> bytes | None:
     return None if find(_NEXT_KEY, "map walk", attr) is None else bytes(following)
 
 
-class Batch(NamedTuple):
-    """Part of a map; ``cursor`` is passed to the next call, None at the end."""
-
-    entries: int
-    cursor: bytes | None
-
-
 def map_lookup_batch(
     map_fd: int, cursor: bytes | None, keys: bytearray, values: bytearray, count: int
-) -> Batch:
-    """Fill keys and values with up to ``count`` entries (5.6)."""
+) -> tuple[int, bytes | None]:
+    """Fill keys and values with up to ``count`` entries (5.6).
+
+    Return the number of entries and the cursor for the next call; None at the end.
+    """
     following = bytearray(max(16, len(keys) // count))
     attr = ffi.new("struct batch *")
     attr.map, attr.count, attr.out = map_fd, count, _pointer(following)
@@ -189,7 +185,7 @@ def map_lookup_batch(
     if cursor is not None:
         setattr(attr, "in", _pointer(cursor))
     more = find(_LOOKUP_BATCH, "map batch look-up", attr) is not None
-    return Batch(attr.count, bytes(following) if more else None)
+    return attr.count, bytes(following) if more else None
 
 
 def map_write_batch(map_fd: int, keys: bytes, values: bytes | None, count: int) -> None:

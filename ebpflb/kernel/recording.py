@@ -2,6 +2,7 @@
 """Load the recording variant of the programs with private maps, and ask it."""
 
 import os
+import socket
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -152,13 +153,9 @@ class PrivateMaps:
         A search in all bytes of many rows is fast, and most tables contain none of the parts.
         """
         found = self.pinned[name]
-        key_size, value_size = found.spec.key_size, found.spec.value_size
         for keys, values in found.slices(_PART):
-            if not any(part in keys or part in values for part in parts):
-                continue
-            for at in range(len(keys) // key_size):
-                key = keys[at * key_size : (at + 1) * key_size]
-                yield key, values[at * value_size : (at + 1) * value_size]
+            if any(part in keys or part in values for part in parts):
+                yield from bpf_map.pairs(found.spec, keys, values)
 
 
 def _create(usual: MapSpec) -> Map:
@@ -171,7 +168,7 @@ def _create(usual: MapSpec) -> Map:
 # The map ``steps`` (bpf/record/steps.h): a question for sockets, and the steps of the answer.
 
 _SIZE = layout.STEPS.value_size
-_STRIDE = -(-_SIZE // 8) * 8
+_STRIDE = bpf_map.stride(layout.STEPS)
 _KEY = bytes(4)
 _KINDS = layout.names("step_kind", "STEP_")
 MASQUERADES = layout.names("masquerade_reason", "MASQUERADE_")
@@ -209,7 +206,7 @@ def begin_steps(fd: int, question: SocketQuestion | None = None) -> None:
         steps.initial_netns, steps.type = question.initial_netns, question.type
         packed = layout.address_bytes(question.frontend.address)
         layout.ffi.memmove(layout.ffi.addressof(steps.frontend, "address"), packed, len(packed))
-        steps.frontend.port.wire = _swapped(question.frontend.port)
+        steps.frontend.port.wire = socket.htons(question.frontend.port)
         steps.frontend.protocol = question.frontend.protocol
     one = bytes(layout.ffi.buffer(steps)).ljust(_STRIDE, b"\0")
     bpf.map_update(fd, _KEY, one * possible_cpus())
@@ -230,11 +227,7 @@ def read_steps(fd: int) -> list[Step]:
 
 def port_of(value: int) -> int:
     """Return the port in a step's low 16 bits, which are in network order."""
-    return _swapped(value & 0xFFFF)
-
-
-def _swapped(port: int) -> int:
-    return port >> 8 | (port & 0xFF) << 8
+    return socket.ntohs(value & 0xFFFF)
 
 
 def _step(found: Any) -> Step:

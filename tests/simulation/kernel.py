@@ -17,7 +17,7 @@ from typing import Any
 
 from ebpflb.errors import KernelError
 from ebpflb.kernel.attach.tcx import TCX_HOOKS as TCX
-from ebpflb.kernel.bpf import MAP_KINDS, Batch
+from ebpflb.kernel.bpf import MAP_KINDS
 from tests.simulation.build import Library
 
 _LOAD64 = 0x18
@@ -235,13 +235,13 @@ class SimKernel:
 
     def map_lookup_batch(
         self, map_fd: int, cursor: bytes | None, keys: bytearray, values: bytearray, count: int
-    ) -> Batch:
+    ) -> tuple[int, bytes | None]:
         opened = self._map(map_fd)
         if opened.kind == MAP_KINDS["LPM_TRIE"]:
             raise KernelError("map batch look-up", errno.EINVAL, "not supported")
         found_keys, found_values, found = opened.dump()
         keys[: len(found_keys)], values[: len(found_values)] = found_keys, found_values
-        return Batch(found, None)
+        return found, None
 
     def map_write_batch(self, map_fd: int, keys: bytes, values: bytes, count: int) -> None:
         opened = self._map(map_fd)

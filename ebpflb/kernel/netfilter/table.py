@@ -18,7 +18,15 @@ from ebpflb.entries.services import Chosen
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import nft
 from ebpflb.kernel.netfilter.nft import Name, Refused, Session, Transaction
-from ebpflb.kernel.netlink import Tree, attributes, encode, has_attributes, to_number, to_text
+from ebpflb.kernel.netlink import (
+    Tree,
+    attributes,
+    encode,
+    from_text,
+    has_attributes,
+    to_number,
+    to_text,
+)
 from ebpflb.model.addresses import Address
 from ebpflb.options import Options
 
@@ -555,17 +563,13 @@ def _read() -> _Existing:
         existing.sets = _list(nft.GET_SET, 2)
         existing.chains = _list(nft.GET_CHAIN, 3)
         for rule in nft.dump(TABLE, nft.GET_RULE, encode({1: _NAME})):
-            existing.rules.setdefault(_text(attributes(rule)[2]), []).append(rule)
+            existing.rules.setdefault(from_text(attributes(rule)[2]), []).append(rule)
     return existing
 
 
 def _list(kind: int, name_kind: int) -> dict[str, bytes]:
     messages = ((attributes(it), it) for it in nft.dump(TABLE, kind, encode({1: _NAME})))
-    return {_text(found[name_kind]): it for found, it in messages if found[1] == _NAME}
-
-
-def _text(content: bytes) -> str:
-    return content.rstrip(b"\0").decode(errors="replace")
+    return {from_text(found[name_kind]): it for found, it in messages if found[1] == _NAME}
 
 
 def _is_intact(existing: Mapping[str, bytes], name: str, wanted: Tree) -> bool:

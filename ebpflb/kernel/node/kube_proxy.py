@@ -6,7 +6,6 @@ matters: rules that match an ipset are removed before the ipset. Other settings 
 (sysctls such as route_localnet, nfacct counters) are not found here.
 """
 
-import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -312,24 +311,15 @@ class KubeProxyWatch(PeriodicWorker):
 
 def _pids() -> Iterator[int]:
     """Yield kube-proxy's processes in this network namespace: a machine may have several nodes."""
-    here = _netns("/proc/self")
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
+    for process in namespaces.members(namespaces.OWN_NETNS):
         with suppress(OSError):  # the process has ended, or may not be read
-            if _is_kube_proxy(entry.path) and _netns(entry.path) == here:
-                yield int(entry.name)
+            if _is_kube_proxy(process):
+                yield int(process.name)
 
 
-def _is_kube_proxy(folder: str) -> bool:
-    with open(f"{folder}/comm", "rb", buffering=0) as file:
-        if file.read().strip() == _NAME.encode():
-            return True
-    return os.path.basename(os.readlink(f"{folder}/exe")) == _NAME
-
-
-def _netns(folder: str) -> int:
-    return os.stat(f"{folder}/ns/net").st_ino
+def _is_kube_proxy(process: Path) -> bool:
+    comm = (process / "comm").read_bytes().strip()
+    return comm == _NAME.encode() or (process / "exe").readlink().name == _NAME
 
 
 def _proxy_modes() -> Iterator[tuple[str, str]]:

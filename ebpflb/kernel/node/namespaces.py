@@ -240,9 +240,8 @@ def _paths() -> Iterator[Path]:
     """Yield names first: they last longer than processes, and reading them takes no capability."""
     for folder in NAMED:
         yield from sorted(folder.iterdir()) if folder.is_dir() else ()
-    for entry in os.scandir(PROCESSES):
-        if entry.name.isdigit():
-            yield Path(entry.path) / "ns/net"
+    for process in processes():
+        yield process / "ns/net"
 
 
 def identity(path: Path) -> _Identity | None:
