@@ -21,7 +21,7 @@ from ebpflb.errors import KernelError, NodeError
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import columns, names
 from ebpflb.kernel.maps.readers import Translations
-from ebpflb.kernel.netfilter import nft, table, watch
+from ebpflb.kernel.netfilter import table, watch
 from ebpflb.kernel.netfilter.elements import Change, Elements, read_backends, unpack
 from ebpflb.kernel.netfilter.flowtable import FlowtableSync, flowtable_obstacle
 from ebpflb.kernel.netfilter.probe import can_translate_sctp, netfilter_obstacle
@@ -108,7 +108,6 @@ class NetfilterSync:
             if not self._table.is_owned:
                 self._keeper.open()
             self._fill(wanted)
-            nft.delete(watch.FORMER)
             self.active, self._former = True, set()
 
     def _may_have_flows(self) -> bool:

@@ -113,7 +113,7 @@ def _print_ebpflb(paths: Paths) -> None:
     """Print what ``remove_ebpflb`` would remove now."""
     state = StateDir(paths.state)
     hooks, devices = len(cgroup_links.attached(state)), sum(attached_devices(state).values())
-    tables = (flowtable.TABLE, TABLE, watch.HOLD, watch.FORMER)
+    tables = (flowtable.TABLE, TABLE, watch.HOLD)
     found = [
         hooks and f"programs at {hooks} socket hooks",
         devices and f"programs at {devices} devices",
@@ -266,7 +266,7 @@ def _release_tables() -> None:
     Raises NodeError.
     """
     flowtable.remove(flowtable.TABLE)
-    tables = [table for table in (TABLE, watch.HOLD, watch.FORMER) if nft.exists(table)]
+    tables = [table for table in (TABLE, watch.HOLD) if nft.exists(table)]
     others = bool(tables) and bool(kube_proxy_leftovers.visible_rules())
     for table in tables:
         if others:

@@ -97,10 +97,8 @@ def ruleset() -> str:
 def test_start(sync: NetfilterSync, is_owned: bool) -> None:
     """The table has an element for each backend in the maps; another start changes nothing.
 
-    A second table keeps NAT alive only where others can remove the first; what kept it alive for
-    an earlier version goes.
+    A second table keeps NAT alive only where others can remove the first.
     """
-    watch.keep_nat_hooks(watch.FORMER)
     assert not sync.active
     for _ in range(2):
         sync.start()
@@ -108,7 +106,6 @@ def test_start(sync: NetfilterSync, is_owned: bool) -> None:
         assert elements() == {WEB, DNS}
         assert sync.differences() == []
     assert nft.exists(KEEPER) == (not is_owned)
-    assert not nft.exists(watch.FORMER)
 
 
 @pytest.mark.usefixtures("is_owned")

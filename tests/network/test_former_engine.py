@@ -15,7 +15,6 @@ import pytest
 
 from bench import conntrack_filler
 from ebpflb.entries.flows import Ends
-from ebpflb.kernel.netfilter import nft, watch
 from ebpflb.lab.hosts import Host
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import Protocol
@@ -44,8 +43,6 @@ def left(two: TwoNodes) -> Iterator[TwoNodes]:
     chosen = agent.defaults
     for name in ("udp_timeout", "udp_timeout_stream"):  # an emulated agent starts for longer
         two.near.sysctl(f"net.netfilter.nf_conntrack_{name}", 600)
-    with nodes.entered(two.near.netns):
-        watch.keep_nat_hooks(watch.FORMER)
     yield two
     restart(two, *chosen)
 
@@ -113,5 +110,3 @@ def test_connections_go_on(left: TwoNodes) -> None:
             where = FRONTENDS.to("nodeport", left.near)
             served = requests.backends(left.sockets(left.outside), where[0], port=where[1])
             assert set(served) == {"here", "there"}
-        with nodes.entered(left.near.netns):
-            assert not nft.exists(watch.FORMER)

@@ -33,10 +33,7 @@ from ebpflb.workers import DescriptorWorker, Poller
 # connection breaks. The table HOLD has both: a chain of type nat, and in it an expression that
 # reads conntrack's state and has no effect. An empty chain would not suffice. The table exists from
 # the removal of kube-proxy's rules until kube-proxy's connections have ended.
-#
-# FORMER is the same table of an ebpflb older than the netfilter engine.
 
-FORMER = nft.Name("inet", "ebpflb-conntrack")
 HOLD = nft.Name("inet", "ebpflb-nat")
 
 _CHAIN = "hold"
@@ -211,7 +208,6 @@ class NatWatch(DescriptorWorker):
         if not needed:
             self.lacking = []
             self.table.release()
-            release_when_unused(FORMER)
             return
         lacked = self.lacking
         lacking = self.table.differences() if self.report_only else self.table.restore()
