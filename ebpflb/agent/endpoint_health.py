@@ -27,7 +27,7 @@ from ebpflb.entries.services import service_name
 from ebpflb.errors import EbpflbError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.bpf_map import Map, MappedArray
-from ebpflb.kernel.maps.layout import columns, ffi
+from ebpflb.kernel.maps.layout import columns
 from ebpflb.kernel.maps.records import BackendHealth, ServiceBackend
 from ebpflb.kernel.programs import compiler, loader, precompile
 from ebpflb.model.addresses import Family, host_port
@@ -47,8 +47,7 @@ MAP = "backend_health"
 READ_SECONDS, RETRY_SECONDS = 0.5, 30.0
 MOST_OUTCOMES = 64  # in one read: each may change a Service; the others stay for the next read
 
-_KEY, _SWITCH = Struct("=II"), Struct("=Q")
-_SWITCH_AT = ffi.offsetof("struct flow_gate", "endpoint_health")
+_KEY = Struct("=II")
 _COUNTED = columns("struct backend_health", third="Q", has_opened="I")
 _SET_ASIDE = (
     "endpoint {} is set aside on this node for {:g} s: three clients that had reached the Service"
@@ -196,7 +195,7 @@ class EndpointWatch(PeriodicWorker):
         """Have the programs at the devices note connections, or not (bpf/path/attempt.h)."""
         gate = self._maps["flow_gate"]
         assert isinstance(gate, MappedArray)
-        gate.memory[_SWITCH_AT : _SWITCH_AT + _SWITCH.size] = _SWITCH.pack(watched)
+        gate.write_field(0, "endpoint_health", int(watched))
 
     def _read(self) -> list[Outcome]:
         """Return and clear what matters, at most MOST_OUTCOMES, drawn at random."""

@@ -367,6 +367,11 @@ class MappedArray(Map):
             at = index * self.stride
             _, self.memory[at : at + self.size] = self.packed(index, value)
 
+    def write_field(self, index: int, field: str, number: int) -> None:
+        """Write only this __u64 of an element: programs write the others."""
+        at = index * self.stride + layout.ffi.offsetof(self.spec.value, field)
+        self.memory[at : at + 8] = pack("=Q", number)
+
     def write_run(self, first: int, values: "array[int]") -> None:
         """Write consecutive elements, from ``first`` on, that no program reads yet.
 

@@ -9,7 +9,6 @@ removes the flow (bpf/hooks/flow_end.c): a new connection may replace it at any 
 
 import itertools
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
@@ -185,7 +184,7 @@ class Gate:
     def close_if_empty(self) -> None:
         """Close the gate if there is no flow; call this only while no program is attached."""
         if all(next(table.items(), None) is None for table in self._tables):
-            self._close(self.opened() + 1)
+            self._gate.write_field(0, "empty", self.opened() + 1)
 
     def swept(self, opened: int, left: int) -> None:
         """Note the result of a sweep.
@@ -193,13 +192,8 @@ class Gate:
         ``opened`` is from before the sweep, ``left`` the number of entries that it found.
         """
         if left == 0 and self._found_empty == opened:
-            self._close(opened + 1)
+            self._gate.write_field(0, "empty", opened + 1)
         self._found_empty = None if left else opened
-
-    def _close(self, value: int) -> None:
-        """Write only this field: programs add to another one."""
-        at = ffi.offsetof("struct flow_gate", "empty")
-        self._gate.memory[at : at + 8] = value.to_bytes(8, sys.byteorder)
 
 
 class Sweeper(PeriodicWorker):
