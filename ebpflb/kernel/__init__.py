@@ -8,8 +8,7 @@ datapath         one node's maps and programs, as the agent uses them
 map_writer       reads and writes the maps
 valid_contents   the maps' content at start, without entries that no agent can have written
 probe            which features this kernel has, found by trying them
-bpf              bpf(2): one function for each command
-declarations     C declarations as types of cffi, parsed when an installation is made
+bpf              bpf(2): one function for each command; C declarations as types of cffi
 
 stale            finds and ends connections that lead to endpoints which no longer serve
 netlink          messages of netlink: encoded and decoded

@@ -6,16 +6,79 @@ a third faster, and uses the same registers on x86_64 and arm64. Every failure i
 """
 
 import errno
+import hashlib
+import io
 import os
 import platform
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import _cffi_backend
+
+from ebpflb import files
 from ebpflb.errors import KernelError, NodeError
-from ebpflb.kernel import declarations
+
+# C declarations -> cffi's types.
+#
+# Parsing the declarations takes 60 ms at each start of the agent and of every command. So cffi's
+# tables are kept, a Python file for each text of declarations, named by the text's hash: an
+# installation contains them beside the programs' bytecode, a checkout gets them in build/ when they
+# are first needed. If the file is missing, the text is parsed.
+
+_CHECKOUT = Path(__file__).parents[2] / "bpf"
+# Beside the package in a checkout, else where setup.cfg's data_files puts it.
+SOURCES = _CHECKOUT if _CHECKOUT.is_dir() else Path(sys.prefix) / "share/ebpflb/bpf"
+BROUGHT = SOURCES.with_name("bytecode")
+CACHE = _CHECKOUT.with_name("build") / "declarations" if _CHECKOUT.is_dir() else None
+DECLARATIONS_SUFFIX = ".py"
+
+
+def c_types(text: str, brought: Path = BROUGHT, cache: Path | None = CACHE) -> Any:
+    """Return cffi's FFI, with the types and functions that the text declares."""
+    names: dict[str, Any] = {}
+    exec(_code(text, brought, cache), names)
+    return names["ffi"]
+
+
+def _code(text: str, brought: Path, cache: Path | None) -> str:
+    for folder in (brought, cache):
+        if folder and (tables := _file(text, folder)).exists():
+            return tables.read_text()
+    if cache is None:
+        return parse_declarations(text)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        return write_declarations(text, cache).read_text()
+    except OSError:  # a checkout that this user may only read
+        return parse_declarations(text)
+
+
+def write_declarations(text: str, folder: Path) -> Path:
+    """Write the file for these declarations. Raises OSError."""
+    path = _file(text, folder)
+    files.replace(path, parse_declarations(text).encode(), mode=0o644)
+    return path
+
+
+def _file(text: str, folder: Path) -> Path:
+    known = f"{_cffi_backend.__version__}\n{text}"
+    return folder / f"{hashlib.sha256(known.encode()).hexdigest()}{DECLARATIONS_SUFFIX}"
+
+
+def parse_declarations(text: str) -> str:
+    """Return a Python module with ``ffi``."""
+    from cffi import FFI, recompiler  # cffi's parser takes 20 ms to import
+
+    parser, written = FFI(), io.StringIO()
+    parser.cdef(text)
+    parser.set_source("declarations", None)
+    recompiler.make_py_source(parser, "declarations", written)
+    return written.getvalue()
+
 
 # The structs and numbers of bpf(2), from uapi/linux/bpf.h: one struct for each command.
 #
@@ -65,7 +128,7 @@ struct test_run { uint32_t program, retval, size_in, size_out; uint64_t in, out;
     uint64_t context_in, context_out; uint32_t flags, cpu; };
 struct skb_context { uint32_t before[2], mark, between[5], priority, ingress_ifindex, ifindex; };
 """
-ffi = declarations.types(TEXT)
+ffi = c_types(TEXT)
 
 
 _libc = ffi.dlopen(None)

@@ -16,7 +16,7 @@ import pytest
 from click import shell_completion
 
 from ebpflb.cli import cli
-from ebpflb.kernel import bpf, declarations
+from ebpflb.kernel import bpf
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.programs import compiler
 from tests.cli.commands import every_command
@@ -76,7 +76,7 @@ def installed() -> Iterator[Path]:
         (source / "bytecode").mkdir()
         (source / "bytecode/compiled").touch()
         for text in (bpf.TEXT, layout.TEXT):
-            declarations.write(text, source / "bytecode")
+            bpf.write_declarations(text, source / "bytecode")
         pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
         build = (sys.executable, "-m", "build", "--no-isolation", "--sdist", "--outdir", path)
         run(*build, source, env={**os.environ, "SOURCE_URL": URL})

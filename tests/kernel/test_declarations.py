@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.kernel import declarations
+from ebpflb.kernel import bpf
 
 TEXT = "struct pair { uint32_t first, second; }; enum side { LEFT, RIGHT };"
 OTHER = "struct pair { uint64_t first; };"
@@ -13,17 +13,17 @@ OTHER = "struct pair { uint64_t first; };"
 
 def test_the_file_of_this_text_is_used(tmp_path: Path) -> None:
     """What the file says counts; another text has another file."""
-    written = declarations.write(TEXT, tmp_path)
+    written = bpf.write_declarations(TEXT, tmp_path)
     written.write_text("ffi = 'brought along'")
-    assert declarations.types(TEXT, tmp_path, None) == "brought along"
-    assert declarations.types(OTHER, tmp_path, None).sizeof("struct pair") == 8
+    assert bpf.c_types(TEXT, tmp_path, None) == "brought along"
+    assert bpf.c_types(OTHER, tmp_path, None).sizeof("struct pair") == 8
 
 
 def test_written_and_parsed_are_the_same(tmp_path: Path) -> None:
     """A value that is packed by one is unpacked by the other."""
-    parsed = declarations.types(TEXT, tmp_path, None)
-    declarations.write(TEXT, tmp_path)
-    pair = declarations.types(TEXT, tmp_path, None).new("struct pair *", {"first": 1, "second": 2})
+    parsed = bpf.c_types(TEXT, tmp_path, None)
+    bpf.write_declarations(TEXT, tmp_path)
+    pair = bpf.c_types(TEXT, tmp_path, None).new("struct pair *", {"first": 1, "second": 2})
     again = parsed.new("struct pair *")
     parsed.buffer(again)[:] = bytes(parsed.buffer(pair))
     assert (again.first, again.second) == (1, 2)
@@ -32,9 +32,9 @@ def test_written_and_parsed_are_the_same(tmp_path: Path) -> None:
 def test_a_checkout_parses_a_text_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Afterwards its file is read; a folder that cannot be made is no error."""
     cache = tmp_path / "build/declarations"
-    assert declarations.types(TEXT, tmp_path, cache).sizeof("struct pair") == 8
-    monkeypatch.setattr(declarations, "parsed", lambda text: pytest.fail("parsed again"))
-    assert declarations.types(TEXT, tmp_path, cache).sizeof("struct pair") == 8
+    assert bpf.c_types(TEXT, tmp_path, cache).sizeof("struct pair") == 8
+    monkeypatch.setattr(bpf, "parse_declarations", lambda text: pytest.fail("parsed again"))
+    assert bpf.c_types(TEXT, tmp_path, cache).sizeof("struct pair") == 8
     monkeypatch.undo()
     (tmp_path / "file").touch()
-    assert declarations.types(TEXT, tmp_path, tmp_path / "file/cache").sizeof("struct pair") == 8
+    assert bpf.c_types(TEXT, tmp_path, tmp_path / "file/cache").sizeof("struct pair") == 8

@@ -14,8 +14,8 @@ from operator import mul
 from pathlib import Path
 from typing import NamedTuple
 
-from ebpflb.kernel import declarations
-from ebpflb.kernel.declarations import SOURCES as SOURCES
+from ebpflb.kernel.bpf import SOURCES as SOURCES
+from ebpflb.kernel.bpf import c_types
 from ebpflb.model.addresses import MOST_ENTRIES, SIZES, Address, MapSizes
 
 _TYPES = """
@@ -40,7 +40,7 @@ _STEPS, _EVENTS = "record/steps.h", "record/events.h"
 _HEADERS = [(SOURCES / name).read_text() for name in (_STEPS, _EVENTS)]
 _ALL = "".join([_TYPES, _parts("layout.h", "layout"), *_HEADERS])
 TEXT = re.sub(r"(?m)^(#|SIZE\(|DEFINE_MAP\().*$", "", _ALL)  # without lines that cffi cannot parse
-ffi = declarations.types(TEXT)
+ffi = c_types(TEXT)
 
 
 def names(enum: str, prefix: str) -> dict[int, str]:

@@ -29,7 +29,7 @@ from msgspec import Struct
 
 from ebpflb import child, files
 from ebpflb.errors import CompileError, in_words
-from ebpflb.kernel.declarations import BROUGHT as BROUGHT
+from ebpflb.kernel.bpf import BROUGHT as BROUGHT
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.programs import bcc_child
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ebpflb.errors import CompileError, EbpflbError
-from ebpflb.kernel import bpf, declarations
+from ebpflb.kernel import bpf
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.programs import compiler
 
@@ -66,8 +66,8 @@ def write(folder: Path, cache: Path) -> None:
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         written = set(pool.map(lambda it: _write_one(it[0], it[1], folder, cache), _each()))
-    written |= {declarations.write(text, folder) for text in (bpf.TEXT, layout.TEXT)}
-    for suffix in (compiler.SUFFIX, declarations.SUFFIX):
+    written |= {bpf.write_declarations(text, folder) for text in (bpf.TEXT, layout.TEXT)}
+    for suffix in (compiler.SUFFIX, bpf.DECLARATIONS_SUFFIX):
         for entry in set(folder.glob(f"*{suffix}")) - written:
             entry.unlink()
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from ebpflb.entries.services import FIRST_BACKENDS, Chosen, Frontend, Range, ServiceEntry
-from ebpflb.kernel import bpf, declarations
+from ebpflb.kernel import bpf
 from ebpflb.kernel.maps import bpf_map, layout, records
 from ebpflb.kernel.maps.records import Record, record
 from ebpflb.model.addresses import Address
@@ -156,7 +156,7 @@ def test_hidden_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     """A struct in which the compiler would pad is refused: padding is a field."""
     gap = "struct gap"
     text = layout.TEXT + "struct gap { __u32 number; __u64 big; };"
-    monkeypatch.setattr(records, "ffi", declarations.types(text))
+    monkeypatch.setattr(records, "ffi", bpf.c_types(text))
     with pytest.raises(TypeError):
         Record(gap, Gap)
 

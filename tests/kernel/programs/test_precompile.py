@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.errors import CompileError
-from ebpflb.kernel import bpf, datapath, declarations
+from ebpflb.kernel import bpf, datapath
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.programs import compiler, precompile
@@ -118,7 +118,7 @@ def test_it_holds_what_is_needed_and_nothing_else(made: Path, cache: Path) -> No
     (made / f"{'a' * 64}.msgpack").touch()
     (made / f"{'a' * 64}.py").touch()
     precompile.write(made, cache)
-    tables = {declarations.write(text, made) for text in (bpf.TEXT, layout.TEXT)}
+    tables = {bpf.write_declarations(text, made) for text in (bpf.TEXT, layout.TEXT)}
     variants = {compiler.entry(made, *it, compiler.ANY_BCC) for it in EVERY}
     assert {*made.iterdir()} == variants | tables
 
