@@ -193,11 +193,12 @@ def _crc32c(data: bytes) -> int:
 # translated: no frame is routed or answered, and none leaves an entry in conntrack.
 
 _FIRST, _LAST = -450, -101  # priorities: before everything; before the kernel's NAT (-100)
-_ATTEMPTS, _ATTEMPT_SECONDS, _POLL_SECONDS = 3, 0.5, 0.01
+_ROUNDS, _ROUND_SECONDS, _POLL_SECONDS = 3, 0.5, 0.01
 _FIRST_PORT = 49152  # of the frames' sources: each device has its own
 _MOST = 64  # devices
 _SENDER_MAC = bytes.fromhex("0200000000eb")
-_EXPRESSIONS, _NAME, _DATA, _PACKETS, _CHAIN = 4, 1, 2, 2, 2  # NFTA_RULE_*, NFTA_EXPR_*, ...
+_EXPRESSIONS, _CHAIN = 4, 2  # NFTA_RULE_*
+_EXPRESSION, _CONTENT, _PACKETS = 1, 2, 2  # NFTA_EXPR_*, NFTA_COUNTER_PACKETS
 _REDIRECT_CLONE = bytes.fromhex(
     "6112080000000000"  # r2 = skb->mark, a device's ifindex
     "b703000001000000"  # r3 = BPF_F_INGRESS
@@ -287,7 +288,7 @@ def _send_all(frames: Sequence[_Frame]) -> dict[_Frame, Arrival]:
     )
     results = dict.fromkeys(frames, Arrival.LOST)
     with bpf.closing(loaded) as program:
-        for _ in range(_ATTEMPTS):
+        for _ in range(_ROUNDS):
             bad = [frame for frame, result in results.items() if result]
             sent = {frame: _send(program, frame) for frame in bad}
             results |= _results(frames, sent)
@@ -300,7 +301,7 @@ def _send(program: int, frame: _Frame) -> bool:
 
 def _results(frames: Sequence[_Frame], sent: Mapping[_Frame, bool]) -> dict[_Frame, Arrival]:
     """Wait for the frames that were sent, and return what became of them."""
-    until = time.monotonic() + _ATTEMPT_SECONDS
+    until = time.monotonic() + _ROUND_SECONDS
     while True:
         found = {frame: _result(*counts) for frame, counts in zip(frames, _counts(), strict=True)}
         results = {it: found[it] if is_sent else Arrival.NOT_SENT for it, is_sent in sent.items()}
@@ -331,8 +332,8 @@ def _counts() -> Iterator[tuple[int, int, int]]:
 def _counter(expressions: bytes) -> int:
     """Return the packets that a rule has counted."""
     each = (netlink.attributes(item) for item in netlink.list_items(expressions))
-    counter = next(it for it in each if netlink.from_text(it[_NAME]) == "counter")
-    return int.from_bytes(netlink.attributes(counter[_DATA])[_PACKETS])
+    counter = next(it for it in each if netlink.from_text(it[_EXPRESSION]) == "counter")
+    return int.from_bytes(netlink.attributes(counter[_CONTENT])[_PACKETS])
 
 
 def _bytes(frame: _Frame) -> bytes:

@@ -650,10 +650,8 @@ def remove() -> None:
     Raises NodeError, also if a running agent owns the table.
     """
     for name in (TABLE, KEEPER, CANARY):
-        removal = Transaction(name)
-        removal.add(nft.DELETE_TABLE, encode({1: to_text(name.table)}))
         try:
-            removal.commit()
+            nft.delete(name)
         except Refused as error:
             if error.number not in nft.NO_SUCH_THING:
                 raise NodeError(_advice(error)) from error

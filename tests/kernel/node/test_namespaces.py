@@ -92,7 +92,7 @@ def test_by_cookie(named: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cookie_that_is_nowhere(named: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is looked through: a new namespace may have the identity of a former one."""
     wanted, every = cookie_of(f"{PREFIX}-1"), Namespaces()
-    monkeypatch.setattr(namespaces, "by_socket", lambda: 1)
+    monkeypatch.setattr(namespaces, "own_cookie", lambda: 1)
     assert list(every.each(here, {0})) == []
     monkeypatch.undo()
     assert list(every.each(here, {0, wanted})) == [named[1]]

@@ -99,21 +99,6 @@ def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
 
 
-def test_sources_are_read_once(sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start looks up many variants of the same sources; where BCC is missing, all of them."""
-    read: list[Path] = []
-    real = Path.read_bytes
-
-    def read_bytes(path: Path) -> bytes:
-        read.append(path)
-        return real(path)
-
-    monkeypatch.setattr(Path, "read_bytes", read_bytes)
-    names = {compiler.entry(cache, SOURCE, (f"-DN={n}",), "any", sources) for n in range(5)}
-    assert len(names) == 5
-    assert len(read) == len(set(read)) > 50
-
-
 @pytest.mark.usefixtures("one_variant", "no_child")
 class TestNotCached:
     """What causes a new compilation; here the child fails, which shows that it was started."""
