@@ -15,6 +15,7 @@ import pytest
 
 from bench import conntrack_filler
 from ebpflb.entries.flows import Ends
+from ebpflb.kernel.netfilter import watch
 from ebpflb.lab.hosts import Host
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import Protocol
@@ -43,6 +44,8 @@ def left(two: TwoNodes) -> Iterator[TwoNodes]:
     chosen = agent.defaults
     for name in ("udp_timeout", "udp_timeout_stream"):  # an emulated agent starts for longer
         two.near.sysctl(f"net.netfilter.nf_conntrack_{name}", 600)
+    with nodes.entered(two.near.netns):
+        watch.keep_nat_hooks()
     yield two
     restart(two, *chosen)
 
