@@ -79,7 +79,7 @@ DEFINE_MAP(attempts, LRU_HASH, struct tuple, struct attempt, 16384, NONE)
 DEFINE_MAP(rotations, ARRAY, __u32, struct rotation, 65536, NONE)
 
 /* Counters, by enum verdict. */
-DEFINE_MAP(verdicts, PERCPU_ARRAY, __u32, __u64, 26, NONE)
+DEFINE_MAP(verdicts, PERCPU_ARRAY, __u32, __u64, 25, NONE)
 
 /* The first element is for refusals, each other one for answers to the pings of some clients. */
 DEFINE_MAP(reject_budgets, PERCPU_ARRAY, __u32, struct reject_budget, 257, NONE)

@@ -5,25 +5,21 @@ kube_proxy.yaml names the tests: a renamed or removed test fails here, and so do
 section or flag of the page without tests.
 """
 
-import ast
 import re
 from collections import Counter
-from functools import cache
 
 import pytest
 import yaml
 
 from ebpflb.config.parameters import PARAMETERS
+from tests.docs.named_tests import assert_exists
 from tests.docs.pages import ROOT
 
 PAGE = (ROOT / "docs/kube-proxy.md").read_text()
 SHOWN_BY: dict[str, dict[str, list[str] | str]] = yaml.safe_load(
     (ROOT / "tests/docs/kube_proxy.yaml").read_text()
 )
-CONFORMANCE = ROOT / "tests/conformance/cases.py"  # which test_packets_table plays
 DIFFERENCE = "ebpflb: "
-TEST = re.compile(r"(tests/(?:[\w/]+/)?test_\w+\.py)::(test_\w+)(?:\[([\w ]+)\])?")
-SKIPPED = re.compile(r"\bmark\.(skip|xfail)\b")
 
 
 def sections(page: str) -> dict[str, str]:
@@ -56,29 +52,6 @@ def test_each_section_is_shown(section: str, text: str) -> None:
     assert parts
     if section in parts or differences(text):
         assert_is_shown(section, text)
-
-
-@cache
-def marks_in(path: str) -> dict[str, str]:
-    """The marks of each test of a file, and those of the file."""
-    body = ast.parse((ROOT / path).read_text()).body
-    everywhere = "".join(ast.unparse(it) for it in body if "pytestmark" in ast.unparse(it)[:10])
-    return {
-        it.name: " ".join([everywhere, *map(ast.unparse, it.decorator_list)])
-        for it in body
-        if isinstance(it, ast.FunctionDef)
-    }
-
-
-def assert_exists(test: str) -> None:
-    """The test is there, also the case of its table, and nothing skips it altogether."""
-    named = TEST.fullmatch(test)
-    assert named, test
-    path, name, case = named.groups()
-    assert name in marks_in(path), test
-    assert not SKIPPED.search(marks_in(path)[name]), test
-    tables = (ROOT / path).read_text(), CONFORMANCE.read_text()
-    assert case is None or any(f'    "{case}": Case(' in it for it in tables), test
 
 
 @pytest.mark.parametrize("section", SHOWN_BY)

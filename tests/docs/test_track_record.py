@@ -4,8 +4,8 @@
 import re
 
 from tests.docs import pages
+from tests.docs.named_tests import assert_exists
 from tests.docs.pages import ROOT
-from tests.docs.test_kube_proxy import assert_exists
 
 PAGE = ROOT / "docs/track-record.md"
 COMMIT = re.compile(r"[0-9a-f]{8}")

@@ -114,14 +114,9 @@ def names_nothing(cluster: Cluster) -> bool:
     return bool(published and not published.drift and not published.audit_errors)
 
 
-def is_event(cluster: Cluster, named: str) -> bool:
-    return any(named in line and "DataPlaneDrift" in line for line in said(cluster).splitlines())
-
-
 def put_back(cluster: Cluster, named: str) -> None:
-    """It was named in log and event since the test began, and is as before."""
+    """It was named in the log since the test began, and is as before."""
     wait_until(f"{named} is said", lambda: named in said(cluster))
-    wait_until(f"the event of {named}", lambda: is_event(cluster, named))
     wait_until("it is ready", lambda: is_ready(cluster))
     wait_until("its status names nothing", lambda: names_nothing(cluster))
     assert lands(cluster)

@@ -9,7 +9,6 @@ flow tables in the simulation: there no packet waits for a translation.
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ebpflb.agent import engine
@@ -18,6 +17,7 @@ from ebpflb.entries.services import Backend, ServiceEntry, Translation
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.kernel.maps import records
 from ebpflb.kernel.maps.readers import Translations
+from ebpflb.kernel.netfilter import table
 from ebpflb.kernel.netfilter.elements import BACKEND_SETS, Change, pack, unpack
 from ebpflb.model.addresses import Address
 from ebpflb.plan.allocators import QUARANTINE_SECONDS
@@ -48,7 +48,7 @@ class SimTable:
             (engine, "NetfilterTable", lambda options: _Table(self)),
             (engine, "Elements", lambda session, options: _Elements(self)),
             (engine, "read_backends", self.read),
-            (engine, "nft", SimpleNamespace(delete=lambda name: None)),
+            (table, "remove", lambda: None),
         ]
 
     @property
