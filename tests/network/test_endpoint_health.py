@@ -12,6 +12,7 @@ import pytest
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.model.packet_path import Engine
+from ebpflb.serve import status
 from tests.kit import answers, requests
 from tests.kit.cluster import PORT, VIP, VIP6, Cluster, endpoint, web
 from tests.kit.lab_cluster import TARGET, started
@@ -50,11 +51,18 @@ def module_cluster(
         yield made
 
 
+def set_aside(cluster: Watched) -> bool:
+    """Whether the agent's status names endpoints that are set aside."""
+    published = status.read(cluster.agent.paths)
+    return published is None or bool(published.set_aside)
+
+
 @pytest.fixture
 def cluster(module_cluster: Watched) -> Iterator[Watched]:
     """The endpoints are new, and each client has reached the Service."""
     made = module_cluster
     made.publish()
+    wait_until("none is set aside any more", lambda: not set_aside(made))
     v6 = [endpoint(pod, v6=True) for pod in made.web]
     made.publish(web(*map(endpoint, made.web), v6=v6))
     for client in made.clients:
