@@ -10,6 +10,7 @@ they are installed.
 import socket
 import struct
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from enum import StrEnum
@@ -23,16 +24,17 @@ from ebpflb.kernel.netfilter import nft
 from ebpflb.kernel.netfilter.elements import Elements
 from ebpflb.kernel.netfilter.table import (
     CANARY,
+    INPUT,
     PREROUTING,
     NetfilterTable,
     TableOptions,
     base_chain,
     count,
-    datagrams,
     drop,
     has_choice,
     one_rule_table,
     set_priority,
+    to_port,
 )
 from ebpflb.kernel.node.namespaces import call_in_new
 from ebpflb.kernel.programs.loader import SCHED_CLS, run_program
@@ -72,7 +74,15 @@ _ADDRESS_HEADER = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, bits, fla
 _OWN_ADDRESS = 2  # IFA_LOCAL
 _UDP, _SCTP = socket.IPPROTO_UDP, socket.IPPROTO_SCTP
 _UDP_PACKET = struct.pack(">HHHH", _CLIENT_PORT, _SERVICE_PORT, 9, 0) + b"?"
-_ATTEMPTS, _ATTEMPT_SECONDS = 3, 0.05
+_ATTEMPTS, _ATTEMPT_SECONDS, _POLL_SECONDS = 3, 0.05, 0.01
+_EXPRESSIONS, _CHAIN = 4, 2  # NFTA_RULE_*
+_EXPRESSION, _CONTENT, _PACKETS = 1, 2, 2  # NFTA_EXPR_*, NFTA_COUNTER_PACKETS
+_REDIRECT_CLONE = bytes.fromhex(
+    "6112080000000000"  # r2 = skb->mark, a device's ifindex
+    "b703000001000000"  # r3 = BPF_F_INGRESS
+    "850000000d000000"  # call bpf_clone_redirect
+    "9500000000000000"
+)
 
 
 def netfilter_obstacle() -> str | None:
@@ -108,7 +118,7 @@ def _is_translated(protocol: int) -> bool:
     with closing(NetfilterTable(_OPTIONS)) as table:
         table.build()
         Elements(table.session, _OPTIONS).write([(BACKEND_ID, _ENDPOINT, _ENDPOINT_PORT)])
-        _write_choice()
+        _choose_and_count(protocol)
         return _reaches_endpoint(protocol)
 
 
@@ -132,34 +142,50 @@ def _device(name: str) -> bytes:
     return netlink.text(_NAME, name) + netlink.attribute(_LINK_ADDRESS, _LINK_ADDRESSES[name])
 
 
-def _write_choice() -> None:
+def _choose_and_count(protocol: int) -> None:
+    """Write the choice into packets as they come, and count those that came to the endpoint."""
     rule = set_priority(Chosen.PREFIX | BACKEND_ID)
-    one_rule_table(_CHOICE_TABLE, "choice", "filter", _CHOICE_PRIORITY, rule).commit()
+    made = one_rule_table(_CHOICE_TABLE, "choice", "filter", _CHOICE_PRIORITY, rule)
+    name = netlink.to_text(_CHOICE_TABLE.table)
+    made.add(nft.NEW_CHAIN, netlink.encode(base_chain(name, "arrived", "filter", INPUT, 0)))
+    arrived = (*to_port(protocol, _ENDPOINT, _CLIENT_PORT, _ENDPOINT_PORT), count())
+    made.add(nft.NEW_RULE, netlink.encode({1: name, 2: netlink.to_text("arrived"), 4: arrived}))
+    made.commit()
 
 
 def _reaches_endpoint(protocol: int) -> bool:
-    kind = socket.SOCK_DGRAM if protocol == _UDP else socket.SOCK_RAW
     packet = _UDP_PACKET if protocol == _UDP else sctp_init(_CLIENT_PORT, _SERVICE_PORT)
-    with (
-        socket.socket(socket.AF_INET, kind, protocol) as endpoint,
-        socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sender,
-    ):
-        endpoint.bind((str(_ENDPOINT), _ENDPOINT_PORT))
-        endpoint.settimeout(_ATTEMPT_SECONDS)
-        sender.bind((_SENDER, 0))
+    receiver = socket.if_nametoindex(_RECEIVER)
+    with bpf.closing(_load_redirect()) as program:
         for _ in range(_ATTEMPTS):
-            sender.send(_frame(protocol, packet))
-            try:
-                received = endpoint.recv(1024)
-            except TimeoutError:
-                continue
-            return protocol == _UDP or _destination_port(received) == _ENDPOINT_PORT
+            run_program(program, _frame(protocol, packet), mark=receiver)
+            until = time.monotonic() + _ATTEMPT_SECONDS
+            while time.monotonic() < until:
+                if any(_counted(_CHOICE_TABLE)["arrived"]):
+                    return True
+                time.sleep(_POLL_SECONDS)
     return False
 
 
-def _destination_port(packet: bytes) -> int:
-    """Return the port; ``packet`` begins with its IPv4 header, which has no options."""
-    return int.from_bytes(packet[22:24], "big")
+def _load_redirect() -> int:
+    """Load the program that puts a clone of its frame into a device's ingress."""
+    return bpf.prog_load(
+        name="canary", program_type=SCHED_CLS, attach_type=0, code=_REDIRECT_CLONE, log=None
+    )
+
+
+def _counted(table: nft.Name) -> dict[str, list[int]]:
+    """Return the packets that each rule of a chain has counted. Raises NodeError."""
+    counts: dict[str, list[int]] = defaultdict(list)
+    rules = nft.dump(table, nft.GET_RULE, netlink.text(1, table.table))
+    for rule in map(netlink.attributes, rules):
+        if netlink.from_text(rule[1]) == table.table:
+            each = map(netlink.attributes, netlink.list_items(rule[_EXPRESSIONS]))
+            named = {netlink.from_text(it[_EXPRESSION]): it.get(_CONTENT, b"") for it in each}
+            if counter := named.get("counter"):
+                packets = netlink.attributes(counter)[_PACKETS]
+                counts[netlink.from_text(rule[_CHAIN])].append(int.from_bytes(packets))
+    return counts
 
 
 def _frame(protocol: int, payload: bytes) -> bytes:
@@ -193,18 +219,10 @@ def _crc32c(data: bytes) -> int:
 # translated: no frame is routed or answered, and none leaves an entry in conntrack.
 
 _FIRST, _LAST = -450, -101  # priorities: before everything; before the kernel's NAT (-100)
-_ROUNDS, _ROUND_SECONDS, _POLL_SECONDS = 3, 0.5, 0.01
+_ROUNDS, _ROUND_SECONDS = 3, 0.5
 _FIRST_PORT = 49152  # of the frames' sources: each device has its own
 _MOST = 64  # devices
 _SENDER_MAC = bytes.fromhex("0200000000eb")
-_EXPRESSIONS, _CHAIN = 4, 2  # NFTA_RULE_*
-_EXPRESSION, _CONTENT, _PACKETS = 1, 2, 2  # NFTA_EXPR_*, NFTA_COUNTER_PACKETS
-_REDIRECT_CLONE = bytes.fromhex(
-    "6112080000000000"  # r2 = skb->mark, a device's ifindex
-    "b703000001000000"  # r3 = BPF_F_INGRESS
-    "850000000d000000"  # call bpf_clone_redirect
-    "9500000000000000"
-)
 
 
 class Arrival(StrEnum):
@@ -228,7 +246,7 @@ class _Frame(NamedTuple):
 
     @property
     def match(self) -> tuple[netlink.Tree, ...]:
-        return datagrams(CANARY_IPS[family(self.source)], self.source_port, CANARY_PORT)
+        return to_port(_UDP, CANARY_IPS[family(self.source)], self.source_port, CANARY_PORT)
 
 
 def arrivals(uplinks: Mapping[Device, Addresses]) -> dict[str, Arrival]:
@@ -283,11 +301,8 @@ def _count_frames(frames: Sequence[_Frame]) -> None:
 
 def _send_all(frames: Sequence[_Frame]) -> dict[_Frame, Arrival]:
     """Send frames until each has arrived as it should, or often enough. Raises KernelError."""
-    loaded = bpf.prog_load(
-        name="canary", program_type=SCHED_CLS, attach_type=0, code=_REDIRECT_CLONE, log=None
-    )
     results = dict.fromkeys(frames, Arrival.LOST)
-    with bpf.closing(loaded) as program:
+    with bpf.closing(_load_redirect()) as program:
         for _ in range(_ROUNDS):
             bad = [frame for frame, result in results.items() if result]
             sent = {frame: _send(program, frame) for frame in bad}
@@ -320,20 +335,9 @@ def _result(first: int, chosen: int, untranslated: int) -> Arrival:
 
 def _counts() -> Iterator[tuple[int, int, int]]:
     """Yield of each frame: how many arrived; with and without a choice. Raises NodeError."""
-    counts: dict[str, list[int]] = {"first": [], "last": []}
-    rules = nft.dump(CANARY, nft.GET_RULE, netlink.text(1, CANARY.table))
-    for rule in map(netlink.attributes, rules):
-        if netlink.from_text(rule[1]) == CANARY.table:
-            counts[netlink.from_text(rule[_CHAIN])].append(_counter(rule[_EXPRESSIONS]))
+    counts = _counted(CANARY)
     last = iter(counts["last"])
     return zip(counts["first"], last, last, strict=True)
-
-
-def _counter(expressions: bytes) -> int:
-    """Return the packets that a rule has counted."""
-    each = (netlink.attributes(item) for item in netlink.list_items(expressions))
-    counter = next(it for it in each if netlink.from_text(it[_EXPRESSION]) == "counter")
-    return int.from_bytes(netlink.attributes(counter[_CONTENT])[_PACKETS])
 
 
 def _bytes(frame: _Frame) -> bytes:

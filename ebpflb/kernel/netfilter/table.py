@@ -58,7 +58,7 @@ _PROTOCOLS = {"TCP": _TCP, "UDP": 17, "SCTP": 132}
 _CHOOSE_PRIORITY = -110  # before kube-proxy's chains (-100)
 _MASQUERADE_PRIORITY = 90  # before a CNI's masquerade (100), which would leave the mark set
 _INVALID_PRIORITY = -190  # after conntrack (-200), before NAT
-PREROUTING, _POSTROUTING = 0, 4  # NF_INET_*
+PREROUTING, INPUT, _POSTROUTING = 0, 1, 4  # NF_INET_*
 _ACCEPT, _DROP, _GOTO = 1, 0, -4
 
 _MAP = 0x8  # NFT_SET_MAP
@@ -316,13 +316,13 @@ def _invalid_rules(options: TableOptions) -> Iterator[Rule]:
         )
 
 
-def datagrams(to: Address, source_port: int, port: int) -> tuple[Tree, ...]:
-    """Match UDP datagrams to an address, with these ports."""
+def to_port(protocol: int, to: Address, source_port: int, port: int) -> tuple[Tree, ...]:
+    """Match packets of a protocol (IPPROTO_*) to an address, with these ports."""
     family = _FAMILIES[to.version == 6]
     at = family.source_offset + family.address_size
     return (
         *(_load_meta(_L3_PROTOCOL), compare(bytes([family.number]))),
-        *_is_protocol(_PROTOCOLS["UDP"]),
+        *_is_protocol(protocol),
         *(_load_payload(_NETWORK_HEADER, at, family.address_size), compare(to.packed)),
         *(_load_payload(_TRANSPORT_HEADER, 0, 4), compare(_port(source_port) + _port(port))),
     )
