@@ -216,6 +216,7 @@ class ScriptedSource(ApiSource):
     def __init__(self, emit: Emit, api: ScriptedApi) -> None:
         timing = Timing(
             backoff_max=2.0,
+            watch_timeout=WATCH,
             list_interval=20.0,
             jitter=lambda: 0.5,
             clock=api.clock,
