@@ -7,7 +7,6 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,11 @@ import click
 
 from ebpflb import redaction
 from ebpflb.agent import Inbox, Stop, build_agent
-from ebpflb.cli import common, run_options
+from ebpflb.cli import common, logs, run_options
 from ebpflb.config.config_file import ConfigWatch
 from ebpflb.config.fields import KubeProxyConfiguration
 from ebpflb.config.translation import translate
-from ebpflb.errors import ConfigurationError, EbpflbError, NodeError, plain
+from ebpflb.errors import ConfigurationError, EbpflbError, NodeError
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.maps.state_dir import StateDir
@@ -59,14 +58,21 @@ def run(**values: Any) -> None:
     if values["cleanup"]:
         _clean_up(values)
         return
-    set_up_logging()
+    logs.set_up(values["logging_format"])
     watch = ConfigWatch(Path(values["config"])) if values["config"] else None
     config = run_options.load(values)
-    if config.logging.verbosity >= run_options.DEBUG_VERBOSITY:
-        logging.getLogger().setLevel(logging.DEBUG)
+    logs.set_format(config.logging.format)
+    logs.set_verbosity(config.logging.verbosity)
     if values["write_config_to"]:
         run_options.write(config, Path(values["write_config_to"]))
         return
+    with logs.last_error(config.logging.format):
+        _start(config, values, watch)
+
+
+def _start(
+    config: KubeProxyConfiguration, values: dict[str, Any], watch: ConfigWatch | None
+) -> None:
     run_options.warn_about_ignored(config, values)
     options = _with_removed_settings(_options(config, values))
     common.require_capabilities()
@@ -126,6 +132,7 @@ def serve_until_stopped(
     state, inbox = StateDir(options.paths.state, options.map_sizes), Inbox()
     parts.connect(inbox.put, lambda: inbox.put(Stop()), options.paths.failure_file)
     threading.excepthook = parts.thread_ended
+    logs.act_on_signals()
     _stop_on_signals_and_changes(lambda: inbox.put(Stop()), watch)
     try:
         with build_agent(options, flags, lock, inbox) as agent:
@@ -162,30 +169,3 @@ def require_features(state_dir: Path, cgroup_root: Path | None) -> None:
     lines = missing_requirements(required_results(state_dir, cgroup_root))
     if lines:
         raise NodeError("this node cannot run ebpflb:\n" + "\n".join(f"  {line}" for line in lines))
-
-
-class _Formatter(redaction.Formatter):
-    """Writes times as every command does: RFC 3339 with the offset of the local zone."""
-
-    def formatTime(self, record: logging.LogRecord, _: str | None = None) -> str:
-        return (
-            datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
-        )
-
-
-def set_up_logging() -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Formatter("%(asctime)s %(levelname).1s %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    for verbose in ("urllib3", "kubernetes", "pyroute2"):
-        logging.getLogger(verbose).setLevel(logging.WARNING)
-    logging.getLogger().addFilter(name_api_credentials)
-
-
-def name_api_credentials(record: logging.LogRecord) -> bool:
-    """Mark messages about API credentials; a filter of the root logger alone.
-
-    The Kubernetes client logs there why a credential plugin failed, in Python's words.
-    """
-    record.msg, record.args = f"API credentials: {plain(record.getMessage())}", None
-    return True

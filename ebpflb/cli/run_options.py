@@ -9,7 +9,7 @@ from typing import Any, cast, get_origin
 import click
 import msgspec
 
-from ebpflb.cli import common
+from ebpflb.cli import common, logs
 from ebpflb.config import config_file, fields, parameters, translation, validation
 from ebpflb.config.config_file import decode
 from ebpflb.config.fields import (
@@ -32,7 +32,6 @@ from ebpflb.redaction import redact
 # flag. The value of a flag that is not on the command line is None.
 
 GO_STYLE = {"token_normalize_func": lambda name: name.replace("_", "-")}
-DEBUG_VERBOSITY = 4  # from this verbosity on, details are logged
 
 _DEFAULT = complete_listen_address(KubeProxyConfiguration(), frozenset(), {})
 
@@ -62,7 +61,7 @@ def _flag(parameter: Parameter) -> Callable[[Any], Any]:
     kind = type_of(parameter) if parameter.fields else _TYPES.get(parameter.flag, str)
     without_value: dict[str, Any] = {}  # what the flag means if no value follows it
     if kind is bool or parameter.flag == "v":
-        value = "true" if kind is bool else str(DEBUG_VERBOSITY)
+        value = "true" if kind is bool else str(logs.DEBUG_VERBOSITY)
         without_value = {"is_flag": False, "flag_value": value}
     names = parameter.flags.split()
     is_kubeconfig = parameter.flag == "kubeconfig"

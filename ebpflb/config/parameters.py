@@ -148,8 +148,9 @@ PARAMETERS = (
         "In mode ipvs the default of --scheduler: the scheduler of ebpflb that comes next to this "
         "one of the kernel. In other modes it has no effect."),
     Parameter("v verbose", "logging.verbosity",
-        "Log verbosity. From 4 on, details are logged."),
-    _ignored("logging-format", "logging.format", "The log is plain text on stderr."),
+        "Log verbosity. From 4 on, details are logged. SIGUSR2 switches them on and off."),
+    Parameter("logging-format", "logging.format",
+        "text, or json: a line of JSON with Kubernetes' keys for each message."),
     Parameter("version", "", "Print the version and exit."),
     _ignored("boot-id-file", "", "ebpflb does not read this file."),
     _ignored("machine-id-file", "", "ebpflb does not read this file."),

@@ -51,7 +51,11 @@ class MetricsPages:
         return page(request) if page else NOT_FOUND
 
     def _pages(self) -> dict[str, Callable[[Request], Response]]:
-        debugging = {"/debug/stacks": _stacks} if self.profiling else {}
+        debugging = (
+            {"/debug/stacks": lambda _: Response(200, "\n".join(stacks()).encode(), TEXT)}
+            if self.profiling
+            else {}
+        )
         return {
             "/metrics": lambda request: _metrics(self.metrics, request),
             "/metrics/slis": lambda request: _metrics(self.slis, request),
@@ -99,9 +103,13 @@ def _page(name: str, lines: list[str]) -> Response:
 
 
 def _stacks(_: Request) -> Response:
+    return Response(200, "\n".join(stacks()).encode(), TEXT)
+
+
+def stacks() -> list[str]:
+    """Return the name and the stack of every thread."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    stacks = [
-        f"{names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}\n"
+    return [
+        f"{names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
         for ident, frame in sys._current_frames().items()  # noqa: SLF001
     ]
-    return Response(200, "".join(stacks).encode(), TEXT)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
+from ebpflb.cli import logs
 from ebpflb.cli.run import run
 from ebpflb.errors import LONGEST_LINE
 from ebpflb.kernel.node import sysctls
@@ -59,8 +60,9 @@ PYTHONS = re.compile(r"Traceback|Errno|Error\(|object at|literal|codec|None|\b(i
 def serves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The options are read, and nothing is done."""
     module = import_module("ebpflb.cli.run")
-    for name in ("serve_until_stopped", "require_features", "set_up_logging"):
+    for name in ("serve_until_stopped", "require_features"):
         monkeypatch.setattr(module, name, lambda *_: None)
+    monkeypatch.setattr(logs, "set_up", lambda _: None)
     monkeypatch.setattr(import_module("ebpflb.cli.cleanup"), "remove_all", lambda *_: None)
     monkeypatch.setattr(sysctls, "set_up_conntrack", lambda *_: None)
     monkeypatch.setattr(agent_lock, "held", nullcontext)

@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ebpflb run` that cannot run: which option or what of the node, in one line; nothing attached."""
 
-import logging
-import os
-import re
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -298,30 +294,6 @@ def test_unreadable_kubeconfig(run: Ebpflb, tmp_path: Path) -> None:
     done = run("--kubeconfig", config, "--state-dir", NEVER, "--run-dir", tmp_path, *closed)
     assert done.status == 1
     assert f"ebpflb: {config}: Invalid kube-config file" in done.err
-
-
-def test_a_credential_plugins_failure_is_logged_in_words() -> None:
-    """The Kubernetes client logs it by the root logger."""
-    record = logging.LogRecord("root", 40, "", 0, "[Errno 2] No such file: '/x'", None, None)
-    assert import_module("ebpflb.cli.run").name_api_credentials(record)
-    assert record.getMessage() == "API credentials: No such file: '/x'"
-
-
-def test_times_in_the_log() -> None:
-    """RFC 3339 with the offset of the local zone, as every command prints them."""
-    code = (
-        "import logging; from ebpflb.cli.run import set_up_logging; set_up_logging();"
-        " logging.getLogger('any').warning('a line')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "TZ": "XYZ-05:30"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    form = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+05:30 W a line\n"
-    assert re.fullmatch(form, done.stderr)
 
 
 # `ebpflb run` with flags that end it before it serves (kube-proxy.md 15).

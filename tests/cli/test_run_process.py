@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ebpflb run` as a process on a node of the lab: what it asks of the kernel, and how it ends."""
 
+import json
 import resource
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.errors import NodeError
+from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.serve import status
 from tests.kit.lab_cluster import PREFIX, LabCluster
@@ -76,3 +79,16 @@ def test_an_agent_ends_for_a_part_that_fails_and_the_next_serves(
     last = status.read(agent.paths)
     assert last and last.failing_parts == {"untracked": "IndexError: list index out of range"}
     assert agent.process.poll() is None
+
+
+def test_a_log_as_json(cluster: LabCluster, node: Host) -> None:
+    """Every line is JSON from the start to the end, and SIGUSR1 adds the stacks of all threads."""
+    agent = cluster.add_agent(node, "--logging-format=json")
+    cluster.start()
+    assert agent.process
+    agent.process.send_signal(signal.SIGUSR1)
+    wait_until("stacks are in the log", lambda: "thread MainThread" in agent.log())
+    agent.stop()
+    said = [json.loads(line)["msg"] for line in agent.log().splitlines()]
+    assert any("agent/loop.py" in each for each in said)
+    assert "stopped; " in said[-1]

@@ -124,7 +124,7 @@ OTHERS: dict[str, Any] = {
     "ipvs.scheduler": "lc",
     "nodePortAddresses": ("10.0.0.0/8",),
 }
-READ_BY_RUN = {"hostnameOverride", "logging.verbosity", "mode"}
+READ_BY_RUN = {"hostnameOverride", "logging.format", "logging.verbosity", "mode"}
 
 
 def another(value: Any) -> Any:
