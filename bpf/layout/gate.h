@@ -4,17 +4,15 @@
 #define EBPFLB_LAYOUT_GATE_H
 
 /*
- * `opened` grows before a program writes a flow's first entry, `written` before the agent writes one.
- * Where `empty` is greater by one than both together, the agent has found no flow since then, and
- * packets are not looked up.
+ * `opened` grows before a program writes a flow's first entry. Where `empty` is greater by one, the
+ * agent has found no flow since then, and packets are not looked up.
  */
 struct flow_gate {
 	__u64 opened;
-	__u64 written;
 	__u64 empty;
 	__u64 stale_endpoints;	/* how many there are in the map of that name */
 	__u64 endpoint_health;	/* 1: attempts are noted (path/attempt.h) */
 };
-SIZE(struct flow_gate, 40);
+SIZE(struct flow_gate, 32);
 
 #endif

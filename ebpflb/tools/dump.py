@@ -258,8 +258,7 @@ def _flow_gate(s: Snapshot) -> list[Row]:
     may exist.
     """
     gate = s.maps["flow_gate"].get(0)
-    is_open = gate.empty != gate.opened + gate.written + 1
-    return [{"opened": gate.opened, "written": gate.written, "is_open": is_open}]
+    return [{"opened": gate.opened, "is_open": gate.empty != gate.opened + 1}]
 
 
 def _fragments(s: Snapshot, key: Any, ports: Any) -> Row:

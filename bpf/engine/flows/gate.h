@@ -13,7 +13,7 @@ static __always_inline bool flows_may_exist(void)
 {
 	struct flow_gate *gate = ONLY_VALUE(struct flow_gate, flow_gate);
 
-	return gate->empty != gate->opened + gate->written + 1;
+	return gate->empty != gate->opened + 1;
 }
 
 /* Whether a packet that leaves may say anything (path/leaving.h). */

@@ -178,8 +178,7 @@ class Gate:
 
     def opened(self) -> int:
         """Return the number of flows opened so far."""
-        gate = self._gate.get(0)
-        return int(gate.opened + gate.written)
+        return int(self._gate.get(0).opened)
 
     def close_if_empty(self) -> None:
         """Close the gate if there is no flow; call this only while no program is attached."""
