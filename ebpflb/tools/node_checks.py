@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checks of this node by check and doctor: requirements, sysctls, maps, sockets, routes."""
 
+import errno
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ebpflb.entries.services import Frontend
-from ebpflb.errors import EbpflbError, in_words
+from ebpflb.errors import EbpflbError, KernelError, in_words
 from ebpflb.files import DOCS
 from ebpflb.kernel import bpf, probe
 from ebpflb.kernel.attach import cgroup_links, tcx
@@ -208,8 +209,10 @@ def required_results(state_directory: Path, cgroup: Path | None) -> list[CheckRe
     """Return the results for the features that ebpflb cannot run without, and for their
     substitutes.
     """
-    first = _capabilities()
-    return [first, *_required(state_directory, cgroup)] if first.ok else [first, bcc_requirement()]
+    for first in (_capabilities(), _bpf()):
+        if not first.ok:
+            return [first, bcc_requirement()]
+    return [_capabilities(), *_required(state_directory, cgroup)]
 
 
 def missing_requirements(results: list[CheckResult]) -> list[str]:
@@ -217,9 +220,12 @@ def missing_requirements(results: list[CheckResult]) -> list[str]:
     return [f"{r.feature}: {r.detail}; {r.remedy}" for r in results if r.required and not r.ok]
 
 
+_NO_DESCRIPTOR = 2**32 - 1
+
+
 def _required(state_directory: Path, cgroup: Path | None) -> Iterator[CheckResult]:
     yield _clock()
-    yield _try("bpf(2)", _bpf, "run as root, outside a sandbox")
+    yield _bpf()
     yield _try("bpffs", lambda: _bpffs(state_directory), "mount -t bpf bpf /sys/fs/bpf")
     yield _try("cgroup v2", lambda: _cgroup(cgroup), "mount cgroup v2, or set --cgroup-root")
     yield bcc_requirement()
@@ -262,9 +268,26 @@ def _try(feature: str, attempt: Callable[[], str], remedy: str) -> CheckResult:
         return CheckResult(feature, False, True, in_words(error), remedy)
 
 
-def _bpf() -> str:
+def _bpf() -> CheckResult:
+    """Return whether a map can be made; with capabilities only a filter refuses any bpf(2)."""
+    if _refuses_all() and namespaces.has_seccomp_filter():
+        detail = "refused by the seccomp profile of this container"
+        remedy = f"update the container runtime, or choose another profile: {DOCS}/install.md"
+        return CheckResult("bpf(2)", False, True, detail, remedy)
+    return _try("bpf(2)", _make_map, "run as root, outside a sandbox")
+
+
+def _make_map() -> str:
     probe.map_works()
     return "works"
+
+
+def _refuses_all() -> bool:
+    try:
+        bpf.query(_NO_DESCRIPTOR, SECTIONS["cgroup/connect4"].attach_type)
+    except KernelError as error:
+        return error.errno == errno.EPERM  # the kernel itself finds no such descriptor
+    return False
 
 
 def _bpffs(state_directory: Path) -> str:

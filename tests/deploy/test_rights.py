@@ -17,7 +17,7 @@ from ebpflb.lab import cni
 from ebpflb.lab.agents import LabAgent
 from ebpflb.lab.hosts import Lab
 from ebpflb.options import Paths
-from tests.deploy import helm
+from tests.deploy import helm, seccomp_default
 from tests.deploy.helm import DEPLOY
 from tests.kit import requests, stale_udp
 from tests.kit.cluster import NODEPORT, VIP, VIP6, Cluster, endpoint, web
@@ -26,6 +26,7 @@ from tests.kit.lab_cluster import PORT, PREFIX
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives rights away")
 
 NOBODY = 65534
+FILTERED = 2  # SECCOMP_MODE_FILTER
 REQUESTS = 60
 # As a container of the chart: / and /sys are read-only, what is mounted for the agent is not.
 READ_ONLY = (
@@ -66,8 +67,11 @@ def mask(rights: Rights) -> int:
     return sum(1 << namespaces.CAPABILITIES[name] for name in rights)
 
 
-def limited_to(rights: Rights, folder: Path) -> list[str]:
-    """Root with these and no others, as a container or a unit has them."""
+def limited_to(rights: Rights, folder: Path, profile: Rights | None = None) -> list[str]:
+    """Root with these and no others, as a container or a unit has them.
+
+    A container has the seccomp profile RuntimeDefault; ``profile``: for these rights instead.
+    """
     here = [name for name in rights if ours() >> namespaces.CAPABILITIES[name] & 1]
     named = "".join(f",+{name.removeprefix('CAP_').lower()}" for name in here)
     tmp = folder / "tmp"
@@ -76,6 +80,7 @@ def limited_to(rights: Rights, folder: Path) -> list[str]:
         *("unshare", "--mount", "--propagation", "slave", "sh", "-c", READ_ONLY, str(folder)),
         *("env", f"TMPDIR={tmp}", "PYTHONDONTWRITEBYTECODE=1"),
         *("setpriv", "--no-new-privs", f"--bounding-set=-all{named}"),
+        *seccomp_default.under(rights if profile is None else profile),
     ]
 
 
@@ -131,9 +136,9 @@ def moves_connected_datagrams(made: Confined, seconds: float) -> bool:
     return stale_udp.is_ended(client, seconds)
 
 
-def effective(agent: LabAgent) -> int:
+def of_process(agent: LabAgent, line: str) -> int:
     assert agent.process is not None
-    return mask_of(Path(f"/proc/{agent.process.pid}/status"), "CapEff")
+    return mask_of(Path(f"/proc/{agent.process.pid}/status"), line)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +153,8 @@ def effective(agent: LabAgent) -> int:
 def test_granted_rights_are_enough(granted: Callable[[], Rights], tmp_path: Path) -> None:
     """With what is granted the agent serves, and goes on after a restart.
 
-    With the least it also compiles: more rights take nothing from that. The right to enter
+    All under the seccomp profile of container runtimes. With the least it also compiles: more
+    rights take nothing from that. The right to enter
     namespaces lets it find that netfilter translates, and end pods' sockets: not without it.
     """
     rights = granted()
@@ -157,7 +163,8 @@ def test_granted_rights_are_enough(granted: Callable[[], Rights], tmp_path: Path
         made.agent.under = limited_to(rights, tmp_path)
         made.agent.start()
         assert ("compiled" in made.agent.log()) == compiles
-        assert effective(made.agent) == mask(rights) & ours()
+        assert of_process(made.agent, "CapEff") == mask(rights) & ours()
+        assert of_process(made.agent, "Seccomp") == FILTERED
         serves(made)
         made.agent.stop()
         made.agent.start()
@@ -189,16 +196,31 @@ def test_only_needed_rights_are_granted() -> None:
 def test_each_right_is_needed(lost: str, tmp_path: Path) -> None:
     """Without any one of the three nothing starts, and it is named."""
     rest = tuple(name for name in namespaces.NEEDED_CAPABILITIES if name != lost)
-    command = [*limited_to(rest, tmp_path), sys.executable, "-m", "ebpflb", "run"]
+    refused = f"ebpflb: missing capabilities: {lost}: run as root, or grant them\n"
+    assert failure(limited_to(rest, tmp_path), "run", "--manifests", str(tmp_path)) == refused
+
+
+def test_seccomp_is_named(tmp_path: Path) -> None:
+    """A profile as older runtimes have it, without bpf(2) for CAP_BPF, is no missing right."""
+    needed = namespaces.NEEDED_CAPABILITIES
+    under = limited_to(needed, tmp_path, profile=("CAP_NET_ADMIN", "CAP_PERFMON"))
+    for command in (("run", "--manifests", str(tmp_path)), ("check",)):
+        said = failure(under, *command)
+        assert "bpf(2)" in said
+        assert "refused by the seccomp profile of this container" in said, said
+
+
+def failure(under: list[str], *command: str) -> str:
+    """Run a command of ebpflb that fails, and return what it says."""
     done = subprocess.run(
-        [*command, "--manifests", str(tmp_path)],
+        [*under, sys.executable, "-m", "ebpflb", *command],
         capture_output=True,
         text=True,
         check=False,
         timeout=240,
     )
     assert done.returncode == 1
-    assert done.stderr == f"ebpflb: missing capabilities: {lost}: run as root, or grant them\n"
+    return done.stderr or done.stdout
 
 
 def test_compiler_keeps_no_right(tmp_path: Path) -> None:
@@ -232,5 +254,5 @@ def test_nobody_may_serve(open_folder: Path) -> None:
             os.chown(place, NOBODY, NOBODY)
         made.agent.under = ["setpriv", *user, *sets]
         made.agent.start()
-        assert effective(made.agent) == mask(namespaces.NEEDED_CAPABILITIES)
+        assert of_process(made.agent, "CapEff") == mask(namespaces.NEEDED_CAPABILITIES)
         serves(made)

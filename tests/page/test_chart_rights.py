@@ -16,7 +16,7 @@ import pytest
 from pyroute2 import netns
 
 from ebpflb.kernel.node import namespaces
-from tests.deploy import helm
+from tests.deploy import helm, seccomp_default
 from tests.kit import requests
 from tests.kit.cluster import VIP, Cluster, endpoint, running, web
 
@@ -55,6 +55,7 @@ def page(cluster: Cluster, **rights: bool) -> Iterator[int]:
     command = [
         *("unshare", "--mount", "--propagation", "slave", "sh", "-c", READ_ONLY, "sh"),
         *("setpriv", "--no-new-privs", f"--bounding-set={bounding}"),
+        *seccomp_default.under(f"CAP_{it}" for it in granted(rights)),
         *("env", "TMPDIR=/var/tmp", "PYTHONDONTWRITEBYTECODE=1"),
         *(sys.executable, "-P", "-m", "ebpflb", "ui"),
         *("--listen", "127.0.0.1:0", *cluster.agent.where),

@@ -451,6 +451,11 @@ def missing_capabilities(status: str | None = None) -> list[str]:
     return [name for name in NEEDED_CAPABILITIES if name not in held]
 
 
+def has_seccomp_filter() -> bool:
+    """Whether a filter decides about this process's system calls (SECCOMP_MODE_FILTER)."""
+    return "\nSeccomp:\t2\n" in _STATUS.read_text()
+
+
 def clock_shift(clocks: Path = _CLOCKS) -> float:
     """Return the seconds by which CLOCK_MONOTONIC is ahead of the machine's.
 

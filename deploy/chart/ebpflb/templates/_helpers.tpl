@@ -57,11 +57,10 @@ capabilities:
     {{- if .raw }}
     - NET_RAW # iptables-legacy, with which kube-proxy's rules are removed
     {{- end }}
-# The runtimes' profiles forbid bpf(2), or writing below /sys/fs/bpf.
 seccompProfile:
-  type: Unconfined
+  {{- toYaml .Values.rights.seccompProfile | nindent 2 }}
 appArmorProfile:
-  type: Unconfined
+  {{- toYaml .Values.rights.appArmorProfile | nindent 2 }}
 seLinuxOptions:
   level: s0
   type: spc_t
@@ -118,9 +117,9 @@ capabilities:
     - SYS_ADMIN # setns(2): explain asks as a pod, or by an address that a pod may have
     {{- end }}
 seccompProfile:
-  type: Unconfined
+  {{- toYaml .Values.rights.seccompProfile | nindent 2 }}
 appArmorProfile:
-  type: Unconfined
+  {{- toYaml .Values.rights.appArmorProfile | nindent 2 }}
 seLinuxOptions:
   level: s0
   type: spc_t
