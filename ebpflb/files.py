@@ -85,10 +85,12 @@ def replace(path: Path, content: bytes, mode: int = 0o600) -> None:
             file.write(content)
             os.fchmod(half, mode)
         os.replace(name, path)
-    except OSError as error:
+    except BaseException as error:  # Ctrl-C too
         with suppress(OSError):  # none was made, or the file system is read-only now
             os.unlink(name)
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
 
 
 def lock(opened: int) -> bool:

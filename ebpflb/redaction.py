@@ -55,6 +55,46 @@ def redact(text: str) -> str:
     return text
 
 
+# Secrets that nobody has remembered, by their form: for texts of other programs.
+
+_VALUE = r"""\\+"[^"\n]*"|"(?:\\.|[^"\\\n])*"|'[^'\n]*'|[^\s,{}\[\]"']+"""
+_FIELD = re.compile(
+    r"""(?ix) ([\w-]*(?:token|password|passwd|secret|authorization|api[-_]?key|access[-_]?key
+        |client-key|client-key-data|client-certificate-data)
+        \\*["']? \s* [:=] \s* (?:[|>]-?\s+)?)"""
+    rf"({_VALUE})"
+)
+_FORMS = (
+    (
+        re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*KEY-----|\Z)", re.S),
+        SHOWN,
+    ),
+    (re.compile(r"LS0tLS1CRUdJTi[\w+/=]*"), SHOWN),  # the same in base64
+    (re.compile(r"\beyJ[\w-]+\.[\w-]+\.[\w-]*"), SHOWN),  # a JSON web token
+    (re.compile(r"(?i)\b(bearer|basic) +[\w+/=.~-]{4,}"), rf"\1 {SHOWN}"),
+    (re.compile(r"(?<=//)[^/?#\s\"']*@"), f"{SHOWN}@"),
+    (re.compile(r'(annotations\[[^\]\n]*\]: )\\*"[^\n]*"(?= (?:is|has)\b)'), rf"\1{SHOWN}"),
+    (_FIELD, rf'\1"{SHOWN}"'),
+)
+
+
+def remember_fields(text: str) -> None:
+    """Remember the values of a kubeconfig's secret fields."""
+    for _, value in _FIELD.findall(text):
+        remember(value.strip("\\\"'"))
+
+
+def without_secrets(text: str) -> str:
+    """Return the text without known secrets, and without what has the form of one.
+
+    Also without the values of annotations, which messages quote.
+    """
+    text = redact(text)
+    for form, instead in _FORMS:
+        text = form.sub(instead, text)
+    return text
+
+
 class Formatter(logging.Formatter):
     """Formats log lines and their tracebacks without secrets."""
 

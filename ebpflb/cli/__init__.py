@@ -5,6 +5,7 @@ How the options of ``ebpflb run`` become the agent's ``Options``:
 
 run_options        kube-proxy's flags and ebpflb's own options; their values, or the file of
                    --config -> a valid KubeProxyConfiguration
+logs               the agent's log: its format, and what signals do
 run                that configuration and ebpflb's own options -> Options, for the agent
 
 Shared by the commands:
@@ -23,6 +24,7 @@ flows              list and delete flows
 history            what has changed in the maps, and why
 maps               dump the maps
 monitor            live events
+report             one file with all of this, for somebody else
 services           show Services as this node serves them
 status             the state of the agent and of the hooks
 top                services and backends by rate
@@ -81,7 +83,7 @@ def _print_help(context: click.Context, words: tuple[str, ...]) -> None:
 # In the order of --help, which imports them all; other uses import one.
 COMMANDS = (
     *("run", "status", "check", "doctor", "services", "explain", "monitor", "top"),
-    *("flows", "maps", "history", "ui", "cleanup", "demo", "version", "help"),
+    *("flows", "maps", "history", "report", "ui", "cleanup", "demo", "version", "help"),
 )
 # As kubectl takes the singular and a short name of what it lists.
 ALIASES = {"service": "services", "svc": "services", "flow": "flows", "map": "maps"}

@@ -8,6 +8,7 @@ listens on 10256, but never on 10247. Commands on this node ask at a local socke
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -100,7 +101,8 @@ class HttpServers:
     ) -> None:
         """``retry`` is in seconds. The agent is unhealthy if it lags by twice the sync period.
 
-        ``local`` answers in the run directory; ``waiting`` is that of ``Health``.
+        ``local`` answers paths below /v1 in the run directory, ``pages`` answer the others there;
+        ``waiting`` is that of ``Health``.
         """
         self._options, self.events, self._retry = options, events, retry
         self._node = event_recorder.node(options.node_name)
@@ -117,7 +119,10 @@ class HttpServers:
             retry,
         )
         quick = {"/v1/pulse": self._pulse}
-        self._local = LocalSocket(options.paths.socket_file, local, quick=quick) if local else None
+        self._local: LocalSocket | None = None
+        if local:
+            handler = _beside(local, replace(pages, profiling=True))
+            self._local = LocalSocket(options.paths.socket_file, handler, quick=quick)
         self._ports = self._all_ports(options, pages)
 
     def start(self) -> None:
@@ -211,3 +216,7 @@ class HttpServers:
     def _port(self, name: str, address: str, listener: Listener) -> Port:
         required = self._options.bind_address_hard_fail
         return Port(name, address, listener, required=required, retry=self._retry)
+
+
+def _beside(local: Handler, pages: MetricsPages) -> Handler:
+    return lambda request: (local if request.path.startswith("/v1/") else pages.respond)(request)

@@ -17,5 +17,7 @@ dump             every map as rows, with names instead of ids
 snapshot         the maps that the agent writes, which those rows refer to
 map_fill         how full the maps are
 explain          why a connection goes where it goes: asks the programs themselves
+report           one archive of all that, for somebody else
+pseudonyms       other names and addresses there
 flow_list        the flows of the flow tables and of conntrack, to list and to delete
 """

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report: one archive with what somebody else needs to understand this node.
+
+Most files are the output of a command, each in a process of its own with a limit of time and size:
+what hangs or fails is said in the README of the report, and the rest goes on.
+"""
+
+import io
+import json
+import os
+import platform
+import socket
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from itertools import islice
+from pathlib import Path
+from subprocess import PIPE, Popen
+from tempfile import TemporaryFile
+from threading import Timer
+from typing import IO, NamedTuple
+
+from ebpflb import child, redaction
+from ebpflb.entries.services import protocol_name
+from ebpflb.errors import NodeError, in_words, one_line
+from ebpflb.kernel.netfilter import firewall
+from ebpflb.kernel.netfilter.table import TABLE
+from ebpflb.kernel.node import device_watch, routes, sysctls
+from ebpflb.options import Paths
+from ebpflb.serve import status
+from ebpflb.tools import ask, pins
+from ebpflb.tools.pseudonyms import Pseudonyms, names_in
+from ebpflb.version import COMMIT, VERSION
+
+MOST_BYTES = 8 << 20  # of one file
+MOST_LOG_LINES = 2000
+SECONDS = 60.0  # for one command
+_FOLDER = "ebpflb-report"
+_CUT = "\n[cut here: {} MiB]\n"
+_MAPS = (
+    "services slots choices node_addresses own_addresses cluster_ips devices settings verdicts "
+    "service_names backend_names translations"
+)
+_SYSCTLS = (
+    *("net/ipv4/ip_forward", "net/ipv4/ip_local_*", "net/ipv4/conf/*/forwarding"),
+    *("net/ipv4/conf/*/rp_filter", "net/ipv4/conf/*/route_localnet", "net/ipv4/conf/*/arp_*"),
+    *("net/ipv6/conf/*/forwarding", "net/ipv6/conf/*/disable_ipv6", "net/netfilter/*"),
+    *("net/bridge/*", "net/core/bpf_jit_*", "net/core/netdev_max_backlog", "kernel/*bpf*"),
+)
+_MODULES = ("nf_", "nft_", "xt_", "ip_", "ip6", "br_", "bridge", "sch_", "cls_", "act_", "veth")
+
+
+class Source(NamedTuple):
+    """Where the report reads: the node's directories, which Services to explain, an open log."""
+
+    paths: Paths
+    services: tuple[str, ...] = ()
+    log: IO[bytes] | None = None
+
+
+class Row(NamedTuple):
+    """A file of the report.
+
+    ``origin`` is a function, the words of a command, or the path of a page of the agent.
+    """
+
+    file: str
+    what: str
+    origin: Callable[[Source], str] | str
+
+    def read(self, source: Source) -> str:
+        """Return the text. Raises any error if it cannot be read."""
+        if not isinstance(self.origin, str):
+            return self.origin(source)
+        if self.origin.startswith("/"):
+            return _page(source.paths, self.origin)
+        return _ebpflb(source.paths, *self.origin.split())
+
+
+def collect(source: Source, key: bytes | None) -> tuple[bytes, list[str]]:
+    """Return the archive, and the files that could not be read.
+
+    With ``key`` names and addresses are replaced.
+    """
+    texts: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    for row in ROWS:
+        try:
+            text = row.read(source)
+        except Exception as error:  # a mistake of ours, too, must not end the rest
+            failed[row.file] = text = f"not read: {in_words(error)}"
+        texts[row.file] = text if len(text) <= MOST_BYTES else _shortened(text)
+    _remember_secrets(texts)
+    texts["README.md"] = "\n".join(_readme(failed, is_renamed=key is not None))
+    texts = {name: redaction.without_secrets(text) for name, text in texts.items()}
+    if key is not None:
+        names = {name for text in texts.values() for name in names_in(text)}
+        pseudonyms = Pseudonyms(key, names | {socket.gethostname()})
+        texts = {name: pseudonyms.replace(text) for name, text in texts.items()}
+    return _archive(texts), [*failed]
+
+
+def _shortened(text: str) -> str:
+    return text[:MOST_BYTES] + _CUT.format(MOST_BYTES >> 20)
+
+
+def _remember_secrets(texts: dict[str, str]) -> None:
+    """Learn the secrets that the agent has: its pod's token, and those of its kubeconfig."""
+    from ebpflb.cluster.access import SERVICE_ACCOUNT
+
+    try:
+        client = json.loads(texts["configuration.json"])["kubeproxy.config.k8s.io"]
+        kubeconfig = client["clientConnection"]["kubeconfig"]
+    except (ValueError, KeyError):  # no agent has answered
+        kubeconfig = ""
+    for path in filter(None, (str(SERVICE_ACCOUNT / "token"), kubeconfig)):
+        try:
+            text = Path(path).read_text(errors="replace")
+        except OSError:
+            continue
+        redaction.remember_fields(text)
+        if path != kubeconfig:
+            redaction.remember(text)
+
+
+def _readme(failed: dict[str, str], *, is_renamed: bool) -> Iterator[str]:
+    yield f"# Report of a node by ebpflb {VERSION}\n\nMade at {time.strftime('%FT%T%z')}.\n"
+    yield "Secrets and the values of annotations are replaced by `***`."
+    if is_renamed:
+        yield (
+            "Names of namespaces, Services, nodes and pods are `name-...`, and addresses are others"
+            " with the same prefixes in common. Names of ports, zones and devices are unchanged."
+        )
+    else:
+        yield "Names and addresses of the cluster are in it: `--no-names` replaces them."
+    yield "\n| file | what it is | |\n|---|---|---|"
+    for row in ROWS:
+        yield f"| {row.file} | {row.what} | {one_line(failed.get(row.file, 'read'))} |"
+    yield f"\nA file has at most {MOST_BYTES >> 20} MiB; a longer one ends with `[cut here`.\n"
+
+
+def _archive(texts: dict[str, str]) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:gz") as archive:
+        for name, text in texts.items():
+            data = text.encode(errors="replace")
+            entry = tarfile.TarInfo(f"{_FOLDER}/{name}")
+            entry.size, entry.mtime, entry.mode = len(data), int(time.time()), 0o600
+            archive.addfile(entry, io.BytesIO(data))
+    return made.getvalue()
+
+
+# How the files are read. Each function raises an error if it cannot.
+
+
+def _ebpflb(paths: Paths, *words: str) -> str:
+    """Return what a command prints about the same directories."""
+    given = {name: value for name, value in os.environ.items() if name.startswith("EBPFLB_")}
+    given |= {"EBPFLB_STATE_DIR": str(paths.state), "EBPFLB_RUN_DIR": str(paths.run)}
+    return _output([sys.executable, "-P", "-m", "ebpflb", *words], given)
+
+
+def _output(command: list[str], variables: dict[str, str] | None = None) -> str:
+    """Return what a program prints, up to the limit. Raises NodeError with its message."""
+    environment = {**child.environment(), **(variables or {})}
+    with (
+        TemporaryFile() as errors,
+        Popen(command, stdout=PIPE, stderr=errors, cwd="/", env=environment) as process,
+    ):
+        assert process.stdout
+        timer = Timer(SECONDS, process.kill)
+        timer.daemon = True
+        try:
+            timer.start()
+            data = process.stdout.read(MOST_BYTES + 1)
+            if len(data) <= MOST_BYTES:
+                process.wait()
+        finally:
+            is_late = timer.finished.is_set()
+            timer.cancel()
+            process.kill()
+        errors.seek(0)
+        said = one_line(errors.read(MOST_BYTES).decode(errors="replace"))
+    if is_late:
+        raise NodeError(f"it did not end within {SECONDS:g} s")
+    if not data:
+        raise NodeError(said or f"no output, exit status {process.returncode}")
+    return data.decode(errors="replace")
+
+
+def _page(paths: Paths, path: str) -> str:
+    """Return a page of the running agent."""
+    code, body = ask.exchange(paths, path, ask.SECONDS)
+    if code != 200:
+        raise NodeError(f"the agent answered {code}")
+    return body.decode(errors="replace")
+
+
+def _explained(source: Source) -> str:
+    """Return what `explain` says of some Services, for a client on the node and one outside."""
+    named = source.services or tuple(islice(_ports(source.paths), 10))
+    parts = []
+    for name in named:
+        for client in ("node", "outside"):
+            try:
+                said = _ebpflb(source.paths, "explain", name, "--from", client, "-owide")
+            except NodeError as error:
+                said = f"not read: {error}\n"
+            parts.append(f"$ ebpflb explain {name} --from {client}\n{said}")
+    return "\n".join(parts) or "no Services\n"
+
+
+def _ports(paths: Paths) -> list[str]:
+    """Return the Service ports in the maps, as `explain` takes them."""
+    with pins.pinned_maps(paths.state) as maps:
+        names = [name for _, name in maps["service_names"].items()]
+    return sorted(
+        {
+            f"{it.owner}{':' * bool(it.port)}{it.port}/{protocol_name(it.protocol).lower()}"
+            for it in names
+        }
+    )
+
+
+def _nft(_: Source) -> str:
+    """Return the table without the elements of its sets, which are the map `translations`."""
+    return firewall.run(["nft", "-t", "list", "table", TABLE.family, TABLE.table])
+
+
+def _log(source: Source) -> str:
+    """Return the last lines: of the given log, else of the agent's stderr or its journal."""
+    if source.log:
+        return _last_lines(source.log.read(MOST_BYTES))
+    published = status.read(source.paths)
+    stderr = Path(f"/proc/{published.pid if published else 0}/fd/2")
+    if stderr.is_file():
+        with stderr.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_BYTES))
+            return _last_lines(file.read(MOST_BYTES))
+    try:
+        return _output(["journalctl", "-q", "-u", "ebpflb", "-n", str(MOST_LOG_LINES)])
+    except FileNotFoundError:
+        raise NodeError(
+            "a container cannot read its own log: pipe that of `kubectl logs` into `--log -`"
+        ) from None
+
+
+def _last_lines(data: bytes) -> str:
+    return "\n".join(data.decode(errors="replace").splitlines()[-MOST_LOG_LINES:]) + "\n"
+
+
+def _sysctls(_: Source) -> str:
+    lines = []
+    root = sysctls.OWN_PROC_SYS
+    for name in (str(path.relative_to(root)) for each in _SYSCTLS for path in root.glob(each)):
+        try:
+            lines.append(f"{name} = {sysctls.sysctl_path(name).read_text().strip()}")
+        except OSError as error:
+            lines.append(f"{name}: {error.strerror}")
+    return "\n".join(lines) + "\n"
+
+
+def _versions(_: Source) -> str:
+    packages = sorted(f"{it.name} {it.version}" for it in metadata.distributions())
+    return "\n".join([f"ebpflb {VERSION} {COMMIT}", f"python {sys.version}", *packages, ""])
+
+
+def _kernel(_: Source) -> str:
+    """Return release, distribution, modules of networking, and the mounts of bpf and cgroups."""
+    modules = [line for line in _lines("/proc/modules") if line.startswith(_MODULES)]
+    mounts = [it for it in _lines("/proc/self/mountinfo") if " - bpf " in it or " - cgroup" in it]
+    parts = [" ".join(platform.uname())], _lines("/etc/os-release"), modules, mounts
+    return "\n".join(line for part in parts for line in (*part, ""))
+
+
+def _lines(path: str) -> list[str]:
+    """Return a file's lines; a kernel without modules, or an image, may not have the file."""
+    return Path(path).read_text().splitlines() if Path(path).exists() else []
+
+
+def _devices(_: Source) -> str:
+    lines = [str(device) for device in device_watch.list_devices().devices]
+    return "\n".join([*lines, "", f"gateways: {', '.join(map(str, routes.gateways()))}", ""])
+
+
+# fmt: off
+ROWS = (
+    Row("status.json", "`status`: verdict, reasons, counts of flows", "status -o json"),
+    Row("check.json", "`check`: what this node lacks", "check -o json"),
+    Row("doctor.json", "`doctor`, without connections of its own", "doctor --no-canary -o json"),
+    Row("services.json", "`services list`, by the agent", "services list -o json"),
+    Row("explain.txt", "`explain` of some Services, by name", _explained),
+    Row("map-counts.txt", "how many entries each map has, flows among them", "maps dump"),
+    Row("maps.json", "maps that the agent writes; also the elements of the nft table, in "
+        "`translations`", f"maps dump {_MAPS} -o json"),
+    Row("nft.txt", "the nft table without its elements", _nft),
+    Row("history.json", "`history`: the last 1,000 changes", "history --limit 1000 -o json"),
+    Row("log.txt", f"the last {MOST_LOG_LINES:,} lines of the log", _log),
+    Row("metrics.txt", "the agent's metrics", "/metrics"),
+    Row("configuration.json", "the configuration in force", "/configz"),
+    Row("flags.txt", "the flags in force", "/flagz"),
+    Row("stacks.txt", "where each thread of the agent is", "/debug/stacks"),
+    Row("sysctls.txt", "sysctls of forwarding, conntrack, bridges and BPF", _sysctls),
+    Row("devices.txt", "network devices with their addresses, and gateways", _devices),
+    Row("versions.txt", "versions of ebpflb, Python and its packages", _versions),
+    Row("kernel.txt", "kernel, distribution, modules, mounts of bpf and cgroups", _kernel),
+)
+# fmt: on
