@@ -104,12 +104,16 @@ def test_set(datapath: Datapath) -> None:
 def test_no_flow_before_every_device(
     directory: Path, cgroup: Path, ns: Namespace, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Packets open no flows until the first programs are at all devices, also after a crash."""
-    flags: list[frozenset[str]] = []
+    """Packets open no flows until the first programs are at all devices, also after a crash. Those
+    that may wait get them a few at a time, so that changes are served meanwhile.
+    """
+    flags, now, at_a_time = list[frozenset[str]](), {ns.served()[0].index}, list[int]()
 
-    def update(wanted: Devices, *words: Any, **by: Any) -> dict[str, str]:
+    def update(wanted: Devices, first: Any, *, by: Any) -> dict[str, str]:
         flags.append(held(made, "settings")[0].flags)
-        return real(wanted, *words, **by)
+        assert first == now
+        at_a_time.append(by)
+        return real(wanted, first, by=by)
 
     crashed = Datapath(StateDir(directory))
     crashed.load(cache)
@@ -124,8 +128,9 @@ def test_no_flow_before_every_device(
     assert not made.is_attached()
     made.load(cache)
     made.write_settings(Settings(flags=frozenset({"masquerade_all"})))
-    assert made.attach(cgroup, ns.served()) == {}
+    assert made.attach(cgroup, ns.served(), now) == {}
     assert flags == [{"masquerade_all", "attaching"}]
+    assert 0 < at_a_time[0] < 100
     assert held(made, "settings")[0].flags == {"masquerade_all"}
     made.write_settings(Settings())
     assert held(made, "settings")[0].flags == frozenset()

@@ -6,18 +6,15 @@ from collections import Counter
 from contextlib import ExitStack
 from math import gcd
 
-import pytest
-
 from ebpflb.lab.manifests import Manifest
 from ebpflb.model.annotations import LEAST_CONNECTIONS
 from tests.kit import chances, requests
-from tests.kit.parameters import both_engines, families
+from tests.kit.parameters import both_engines
 from tests.kit.scheduled import (
     CLIENTS,
     ENDPOINTS,
     SENDS,
     WEB,
-    clients,
     dial,
     kinds,
     loads,
@@ -60,27 +57,6 @@ def test_weight_0_drains(two: TwoNodes, opened: ExitStack) -> None:
 
 def counted(two: TwoNodes, *pods: str) -> list[Manifest]:
     return service(two, LEAST_CONNECTIONS, *(pods or PAIR))
-
-
-@pytest.mark.extended
-@clients
-@families
-def test_new_connections_go_to_the_endpoint_with_fewest(
-    two: TwoNodes, who: str, v6: bool, opened: ExitStack
-) -> None:
-    """While all stay open they alternate; where one endpoint's have ended it gets the next ones."""
-    two.publish(counted(two))
-    settled(two)
-    held = [dial(two, who, opened, v6=v6) for _ in range(8)]
-    assert Counter(name for name, _ in held) == {"here": 4, "there": 4}
-    assert loads(two) == [4, 4]
-    for name, each in held:
-        if name == "here":
-            each.close()
-    settled(two, 4)
-    assert {dial(two, who, opened, v6=v6)[0] for _ in range(4)} == {"here"}
-    opened.close()
-    settled(two)
 
 
 def test_an_agent_that_is_killed_leaves_exact_counts(two: TwoNodes, opened: ExitStack) -> None:

@@ -35,18 +35,6 @@ def test_all_is_served_by_kube_proxy_and_counted(shadow: Both, send: requests.Se
     assert after["masqueraded"] == before["masqueraded"]
 
 
-@protocols
-def test_what_would_be_refused_is_served(shadow: Both, send: requests.Send) -> None:
-    """Here the Service has no endpoint, in kube-proxy's rules it has one, and clients get it."""
-    shadow.publish(shadow.service(*NEW, endpoints=[]), shadow.service(*OLD))
-    before = counted(shadow)
-    answers = [send(shadow.sockets(host), *where).name for host, where in shadow.ways(NEW)]
-    after = counted(shadow)
-    shadow.publish(shadow.service(*NEW), shadow.service(*OLD))
-    assert answers == ["web-3"] * 4
-    assert after["refused"] - before["refused"] >= 4
-
-
 @pytest.mark.skipif(not probe.set_retval(), reason="this kernel cannot say EADDRINUSE")
 def test_a_nodeport_can_be_bound(shadow: Both) -> None:
     """bind() works as with kube-proxy; it is counted that it would not."""
@@ -54,13 +42,6 @@ def test_a_nodeport_can_be_bound(shadow: Both) -> None:
     with requests.tcp_socket(shadow.sockets(shadow.node), shadow.node.v4) as socket:
         socket.bind((shadow.node.v4, NEW[2]))
     assert counted(shadow)["nodeport_bind_denied"] == before["nodeport_bind_denied"] + 1
-
-
-def test_status_says_who_serves(shadow: Both) -> None:
-    """No one takes OK for a node that ebpflb serves, nor the rules for leftovers."""
-    said = " ".join(shadow.ebpflb("status").stdout.split())
-    assert "all Services (--shadow)" in said
-    assert "cleanup --kube-proxy" not in said
 
 
 @pytest.mark.extended

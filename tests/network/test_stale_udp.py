@@ -28,7 +28,6 @@ from tests.kit.stale_udp import (
 )
 
 OTHER_TARGET = 9090
-LATER = {"v4": "10.96.0.30", "v6": "fd00:96::30"}
 PLACES = {"v4": VIP, "v6": VIP6, "mapped": f"::ffff:{VIP}"}
 
 pytestmark = pytest.mark.skipif(not sock_diag.can_destroy(), reason="this kernel ends no sockets")
@@ -205,45 +204,12 @@ def test_udp_of_the_node_connected_before_endpoints_is_ended(
         assert connect(early, address, port).name == cluster.web[0].name
 
 
-@pytest.fixture(params=LATER)
-def later(request: pytest.FixtureRequest) -> str:
-    """A cluster IP that no service has yet."""
-    return LATER[request.param]
-
-
 @pytest.fixture
 def rule(cluster: Cluster) -> Iterator[Callable[[str], None]]:
     """Loads a rule about what the node itself sends."""
     head, tail = "table inet others {\nchain o {\ntype nat hook output priority 0;", "}\n}\n"
     yield lambda rule: cluster.node.nft(f"{head}\n{rule}\n{tail}")
     cluster.node.nft("table inet others\ndelete table inet others\n")
-
-
-@pytest.mark.parametrize("tracked", [False, True])
-def test_udp_is_preserved_when_asked_too_early(
-    cluster: Cluster,
-    changes: Changes,
-    pod: Sockets,
-    host: Sockets,
-    later: str,
-    tracked: bool,
-    rule: Callable[[str], None],
-) -> None:
-    """A socket connected to a cluster IP that no service had yet is served once one has it.
-
-    A pod's datagrams are translated at its device; the node's own socket is ended.
-    """
-    changes.apply()
-    if tracked:
-        rule("ct state new accept")
-    with bound_socket(pod, later) as early, bound_socket(host, later) as lost:
-        for client in (early, lost):
-            client.connect((later, PORT))
-            client.send(b"?")
-        changes.publish(afterwards(cluster.web[0]))
-        assert exchange(early).name == cluster.web[0].name
-        assert is_ended(lost)
-        assert connect(lost, later).name == cluster.web[0].name
 
 
 # What conntrack has of a frontend that was removed is deleted once more after a second, so these
@@ -267,7 +233,7 @@ def test_translated_by_others(
         assert exchange(client).name == pod.name
 
 
-def afterwards(pod: Host, cluster_ips: Iterable[str] = LATER.values()) -> list[Manifest]:
+def afterwards(pod: Host, cluster_ips: Iterable[str]) -> list[Manifest]:
     """A service at the cluster IPs that no service had."""
     named, ends = [{"name": "udp", "port": TARGET, "protocol": "UDP"}], dual_stack(pod)
     return [

@@ -89,6 +89,22 @@ def test_other_sizes_are_other_maps(home: StateDir) -> None:
         former.read_maps()
 
 
+@needs_root
+def test_a_lost_record_is_put_back(home: StateDir) -> None:
+    """Without it commands would look for the usual maps; the audit names it."""
+    state = StateDir(home.directory, addresses.parse_map_sizes("slots=2048"))
+    state.prepare()
+    maps = state.open_maps()
+    state.restore_pins(maps)
+    assert not [*state.pin_faults(maps)]
+    os.unlink(home.directory / state_dir.SIZES_LINK)
+    assert [each.found for each in state.pin_faults(maps)] == ["differs from --map-size"]
+    state.restore_pins(maps)
+    assert state_dir.read_sizes(home.directory) == state.sizes
+    for opened in maps.values():
+        opened.close()
+
+
 def _entries(state: StateDir) -> int:
     maps = state.read_maps()
     for opened in maps.values():
