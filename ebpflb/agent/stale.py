@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 # Seconds after a change. Programs report the flows that send, and a search would block the deletion
 # of their entries. The second search is for a CPU that was stopped.
 PASS_TIMES = (0.02, 1.0)
-_PAUSE_FACTOR = 4  # times the processor time of a search: changes may follow fast
+_PAUSE_FACTOR = 3  # times the processor time of a search: changes may follow fast
 FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0  # seconds, after a failed search: 1, 2, 4, ...
 _NONE: Mapping[PortName, Change] = {}
 

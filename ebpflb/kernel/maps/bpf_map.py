@@ -137,11 +137,13 @@ def read_element(spec: MapSpec, stride: int) -> Struct:
 
 def _batches(fd: int, spec: MapSpec, size: int) -> Slices:
     keys, values = bytearray(spec.key_size * size), bytearray(spec.value_size * size)
+    found_keys, found_values = memoryview(keys), memoryview(values)
     cursor, ended = None, False
     while not ended:
         count, cursor = bpf.map_lookup_batch(fd, cursor, keys, values, size)
         ended = cursor is None
-        yield bytes(keys[: count * spec.key_size]), bytes(values[: count * spec.value_size])
+        each = found_keys[: count * spec.key_size], found_values[: count * spec.value_size]
+        yield bytes(each[0]), bytes(each[1])
 
 
 def _walked_items(fd: int, spec: MapSpec) -> Iterator[tuple[bytes, bytes]]:

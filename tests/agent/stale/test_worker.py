@@ -117,7 +117,7 @@ def test_changes_that_come_meanwhile_share_a_search(idle: Idle) -> None:
 
 
 def test_a_pause_grows_with_the_search(idle: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four times its processor time: endpoints may be removed one after the other."""
+    """Three times its processor time: endpoints may be removed one after the other."""
 
     def delete(*_: Any, **__: Any) -> Ended:
         idle.cpu += 0.5
@@ -127,7 +127,7 @@ def test_a_pause_grows_with_the_search(idle: Idle, monkeypatch: pytest.MonkeyPat
     idle.worker.check([removed(GONE)])
     idle.turn()
     idle.worker.check([removed(GONE)])
-    assert round(idle.turn(), 6) == 2
+    assert round(idle.turn(), 6) == 1.5
 
 
 def test_what_has_failed_is_made_again(idle: Idle, caplog: pytest.LogCaptureFixture) -> None:
