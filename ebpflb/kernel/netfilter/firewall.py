@@ -12,7 +12,7 @@ import re
 import shutil
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -116,28 +116,16 @@ class Table(Struct):
     chains: dict[str, Chain] = {}
     family: str = "inet"
 
-    def reached_from(
-        self,
-        chain: Chain,
-        follow: Callable[[Rule], bool] = lambda rule: True,
-        *,
-        with_kube_proxy: bool = False,
-    ) -> Iterator[tuple[str, Rule]]:
-        """Yield rules of a chain and of those that it leads to, each with its chain's name.
-
-        ``follow`` tells which rules are yielded, and followed into other chains.
-        ``with_kube_proxy``: also into kube-proxy's.
+    def reached_from(self, chain: Chain) -> Iterator[tuple[str, Rule]]:
+        """Yield the rules of a chain and of those that it leads to, each with its chain's name;
+        none of kube-proxy's chains.
         """
         waiting = [chain.name]
         for name in waiting:
-            for rule in filter(follow, self.chains[name].rules):
+            for rule in self.chains[name].rules:
                 yield name, rule
-                waiting += [
-                    target
-                    for target in rule.targets & self.chains.keys()
-                    if target not in waiting
-                    and (with_kube_proxy or not kube_proxy.is_chain(target))
-                ]
+                found = rule.targets & self.chains.keys()
+                waiting += [it for it in found.difference(waiting) if not kube_proxy.is_chain(it)]
 
 
 @lru_cache(maxsize=1024)

@@ -21,7 +21,7 @@ from ebpflb.model.addresses import Address, parse_address
 from ebpflb.model.kube_proxy import IptablesTable, is_chain, read_options
 from ebpflb.model.services import Protocol
 from ebpflb.tools import pins
-from ebpflb.tools.firewall.walk import Packet, Verdict, Way, may_drop, verdicts
+from ebpflb.tools.firewall.walk import Fate, Packet, Way, fates, may_drop
 
 _MOST_SLOTS, _MOST_PODS = 4096, 8  # limits of the search
 
@@ -71,11 +71,11 @@ def _judged(table: Table, state_directory: Path) -> Iterator[Dropping]:
 
 def _result(table: Table, chain: Chain, packet: Packet) -> Dropping | None:
     """Return what is dropped for certain, unless by a rule for this pod alone."""
-    found = verdicts(table, chain, packet)
-    if found.keys() != {Verdict.DROP}:
+    found = fates(table, chain, packet)
+    if found.keys() != {Fate.DROP}:
         return None
-    by = f" ({rule.text})" if (rule := found[Verdict.DROP]) else ""
-    held = verdicts(table, chain, packet, with_kube_proxy=True).keys() != {Verdict.DROP}
+    by = f" ({rule.text})" if (rule := found[Fate.DROP]) else ""
+    held = fates(table, chain, packet, with_kube_proxy=True).keys() != {Fate.DROP}
     who = "only kube-proxy's chains accept" if held else "no rule accepts"
     says = f"{chain.name} drops by default{by}, and {who} requests from outside to pods"
     then = "they time out with ebpflb" if held else "NodePorts time out"

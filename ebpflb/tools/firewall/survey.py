@@ -21,7 +21,7 @@ from ebpflb.model.addresses import Address, host_port, number
 from ebpflb.model.services import Protocol
 from ebpflb.tools import pins
 from ebpflb.tools.firewall.forwarding import way_of
-from ebpflb.tools.firewall.walk import DROPPING, Packet, Verdict, Way, verdicts
+from ebpflb.tools.firewall.walk import DROPPING, Fate, Packet, Way, fates
 from ebpflb.tools.snapshot import Snapshot
 
 MOST_SHOWN = 20
@@ -139,8 +139,8 @@ class Search:
         for address, port, frontend in named:
             way = self._ways[address.version]
             packet = Packet(address, port, way, protocol=frontend.protocol)
-            found = verdicts(table, base, packet)
-            if found.keys() <= {Verdict.DROP, Verdict.DROP_OF_ONE} and rule in found.values():
+            found = fates(table, base, packet)
+            if found.keys() <= {Fate.DROP, Fate.DROP_OF_ONE} and rule in found.values():
                 where = f"{table.title}, chain {name}: {rule.text}"
                 yield f"{where}: drops requests to {frontend.title}"
                 return

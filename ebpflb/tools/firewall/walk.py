@@ -56,28 +56,26 @@ class Packet(Struct, frozen=True):
     protocol: int = Protocol.TCP
 
 
-class Verdict(Enum):
+class Fate(Enum):
     ACCEPT = auto()
     DROP = auto()
     DROP_OF_ONE = auto()  # by a rule for this destination alone, as network policies have them
     NEXT = auto()  # no rule of the chain decides
 
 
-Verdicts = dict[Verdict, Rule | None]
-"""The possible verdicts, each with the first rule that leads to it; None: the chain's policy."""
+Fates = dict[Fate, Rule | None]
+"""What may become of a packet, each with the first rule for it; None: the chain's policy."""
 
 
-def verdicts(
-    table: Table, chain: Chain, packet: Packet, *, with_kube_proxy: bool = False
-) -> Verdicts:
+def fates(table: Table, chain: Chain, packet: Packet, *, with_kube_proxy: bool = False) -> Fates:
     """Return what may become of the packet at a base chain; kube-proxy's chains count on request.
 
     A rule that cannot be read may match.
     """
     found = _Walk(table, packet, with_kube_proxy=with_kube_proxy).chain(chain.name)
-    if Verdict.NEXT in found:
-        del found[Verdict.NEXT]
-        found.setdefault(Verdict.DROP if chain.policy == "DROP" else Verdict.ACCEPT, None)
+    if Fate.NEXT in found:
+        del found[Fate.NEXT]
+        found.setdefault(Fate.DROP if chain.policy == "DROP" else Fate.ACCEPT, None)
     return found
 
 
@@ -92,52 +90,52 @@ class _Walk:
 
     def __init__(self, table: Table, packet: Packet, *, with_kube_proxy: bool) -> None:
         self._table, self._packet, self._with_kube_proxy = table, packet, with_kube_proxy
-        self._known: dict[str, Verdicts] = {}
+        self._known: dict[str, Fates] = {}
 
-    def chain(self, name: str) -> Verdicts:
+    def chain(self, name: str) -> Fates:
         if name not in self._known:
-            self._known[name] = {Verdict.NEXT: None}  # a loop, which netfilter refuses
+            self._known[name] = {Fate.NEXT: None}  # a loop, which netfilter refuses
             self._known[name] = self._of_rules(self._table.chains[name].rules)
         return dict(self._known[name])
 
-    def _of_rules(self, rules: list[Rule]) -> Verdicts:
-        found: Verdicts = {}
+    def _of_rules(self, rules: list[Rule]) -> Fates:
+        found: Fates = {}
         for rule in rules:
             match = matches(rule, self._packet)
             if match is False:
                 continue
             of_rule, goes_on = self._of_rule(rule)
-            for verdict, by in of_rule.items():
-                found.setdefault(verdict, by)
+            for fate, by in of_rule.items():
+                found.setdefault(fate, by)
             if match and not goes_on:
                 return found
-        found.setdefault(Verdict.NEXT, None)
+        found.setdefault(Fate.NEXT, None)
         return found
 
-    def _of_rule(self, rule: Rule) -> tuple[Verdicts, bool]:
-        """Return the verdicts of a rule that matches, and whether the next rule may follow."""
+    def _of_rule(self, rule: Rule) -> tuple[Fates, bool]:
+        """Return the fates by a rule that matches, and whether the next rule may follow."""
         actions = rule.targets | rule.names
         if actions & _TAKING:
-            return {Verdict.ACCEPT: rule}, False
+            return {Fate.ACCEPT: rule}, False
         if actions & DROPPING:
             one = is_about_one(rule, self._packet.address)
-            return {Verdict.DROP_OF_ONE if one else Verdict.DROP: rule}, False
+            return {Fate.DROP_OF_ONE if one else Fate.DROP: rule}, False
         if actions & _RETURNING:
-            return {Verdict.NEXT: rule}, False
+            return {Fate.NEXT: rule}, False
         for target in rule.targets & self._table.chains.keys():
             if self._with_kube_proxy or not kube_proxy.is_chain(target):
                 return self._of_jump(rule, self.chain(target))
         return {}, True
 
-    def _of_jump(self, rule: Rule, found: Verdicts) -> tuple[Verdicts, bool]:
-        """Return the verdicts after a jump, from which the packet comes back; after a goto it does
+    def _of_jump(self, rule: Rule, found: Fates) -> tuple[Fates, bool]:
+        """Return the fates after a jump, from which the packet comes back; after a goto it does
         not.
         """
-        comes_back = Verdict.NEXT in found and "-g" not in rule.names
+        comes_back = Fate.NEXT in found and "-g" not in rule.names
         if comes_back:
-            del found[Verdict.NEXT]
-        if Verdict.DROP in found and is_about_one(rule, self._packet.address):
-            found[Verdict.DROP_OF_ONE] = found.pop(Verdict.DROP)
+            del found[Fate.NEXT]
+        if Fate.DROP in found and is_about_one(rule, self._packet.address):
+            found[Fate.DROP_OF_ONE] = found.pop(Fate.DROP)
         return found, comes_back
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ebpflb.kernel.netfilter.firewall import Table, read_nft
-from ebpflb.tools.firewall.walk import Packet, Verdict, Way, may_drop, verdicts
+from ebpflb.tools.firewall.walk import Fate, Packet, Way, fates, may_drop
 from tests.tools.firewall.services import RECORDED, of_iptables
 
-ACCEPT, DROP, DROP_OF_ONE = Verdict.ACCEPT, Verdict.DROP, Verdict.DROP_OF_ONE
+ACCEPT, DROP, DROP_OF_ONE = Fate.ACCEPT, Fate.DROP, Fate.DROP_OF_ONE
 POD = "10.244.1.7/32"
 # The rules of known programs, which have a heading each.
 RULES = re.findall(r"# .+\n((?:-A .+\n)+)", (RECORDED / "forward.rules").read_text())
@@ -83,11 +83,9 @@ def request(*, marked: bool = True, dnat: bool = True) -> Packet:
     return Packet(pod, 8080, way, "cni0", marked, dnat)
 
 
-def outcome(
-    of: Table, packet: Packet | None = None, *, with_kube_proxy: bool = False
-) -> set[Verdict]:
+def outcome(of: Table, packet: Packet | None = None, *, with_kube_proxy: bool = False) -> set[Fate]:
     (chain,) = (it for it in of.chains.values() if it.hook == "forward")
-    found = verdicts(of, chain, packet or request(), with_kube_proxy=with_kube_proxy)
+    found = fates(of, chain, packet or request(), with_kube_proxy=with_kube_proxy)
     assert may_drop(of, chain) or DROP not in found
     return set(found)
 
