@@ -272,6 +272,11 @@ class Paths:
         return self.run / f"{self.name}.monitor.sock"
 
     @property
+    def answers_file(self) -> Path:
+        """What `run --init-only` found about the kernel, for all agents of the machine."""
+        return self.run / "kernel.json"
+
+    @property
     def ports_file(self) -> Path:
         return self.run / f"{self.name}.ports"
 

@@ -24,7 +24,7 @@ from ebpflb.kernel.maps.readers import Translations
 from ebpflb.kernel.netfilter import table, watch
 from ebpflb.kernel.netfilter.elements import Change, Elements, read_backends, unpack
 from ebpflb.kernel.netfilter.flowtable import FlowtableSync, flowtable_obstacle
-from ebpflb.kernel.netfilter.probe import can_translate_sctp, netfilter_obstacle
+from ebpflb.kernel.netfilter.probe import can_translate_sctp, left_answers, netfilter_obstacle
 from ebpflb.kernel.netfilter.table import Keeper, NetfilterTable, table_options
 from ebpflb.kernel.node.sysctls import bridge_calls
 from ebpflb.model import packet_path
@@ -338,6 +338,8 @@ def probe_netfilter(options: Options) -> Probed:
     """
     if options.packet_path == Engine.FLOWS:
         return Probed("not probed, because the flow tables were chosen")
+    if left := left_answers(options.paths.answers_file):
+        return Probed(left.netfilter, left.sctp)
     missing = netfilter_obstacle()
     return Probed(missing, sctp=not missing and can_translate_sctp())
 
@@ -345,7 +347,8 @@ def probe_netfilter(options: Options) -> Probed:
 def flowtable_of(options: Options, missing: str | None) -> FlowtableSync:
     """Return the keeper of the flowtable, for --fast-forward; ``missing`` as in EngineChoice."""
     is_wanted = options.has_flowtable and not missing and not options.shadow
-    lacking = flowtable_obstacle() if is_wanted else None
+    left = left_answers(options.paths.answers_file) if is_wanted else None
+    lacking = left.flowtable if left else flowtable_obstacle() if is_wanted else None
     if lacking:
         log.warning("--fast-forward has no effect with netfilter: %s", lacking)
     off = why_off(options.fast_forward, None)

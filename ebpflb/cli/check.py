@@ -9,6 +9,7 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.output import Output, list_option, print_results, show, watch_option
+from ebpflb.options import Paths
 from ebpflb.serve import status
 from ebpflb.tools import pins
 from ebpflb.tools.check import check_node
@@ -37,7 +38,8 @@ def check(
     """
 
     def read() -> list[CheckResult]:
-        return [*check_node(state_dir.absolute(), cgroup_root), *_of_agent(state_dir, run_dir)]
+        paths = pins.paths(state_dir, run_dir)
+        return [*check_node(paths, cgroup_root), *_of_agent(paths)]
 
     results = show(read, lambda found: _print(found, output), watch)
     sys.exit(1 if _lacking(results) else 0)
@@ -55,9 +57,8 @@ def _lacking(results: list[CheckResult]) -> list[str]:
     return [result.feature for result in results if result.required and not result.ok]
 
 
-def _of_agent(state_dir: Path, run_dir: Path) -> Iterator[CheckResult]:
+def _of_agent(paths: Paths) -> Iterator[CheckResult]:
     """Yield results that only a running agent knows: settings, and whether its Node exists."""
-    paths = pins.paths(state_dir, run_dir)
     published = status.read(paths)
     if not published or not published.lists_complete or not status.is_running(paths):
         return

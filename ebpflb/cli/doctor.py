@@ -97,7 +97,7 @@ def _results(paths: Paths, cgroup: Path | None, *, canary: bool) -> Iterator[Che
             lacking = str(error)
         if maps:
             pins.require_namespace(maps)
-        yield from check_node(paths.state, cgroup)
+        yield from check_node(paths, cgroup)
         yield from _verdict(paths)
         if maps:
             yield from _of_maps(paths, maps, canary=canary)

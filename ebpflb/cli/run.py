@@ -22,6 +22,7 @@ from ebpflb.errors import ConfigurationError, EbpflbError, NodeError
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.netfilter import probe
 from ebpflb.kernel.node import namespaces, sysctls
 from ebpflb.model.nodes import FORWARD_OFF
 from ebpflb.options import Options, Paths, flags_of
@@ -78,6 +79,7 @@ def _start(
     common.require_capabilities()
     if values["init_only"]:
         sysctls.set_up_conntrack(options.conntrack)
+        probe.leave_answers(options.paths.answers_file)
         return
     require_features(values["state_dir"], values["cgroup_root"])
     with agent_lock.held(options.paths) as lock:

@@ -13,24 +13,35 @@ from pathlib import Path
 
 from ebpflb.errors import EbpflbError
 from ebpflb.kernel import probe
-from ebpflb.kernel.netfilter.probe import netfilter_obstacle
+from ebpflb.kernel.netfilter.probe import left_answers, netfilter_obstacle
 from ebpflb.kernel.node import device_watch, namespaces, sock_diag
 from ebpflb.kernel.node.sysctls import bridge_calls
 from ebpflb.model import packet_path
+from ebpflb.options import Paths
 from ebpflb.tools import neighbours
 from ebpflb.tools.node_checks import CheckResult, feature, missing_requirements, required_results
 
 _NETFILTER, _BRIDGES = "NAT by nftables", "bridges of pods"
 
 
-def check_node(state_directory: Path, cgroup: Path | None) -> list[CheckResult]:
+def check_node(paths: Paths, cgroup: Path | None) -> list[CheckResult]:
     """Return the results of all checks; without the capabilities, only of the checks that need
     none.
     """
-    results = required_results(state_directory, cgroup)
+    results = required_results(paths.state, cgroup)
     if missing_requirements(results[:1]):
         return results
-    return [*results, *_batches(), *_optional(), *neighbours.results(state_directory, cgroup)]
+    netfilter = _netfilter(paths.answers_file)
+    others = neighbours.results(paths.state, cgroup)
+    return [
+        *results,
+        *_batches(),
+        *_optional(),
+        netfilter,
+        _bridged_pods(),
+        *_stale_sockets(),
+        *others,
+    ]
 
 
 def _batches() -> Iterator[CheckResult]:
@@ -52,9 +63,6 @@ def _optional() -> Iterator[CheckResult]:
     lost = "a program attached briefly at the start reads it"
     yield feature("SO_NETNS_COOKIE", namespaces.own_cookie() is not None, "5.14", lost)
     yield _one_packet_a_cpu()
-    yield _netfilter()
-    yield _bridged_pods()
-    yield from _stale_sockets()
 
 
 REALTIME = Path("/sys/kernel/realtime")
@@ -100,9 +108,10 @@ def _kernel_config() -> str | None:
     return None
 
 
-def _netfilter() -> CheckResult:
+def _netfilter(answers: Path) -> CheckResult:
     """Return whether the kernel allows --packet-path=auto to use netfilter."""
-    missing = netfilter_obstacle()
+    left = left_answers(answers)
+    missing = left.netfilter if left else netfilter_obstacle()
     lost = "packets are translated by ebpflb's own flow tables" if missing else ""
     return CheckResult(_NETFILTER, not missing, False, missing or "yes", lost)
 

@@ -14,6 +14,7 @@ from ebpflb.config import config_file
 from ebpflb.entries.flows import STREAM_AFTER
 from ebpflb.entries.services import Settings
 from ebpflb.kernel.attach import cgroup_links
+from ebpflb.kernel.netfilter import probe
 from ebpflb.kernel.node import sysctls
 from ebpflb.options import ConntrackOptions, Flag, Options, Paths, flags_of
 from tests.cli.conftest import NEVER, Done, Ebpflb
@@ -325,12 +326,13 @@ def test_write_config_nowhere(ebpflb: Ebpflb, file: Path) -> None:
 
 
 def test_init_only(ebpflb: Ebpflb, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--init-only sets what conntrack is to have, and ends."""
+    """--init-only sets what conntrack is to have, leaves what the kernel can, and ends."""
     seen: list[Any] = []
     monkeypatch.setattr(sysctls, "set_up_conntrack", seen.append)
     write(file, conntrack={"maxPerCore": 0, "tcpCloseWaitTimeout": "5s"})
+    monkeypatch.setattr(probe, "leave_answers", seen.append)
     assert ebpflb("run", "--init-only", "--config", file).status == 0
-    assert seen == [ConntrackOptions(max_per_core=0, close_wait=5)]
+    assert seen == [ConntrackOptions(max_per_core=0, close_wait=5), Paths.run / "kernel.json"]
 
 
 def test_cleanup(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

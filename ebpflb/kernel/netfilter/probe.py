@@ -15,13 +15,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from enum import StrEnum
 from ipaddress import IPv4Address
+from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
+from ebpflb import files
 from ebpflb.entries.services import Chosen
 from ebpflb.errors import NodeError, in_words
 from ebpflb.kernel import bpf, netlink
 from ebpflb.kernel.netfilter import nft
 from ebpflb.kernel.netfilter.elements import Elements
+from ebpflb.kernel.netfilter.flowtable import flowtable_obstacle
 from ebpflb.kernel.netfilter.table import (
     CANARY,
     INPUT,
@@ -36,7 +41,7 @@ from ebpflb.kernel.netfilter.table import (
     set_priority,
     to_port,
 )
-from ebpflb.kernel.node.namespaces import call_in_new
+from ebpflb.kernel.node.namespaces import call_in_new, capabilities
 from ebpflb.kernel.programs.loader import SCHED_CLS, run_program
 from ebpflb.model.addresses import Address, family
 from ebpflb.model.devices import Addresses, Device
@@ -102,6 +107,37 @@ def netfilter_obstacle() -> str | None:
 def can_translate_sctp() -> bool:
     """Whether the kernel translates the ports of SCTP packets. Raises NodeError."""
     return _in_scratch_namespace(_SCTP)
+
+
+# What `ebpflb run --init-only` found, for an agent that may make no network namespace.
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Answers(msgspec.Struct, frozen=True):
+    """Obstacles are None if there is none. ``boot``: of the kernel that was asked."""
+
+    boot: str
+    netfilter: str | None
+    flowtable: str | None
+    sctp: bool
+
+
+def leave_answers(path: Path) -> None:
+    """Try everything, and write the answers. Raises NodeError or OSError."""
+    missing = netfilter_obstacle()
+    sctp = not missing and can_translate_sctp()
+    answers = Answers(_BOOT_ID.read_text(), missing, flowtable_obstacle(), sctp)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.replace(path, msgspec.json.encode(answers))
+
+
+def left_answers(path: Path) -> Answers | None:
+    """Return the answers that were left since this boot; None if this process can try itself."""
+    if "CAP_SYS_ADMIN" in capabilities():
+        return None
+    found = files.decode_regular(path, Answers)
+    return found if found and found.boot == _BOOT_ID.read_text() else None
 
 
 def _in_scratch_namespace(protocol: int) -> bool:

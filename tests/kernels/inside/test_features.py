@@ -6,6 +6,7 @@ import os
 import pytest
 
 from ebpflb.kernel.maps.state_dir import BPFFS
+from ebpflb.options import Paths
 from ebpflb.tools.check import check_node
 from ebpflb.tools.node_checks import CheckResult, missing_requirements
 
@@ -32,7 +33,7 @@ LACKS = {
 
 @pytest.fixture(scope="module")
 def results() -> list[CheckResult]:
-    return check_node(NEVER, None)
+    return check_node(Paths(NEVER), None)
 
 
 def test_can_run(results: list[CheckResult]) -> None:

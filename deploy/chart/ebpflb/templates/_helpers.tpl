@@ -37,7 +37,8 @@ timeoutSeconds: 5
 {{- end }}
 
 {{- /* Root, because the host's files that it writes belong to root; but with few capabilities.
-Takes the root's values, and whether raw sockets are needed. */ -}}
+Takes the root's values, whether raw sockets are needed, and whether netfilter is probed for another
+container. */ -}}
 {{- define "ebpflb.securityContext" -}}
 runAsUser: 0
 allowPrivilegeEscalation: false
@@ -51,7 +52,7 @@ capabilities:
     {{- if .Values.rights.lockMemory }}
     - SYS_RESOURCE # before Linux 5.11: raises RLIMIT_MEMLOCK for the maps
     {{- end }}
-    {{- if .Values.rights.enterPods }}
+    {{- if or .Values.rights.enterPods .probes }}
     - SYS_ADMIN # network namespaces: setns(2) into pods', one in which netfilter is probed
     {{- end }}
     {{- if .raw }}
