@@ -51,11 +51,7 @@ class MetricsPages:
         return page(request) if page else NOT_FOUND
 
     def _pages(self) -> dict[str, Callable[[Request], Response]]:
-        debugging = (
-            {"/debug/stacks": lambda _: Response(200, "\n".join(stacks()).encode(), TEXT)}
-            if self.profiling
-            else {}
-        )
+        debugging = {"/debug/stacks": _stacks} if self.profiling else {}
         return {
             "/metrics": lambda request: _metrics(self.metrics, request),
             "/metrics/slis": lambda request: _metrics(self.slis, request),

@@ -7,7 +7,6 @@ import pytest
 
 from ebpflb.agent.loop import Call
 from ebpflb.lab.agents import wait_until
-from ebpflb.model.events import Disturbed
 from ebpflb.model.nodes import DEAD_SECONDS, STALLED_SECONDS
 from ebpflb.serve.health import Health
 from ebpflb.serve.listener import Request
@@ -76,22 +75,3 @@ def test_changes_that_wait_are_no_reason(timed: Harness, clock: Clock) -> None:
     assert list(timed.health.pulse.late) == [
         "changes are applied late: the oldest has waited for 3600 s"
     ]
-
-
-def test_the_oldest_message_waits_until_it_has_had_its_effect(harness: Harness) -> None:
-    """While the loop hangs the age grows; when all is handled there is none."""
-    harness.start()
-    harness.send(*EVERYTHING)
-    hangs, goes_on = threading.Event(), threading.Event()
-
-    def hang(*_: object) -> None:
-        hangs.set()
-        goes_on.wait(60)
-
-    harness.inbox.put(Call(hang))
-    assert hangs.wait(60)
-    harness.inbox.put(Disturbed("nothing"))
-    before = harness.inbox.age
-    wait_until("it grows", lambda: harness.inbox.age > before > 0)
-    goes_on.set()
-    wait_until("all is handled", lambda: harness.inbox.age == 0)
