@@ -22,6 +22,7 @@ _TOKEN = re.compile(
       | (?P<word> [A-Za-z0-9][\w.-]*)"""
 )
 _MAC_COLONS = 5
+_LONGEST = 253  # characters of a name in Kubernetes
 
 
 class Pseudonyms:
@@ -53,6 +54,8 @@ class Pseudonyms:
 
     def _word(self, text: str) -> str:
         """Replace a name; one that begins as a known one does, as pods do; parts of a DNS name."""
+        if len(text) > _LONGEST:
+            return text
         begins = text.split("-")
         if any("-".join(begins[:count]) in self._names for count in range(len(begins), 0, -1)):
             return self._name(text)

@@ -11,12 +11,14 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ebpflb import redaction
-from ebpflb.errors import NodeError
+from ebpflb.errors import NodeError, one_line
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
+from ebpflb.model import annotations, objects
 from ebpflb.model.packet_path import Engine
 from ebpflb.options import Paths
 from ebpflb.serve import status
@@ -157,6 +159,21 @@ def test_no_secret_of_any_input(row: Row, monkeypatch: pytest.MonkeyPatch) -> No
     data, failed = collect(Source(Paths()), None)
     assert failed == [] and PLANT not in members(data)[row.file]
     assert "proxy http://***@192.0.2.1:3128/" in members(data)[row.file]
+
+
+@pytest.mark.parametrize("name", sorted(annotations.OF_SERVICES | annotations.OF_SLICES))
+def test_no_value_of_an_annotation(name: str) -> None:
+    """No warning about an annotation of ours keeps what it quotes."""
+    for value in (PLANT, f"{PLANT} x", f"5m,{PLANT}", f'10.0.0.1,{PLANT}" is not', PLANT * 99):
+        meta = {"name": "a", "namespace": "b", "annotations": {name: value}}
+        service = msgspec.convert({"metadata": meta, "spec": {}}, objects.Service)
+        a_slice = {"metadata": meta, "addressType": "IPv4"}
+        found = msgspec.convert(a_slice, objects.EndpointSlice)
+        said: list[str] = [*annotations.slice_warnings(found)]
+        annotations.read(service, "random", "off", (), said)
+        annotations.read_weight(found, said)
+        texts = [*said, *map(one_line, said), *map(json.dumps, said)]
+        assert said and PLANT not in redaction.without_secrets("\n".join(texts))
 
 
 def test_the_secrets_of_the_agents_kubeconfig(
