@@ -57,6 +57,7 @@ def chromium(cluster: Cluster) -> Iterator[Any]:
     wanted.binary_location = "/usr/bin/chromium"
     for each in (*OPTIONS, f"--user-data-dir={profile}"):
         wanted.add_argument(each)
+    wanted.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
     netns.pushns(cluster.node.netns)
     started = None
     try:
@@ -139,6 +140,17 @@ class Page:
         from selenium.webdriver import ActionChains
 
         ActionChains(self.driver).send_keys(*words).perform()
+
+    def requests(self) -> list[str]:
+        """All addresses that the page has asked for since the last call."""
+        entries = [
+            json.loads(it["message"])["message"] for it in self.driver.get_log("performance")
+        ]
+        return [
+            it["params"]["request"]["url"]
+            for it in entries
+            if it["method"] == "Network.requestWillBeSent"
+        ]
 
     def wait(self, what: str, true: Callable[[], Any]) -> Any:
         """Until it is true; the failure says what the page shows."""

@@ -209,3 +209,52 @@ def monitors(cluster: Cluster) -> bool:
     """Whether the agent says that a monitor runs."""
     found = status.read(cluster.agent.paths)
     return found is None or found.monitor is not None
+
+
+@pytest.mark.extended
+def test_nothing_is_asked_for_elsewhere(page: Page) -> None:
+    """On any page; and the policy refuses nothing that the page itself does."""
+    page.driver.get_log("browser")
+    page.requests()
+    for where in PAGES:
+        page.open(where)
+        page.wait("the page", lambda: len(page.text()) > 100)
+    asked = [it for it in page.requests() if not it.startswith(("about:", "data:"))]
+    assert len(asked) > 5
+    assert [it for it in asked if not it.startswith(f"{page.url}/")] == []
+    said = [it["message"] for it in page.driver.get_log("browser")]
+    assert [it for it in said if "Content Security Policy" in it or "Uncaught" in it] == []
+
+
+def test_the_policy_holds(page: Page) -> None:
+    """A script that came into the page would not run, nor reach another server."""
+    page.open("/")
+    page.wait("the page", lambda: page.text("#says") != "reading")
+    page.script("""
+        window.ran = false;
+        try { const it = document.createElement("script"); it.text = "window.ran = true";
+              document.body.append(it); } catch {}
+        try { document.body.insertAdjacentHTML("beforeend", "<img src=x onerror='ran=true'>"); }
+        catch {}
+    """)
+    elsewhere = (
+        "const done = arguments[0];"
+        "fetch('http://198.51.100.77/').then(() => done('sent'), (it) => done(it.message))"
+    )
+    page.driver.set_script_timeout(60)
+    assert "Failed to fetch" in page.driver.execute_async_script(elsewhere)
+    assert page.script("return window.ran") is False
+
+
+def test_the_token_is_asked_for(page: Page, cluster: Cluster, tmp_path: Any) -> None:
+    """Once, and it stands in no address."""
+    file = tmp_path / "token"
+    file.write_text("0123456789abcdef0123\n")
+    with served(cluster, "--token-file", str(file)) as url:
+        own = Page(page.driver, url)
+        own.open("/services")
+        own.wait("the question", lambda: "Token" in own.text())
+        assert "default/web" not in own.text("body")
+        own.keys("0123456789abcdef0123\n")
+        own.wait("services", lambda: own.cells("Services of this node"))
+        assert "0123456789abcdef" not in "".join(own.requests())
