@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The AppArmor profile of deploy/ in force: the agent serves under it, and writes nothing else."""
+
+import os
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpflb.options import Paths
+from tests.deploy import test_rights
+from tests.deploy.helm import DEPLOY
+
+ENABLED = Path("/sys/module/apparmor/parameters/enabled")
+SECURITY = Path("/sys/kernel/security")
+UNDER = ("aa-exec", "--profile", "ebpflb", "--")
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or not ENABLED.exists() or ENABLED.read_text().strip() != "Y",
+    reason="this kernel has no AppArmor, or only root may load a profile",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Load it. The lab's root is a chroot, where paths would begin at the machine's."""
+    if not (SECURITY / "apparmor").exists():
+        subprocess.run(["mount", "-t", "securityfs", "securityfs", SECURITY], check=True)
+    text = (DEPLOY / "apparmor/ebpflb").read_text()
+    path = tmp_path_factory.mktemp("profile") / "ebpflb"
+    path.write_text(text.replace("flags=(", "flags=(chroot_relative,"))
+    parser = ["apparmor_parser", "--skip-cache"]
+    subprocess.run([*parser, "--replace", path], check=True)
+    yield
+    subprocess.run([*parser, "--remove", path], check=True)
+
+
+def test_agent_serves(tmp_path: Path) -> None:
+    """With the unit's capabilities and the runtimes' seccomp profile too, restart included."""
+    rights = test_rights.granted_by_the_unit()
+    with test_rights.cluster(tmp_path, Paths.cache) as made:
+        made.agent.under = [*test_rights.limited_to(rights, tmp_path), *UNDER]
+        for _ in range(2):
+            made.agent.start()
+            assert made.agent.process
+            current = Path(f"/proc/{made.agent.process.pid}/attr/current")
+            assert current.read_text().strip("\0\n") == "ebpflb (enforce)"
+            test_rights.serves(made)
+            assert test_rights.packet_path(made) == "netfilter"
+            assert test_rights.moves_connected_datagrams(made, 60)
+            made.agent.stop()
+        assert " E " not in made.agent.log()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "echo > /etc/ebpflb-denied",
+        "echo > /usr/bin/ebpflb-denied",
+        "mount -t tmpfs tmpfs /mnt",
+        "echo 0 > /proc/sys/kernel/printk",
+        "chroot /",
+    ],
+)
+def test_others_are_refused(command: str) -> None:
+    """What the agent has no need of fails, although root does it without the profile."""
+    words = [*UNDER, "sh", "-c", f"{command}"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode, shlex.join(words)
+    refused = ("ermission denied", "not permitted", "read-only")  # the last: mount(8) of EACCES
+    assert any(word in done.stderr for word in refused), done.stderr
