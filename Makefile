@@ -32,7 +32,8 @@ RUN_PACKAGES := python3 python3-venv python3-bpfcc iproute2 util-linux procps co
 LANE_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev python3-dev bpftool openssl nftables iptables ipset ipvsadm
 TEST_PACKAGES := $(LANE_PACKAGES) clang libbpf-dev graphviz systemd vagrant chromium \
 	chromium-driver man-db python3-matplotlib python3-seccomp
-RELEASE_PACKAGES := buildah crun dpkg-dev netavark openssh-client qemu-user-static xz-utils
+RELEASE_PACKAGES := buildah crun dpkg-dev netavark openssh-client qemu-user-static \
+	rpm xz-utils
 BENCH_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev nftables iptables python3-matplotlib
 CLANG := clang -O2 -target bpf -Wall -Wextra -Wno-unused-parameter -Werror \
 	-Ibpf -I/usr/include/$(shell uname -m)-linux-gnu

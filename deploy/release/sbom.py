@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a CycloneDX SBOM beside each file of a release.
+"""Writes a CycloneDX SBOM beside each file of a release, and an OpenVEX document of the image.
 
     python deploy/release/sbom.py VERSION FOLDER IMAGE_PACKAGES
 
@@ -11,18 +11,25 @@ cyclonedx-py fails.
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
+
+import yaml
 
 LOCKS = Path(__file__).parents[2] / "requirements"
+REASONS = Path(__file__).with_name("vex.yaml")
 # By the end of a file's name: its type.
 KINDS = {
     ".whl": "library",
     ".tar.gz": "library",
     ".deb": "application",
+    ".rpm": "application",
     "-image.oci.tar": "container",
     ".tgz": "application",
     "-chart.oci.tar": "application",
@@ -55,14 +62,45 @@ def contained(folder: Path) -> Bom:
 
 
 def debian(packages: str) -> list[Bom]:
-    """A component for each line "NAME<tab>VERSION"; the architectures have most in common."""
+    """A component for each line of packages; the architectures have most in common."""
     lines = [line.split("\t") for line in sorted(set(packages.splitlines()))]
-    return [_component("library", name, version, f"deb/debian/{name}") for name, version in lines]
+    return [
+        _component("library", name, version, f"deb/debian/{name}") for name, version, _ in lines
+    ]
+
+
+def vex(version: str, packages: str, reasons: list[dict[str, Any]]) -> dict[str, Any]:
+    """An OpenVEX document: for each reason, those of the image's packages that it is about."""
+    lines = [line.split("\t") for line in sorted(set(packages.splitlines()))]
+    statements = []
+    for reason in reasons:
+        of_source = [line[:2] for line in lines if line[2] == reason["package"]]
+        parts = [{"@id": f"pkg:deb/debian/{name}@{_quoted(number)}"} for name, number in of_source]
+        about = {
+            "products": [{"@id": f"pkg:oci/ebpflb?tag={version}", "subcomponents": parts}],
+            "status": "not_affected",
+            "justification": reason["justification"],
+            "impact_statement": reason["impact"],
+        }
+        statements += [{"vulnerability": {"name": it}, **about} for it in reason["names"] if parts]
+    time = datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), UTC)
+    return {
+        "@context": "https://openvex.dev/ns/v0.2.0",
+        "@id": f"https://openvex.dev/docs/public/ebpflb-{version}",
+        "author": "The ebpflb authors",
+        "timestamp": time.isoformat(),
+        "version": 1,
+        "statements": statements,
+    }
 
 
 def _component(kind: str, name: str, version: str, package: str) -> Bom:
-    purl = f"pkg:{package}@{version.replace('+', '%2B')}"
+    purl = f"pkg:{package}@{_quoted(version)}"
     return {"type": kind, "name": name, "version": version, "purl": purl, "bom-ref": purl}
+
+
+def _quoted(version: str) -> str:
+    return quote(version, safe="~:")
 
 
 def of_file(path: Path, version: str, packages: str) -> Bom:
@@ -81,9 +119,13 @@ def of_file(path: Path, version: str, packages: str) -> Bom:
 
 
 def main(version: str, folder: str, packages: str) -> None:
+    listed, reasons = Path(packages).read_text(), yaml.safe_load(REASONS.read_text())
+    image = version.replace("+", "-")
+    document = json.dumps(vex(image, listed, reasons), indent=1)
+    Path(folder, f"ebpflb-{version}-image.openvex.json").write_text(document)
     paths = [it for it in Path(folder).iterdir() if it.name.endswith(tuple(KINDS))]
     for path in paths:
-        bom = of_file(path, version, Path(packages).read_text())
+        bom = of_file(path, version, listed)
         path.with_name(f"{path.name}.cdx.json").write_text(json.dumps(bom, indent=1))
 
 

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tarfile
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,16 @@ import yaml
 from tests.deploy.helm import DEPLOY
 
 VERSION = "0.1.1.dev5+gabc"
+ROOT = DEPLOY.parent
+# As in a release, kubernetes imports no part of itself. cffi parses declarations that are new.
 IMPORTING_ALL = """
-import importlib, pkgutil, sys, ebpflb
-for module in pkgutil.walk_packages(ebpflb.__path__, "ebpflb."):
-    if not module.name.endswith(("__main__", "bcc_child")):
-        importlib.import_module(module.name)
+import importlib, importlib.util, pkgutil, sys, cffi.cparser, ebpflb, ebpflb_page
+kubernetes = importlib.util.module_from_spec(importlib.util.find_spec("kubernetes"))
+sys.modules["kubernetes"] = kubernetes
+for package in (ebpflb, ebpflb_page):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not module.name.endswith(("__main__", "bcc_child")):
+            importlib.import_module(module.name)
 print(*sys.modules)
 """
 
@@ -89,13 +95,28 @@ def test_the_image_has_a_name_where_it_is_loaded(tmp_path: Path) -> None:
     assert named["annotations"] == tag | {"io.containerd.image.name": "localhost/ebpflb:0.1.0"}
 
 
-def test_nothing_imports_what_a_release_leaves_out() -> None:
-    """deploy/release/environment removes kubernetes' models, typed requests and asyncio client."""
+def test_a_release_has_what_is_imported_and_nothing_else() -> None:
+    """Nothing imports the parts of kubernetes that deploy/release/environment removes; a package of
+    the lock is imported, or left out of image and packages.
+    """
     code = [sys.executable, "-c", IMPORTING_ALL]
     modules = subprocess.run(code, capture_output=True, text=True, check=True).stdout.split()
-    removed = ("kubernetes.client.models.", "kubernetes.client.api.", "kubernetes.aio", "aiohttp")
-    assert [it for it in modules if it.startswith(removed)] == []
+    script = (DEPLOY / "release/environment").read_text()
+    (parts,) = re.findall(r'rm -r "\$packages/kubernetes/"\{(.*)\}', script)
+    removed = ["client.models.", "client.api.", *parts.split(",")]
+    names = tuple(f"kubernetes.{it}" for it in removed)
+    assert [it for it in modules if it.startswith(names)] == []
     assert "kubernetes.client" in modules
+    (unused,) = re.findall(r"unused=\((.*?)\)", script, re.DOTALL)
+    locked = re.findall(r"(?m)^([\w-]+)==(?!.*win32)", (ROOT / "requirements/ui.txt").read_text())
+    imported = {it.partition(".")[0] for it in modules} - {"_distutils_hack"}  # by a .pth file
+    provided = {
+        re.sub(r"[-_.]+", "-", distribution).lower()
+        for module, distributions in packages_distributions().items()
+        for distribution in distributions
+        if module in imported
+    }
+    assert set(locked) - provided == set(unused.split())
 
 
 def test_the_branch_that_is_checked_out_changes_no_byte(tmp_path: Path) -> None:
@@ -137,6 +158,12 @@ for name in _top compiled/_part left_out/_part; do touch "$into/$name.$tag.so"; 
 """
 
 
+RPMBUILD = """#!/bin/sh
+while [ "$1" != --buildroot ]; do shift; done
+cp --recursive --no-dereference "$2" {folder}/rpm
+"""
+
+
 LIBRARY = "environment/lib/python3.13/site-packages"
 ENVIRONMENT = {
     f"{LIBRARY}/compiled_one-2.0.dist-info/WHEEL": "Root-Is-Purelib: false\n",
@@ -145,8 +172,8 @@ ENVIRONMENT = {
     "environment/pyvenv.cfg": "home = /usr/bin\nversion = 3.13.5\n",
     "environment/bin/ebpflb": "",
     "environment/bin/python3.13": "",
-    "environment/share/bash-completion/ebpflb": "",
-    "environment/share/fish/ebpflb": "",
+    "environment/share/bash-completion/completions/ebpflb": "",
+    "environment/share/fish/vendor_completions.d/ebpflb.fish": "",
     "environment/share/zsh/site-functions/_ebpflb": "",
     "requirements/ui.txt": "compiled-one==2.0 \\\n    --hash=a\npure==1.0 \\\n    --hash=b\n",
 }
@@ -154,17 +181,26 @@ ENVIRONMENT = {
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """The root of the Debian package of an environment with one compiled module, by a pip that
-    notes what it is asked for.
+    """The root of the packages of an environment with one compiled module, by a pip that notes what
+    it is asked for. As a machine with Debian has no rpmbuild before a release, a stand-in takes the
+    RPM's tree.
     """
-    for name, text in (ENVIRONMENT | {"python": PIP.format(folder=tmp_path)}).items():
+    for name, text in (
+        ENVIRONMENT
+        | {
+            "python": PIP.format(folder=tmp_path),
+            "tools/rpmbuild": RPMBUILD.format(folder=tmp_path),
+        }
+    ).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    (tmp_path / "python").chmod(0o755)
+    for name in ("python", "tools/rpmbuild"):
+        (tmp_path / name).chmod(0o755)
     for name in ("CHANGELOG.md", "LICENSE", "deploy", "setup.cfg"):
         (tmp_path / name).symlink_to(DEPLOY.parent / name)
-    made = ["deploy/release/deb", "environment", "0.1.1.dev5+gabc", "amd64", "."]
-    environment = os.environ | {"python": "./python"}
+    made = ["deploy/release/packages", "environment", "0.1.1.dev5+gabc", "amd64", "."]
+    path = f"{tmp_path / 'tools'}:{os.environ['PATH']}"
+    environment = os.environ | {"python": "./python", "PATH": path}
     subprocess.run(["bash", *made], cwd=tmp_path, env=environment, check=True, capture_output=True)
     (deb,) = tmp_path.glob("*.deb")
     subprocess.run(["dpkg-deb", "--raw-extract", deb, tmp_path / "root"], check=True)
@@ -188,3 +224,53 @@ def test_the_debian_package_serves_each_python(package: Path) -> None:
     assert [it.name for it in (package / "opt/ebpflb/bin").iterdir()] == ["ebpflb"]
     lock = (package.parent / "lock").read_text()
     assert lock == "compiled-one==2.0 \\\n    --hash=a\n"
+
+
+def test_the_rpm_has_the_same_tree(package: Path) -> None:
+    """Its list names every file, and nothing else; it asks for the same Pythons. Only the place of
+    zsh's completion differs.
+    """
+    rpm = package.parent / "rpm"
+    spec = (DEPLOY / "release/package/ebpflb.spec").read_text()
+    listed = re.findall(r"(?m)^(?:%dir |%config\(noreplace\) )?(/\S+)$", spec)
+    files = {f"/{it.relative_to(rpm)}" for it in rpm.rglob("*") if it.is_symlink() or it.is_file()}
+    whole = ("/opt/ebpflb/", "/usr/share/doc/ebpflb/")
+    assert {it for it in files if not it.startswith(whole)} <= set(listed)
+    assert all((rpm / it[1:]).exists() or (rpm / it[1:]).is_symlink() for it in listed)
+    debian = {f"/{it.relative_to(package)}" for it in package.rglob("*")}
+    assert {it for it in files - debian if "/zsh/" not in it} == set()
+    control = (package / "DEBIAN/control").read_text()
+    asked = [re.findall(r"\bpython3\.(\d+)", text) for text in (control, spec)]
+    assert (
+        asked[0]
+        == asked[1]
+        == re.findall(r"cpython-3(\d+)", " ".join(sorted(it for it in files if "_top" in it)))
+    )
+
+
+def test_openvex_speaks_of_what_the_image_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every reason is one of OpenVEX, names a vulnerability once, and becomes a statement about
+    each package of its source that the image has, and no other.
+    """
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1790000000")
+    sbom = script("sbom")
+    reasons = yaml.safe_load(sbom.REASONS.read_text())
+    names = [name for reason in reasons for name in reason["names"]]
+    assert len(names) == len(set(names))
+    assert all(re.fullmatch(r"CVE-\d{4}-\d{4,}|TEMP-\d{7}-[0-9A-F]{6}", it) for it in names)
+    known = {"component_not_present", "vulnerable_code_not_present",
+             "vulnerable_code_not_in_execute_path"}  # fmt: skip
+    assert {reason["justification"] for reason in reasons} <= known
+    packages = "libmount1\t2.41-1+b1\tutil-linux\nmount\t2.41-1\tutil-linux\nsed\t4.9\tsed\n"
+    document = sbom.vex("0.1.1", packages * 2, reasons)
+    assert document["timestamp"] == "2026-09-21T14:13:20+00:00"
+    (util_linux,) = [it for it in reasons if it["package"] == "util-linux"]
+    statements = document["statements"]
+    assert [it["vulnerability"]["name"] for it in statements] == util_linux["names"]
+    parts = [
+        {"@id": "pkg:deb/debian/libmount1@2.41-1%2Bb1"},
+        {"@id": "pkg:deb/debian/mount@2.41-1"},
+    ]
+    product = {"@id": "pkg:oci/ebpflb?tag=0.1.1", "subcomponents": parts}
+    assert all(it["products"] == [product] for it in statements)
+    assert all(it["status"] == "not_affected" and it["impact_statement"] for it in statements)
