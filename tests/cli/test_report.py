@@ -243,7 +243,8 @@ def commands(pids: list[str]) -> list[str]:
 def test_ctrl_c_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     """No file, and no process that it has started."""
     words = ["report", "--log", "-"]  # stdin has no end
-    command = [sys.executable, "-P", "-m", "ebpflb", *words]
+    # A shell that starts the tests in the background has SIGINT ignored.
+    command = ["env", "--default-signal=INT", sys.executable, "-P", "-m", "ebpflb", *words]
     with subprocess.Popen(
         command,
         cwd=tmp_path,

@@ -224,8 +224,10 @@ def test_no_pods(kubectl: Kubectl) -> None:
 
 
 def test_ctrl_c_leaves_nothing(kubectl: Kubectl) -> None:
+    # A shell that starts the tests in the background has SIGINT ignored.
+    command = ["env", "--default-signal=INT", *kubectl.words("report")]
     with subprocess.Popen(
-        kubectl.words("report"), env=kubectl.environment, cwd=kubectl.folder, start_new_session=True
+        command, env=kubectl.environment, cwd=kubectl.folder, start_new_session=True
     ) as process:
         wait_until("a pod is asked", lambda: bool(kubectl.asked))
         os.killpg(process.pid, signal.SIGINT)

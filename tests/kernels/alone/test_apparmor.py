@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.options import Paths
-from tests.deploy import test_rights
+from tests.deploy import rights
 from tests.deploy.helm import DEPLOY
 
 ENABLED = Path("/sys/module/apparmor/parameters/enabled")
@@ -39,17 +39,17 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def test_agent_serves(tmp_path: Path) -> None:
     """With the unit's capabilities and the runtimes' seccomp profile too, restart included."""
-    rights = test_rights.granted_by_the_unit()
-    with test_rights.cluster(tmp_path, Paths.cache) as made:
-        made.agent.under = [*test_rights.limited_to(rights, tmp_path), *UNDER]
+    granted = rights.granted_by_the_unit()
+    with rights.cluster(tmp_path, Paths.cache) as made:
+        made.agent.under = [*rights.limited_to(granted, tmp_path), *UNDER]
         for _ in range(2):
             made.agent.start()
             assert made.agent.process
             current = Path(f"/proc/{made.agent.process.pid}/attr/current")
             assert current.read_text().strip("\0\n") == "ebpflb (enforce)"
-            test_rights.serves(made)
-            assert test_rights.packet_path(made) == "netfilter"
-            assert test_rights.moves_connected_datagrams(made, 60)
+            rights.serves(made)
+            assert rights.packet_path(made) == "netfilter"
+            assert rights.moves_connected_datagrams(made, 60)
             made.agent.stop()
         assert " E " not in made.agent.log()
 

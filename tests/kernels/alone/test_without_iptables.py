@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.options import Paths
-from tests.deploy import test_rights
+from tests.deploy import rights
 from vagrant.kernels import lane
 
 pytestmark = pytest.mark.skipif("LAB_KERNEL" not in os.environ, reason="it removes iptables")
@@ -47,11 +47,11 @@ def test_agent_serves(tmp_path: Path) -> None:
     """By the engine netfilter, whose modules the kernel loads; none of x_tables comes, restarts
     included.
     """
-    with test_rights.cluster(tmp_path, Paths.cache) as made:
+    with rights.cluster(tmp_path, Paths.cache) as made:
         for _ in range(2):
             made.agent.start()
-            test_rights.serves(made)
-            assert test_rights.packet_path(made) == "netfilter"
+            rights.serves(made)
+            assert rights.packet_path(made) == "netfilter"
             made.agent.stop()
     assert "nf_conntrack" in modules()
     assert not any(name.startswith(FILES) for name in modules())
