@@ -107,6 +107,13 @@ def test_node_port_without_endpoint(
     assert node.counted() == {"refused" if refused else "passed": 1}
 
 
+@pytest.mark.parametrize("at", ["127.0.0.1", "[::1]"])
+def test_datagrams_to_loopback_without_endpoint(node: NativeNode, at: str) -> None:
+    """They go to a port without a process: no device refuses them there, as it does elsewhere."""
+    node.publish(1, {"0.0.0.0:30080/udp": "external", "[::]:30080/udp": "external"})
+    assert node.socket("udp", netns=HOST).connect(f"{at}:30080") == (True, 0, f"{at}:1")
+
+
 INTERNAL, EXTERNAL = {"172.30.0.1:80": "local"}, {"203.0.113.1:80": "external local"}
 
 
