@@ -70,7 +70,7 @@ def debian(packages: str) -> list[Bom]:
 
 
 def vex(version: str, packages: str, reasons: list[dict[str, Any]]) -> dict[str, Any]:
-    """An OpenVEX document: for each reason, those of the image's packages that it is about."""
+    """Return an OpenVEX document: each reason in vex.yaml, with the packages it applies to."""
     lines = [line.split("\t") for line in sorted(set(packages.splitlines()))]
     statements = []
     for reason in reasons:

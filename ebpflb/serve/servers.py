@@ -102,7 +102,7 @@ class HttpServers:
         """``retry`` is in seconds. The agent is unhealthy if it lags by twice the sync period.
 
         ``local`` answers paths below /v1 in the run directory, ``pages`` answer the others there;
-        ``waiting`` is that of ``Health``.
+        ``waiting``: as for ``Health``.
         """
         self._options, self.events, self._retry = options, events, retry
         self._node = event_recorder.node(options.node_name)

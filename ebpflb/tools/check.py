@@ -25,11 +25,11 @@ _NETFILTER, _BRIDGES = "NAT by nftables", "bridges of pods"
 
 
 def check_node(paths: Paths, cgroup: Path | None) -> list[CheckResult]:
-    """Return the results of all checks; without the capabilities, only of the checks that need
-    none.
+    """Return the results of all checks; without the capabilities or bpf(2), only of the
+    checks that need none.
     """
     results = required_results(paths.state, cgroup)
-    if missing_requirements(results[:1]):
+    if missing_requirements(results[:2]):
         return results
     netfilter = _netfilter(paths.answers_file)
     others = neighbours.results(paths.state, cgroup)

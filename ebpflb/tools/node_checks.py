@@ -209,10 +209,12 @@ def required_results(state_directory: Path, cgroup: Path | None) -> list[CheckRe
     """Return the results for the features that ebpflb cannot run without, and for their
     substitutes.
     """
-    for first in (_capabilities(), _bpf()):
-        if not first.ok:
-            return [first, bcc_requirement()]
-    return [_capabilities(), *_required(state_directory, cgroup)]
+    found = [_capabilities()]
+    if found[0].ok:
+        found.append(_bpf())
+    if missing_requirements(found):
+        return [*found, bcc_requirement()]
+    return [*found, *_required(state_directory, cgroup)]
 
 
 def missing_requirements(results: list[CheckResult]) -> list[str]:
@@ -225,7 +227,6 @@ _NO_DESCRIPTOR = 2**32 - 1
 
 def _required(state_directory: Path, cgroup: Path | None) -> Iterator[CheckResult]:
     yield _clock()
-    yield _bpf()
     yield _try("bpffs", lambda: _bpffs(state_directory), "mount -t bpf bpf /sys/fs/bpf")
     yield _try("cgroup v2", lambda: _cgroup(cgroup), "mount cgroup v2, or set --cgroup-root")
     yield bcc_requirement()

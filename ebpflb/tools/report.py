@@ -89,7 +89,7 @@ def collect(source: Source, key: bytes | None) -> tuple[bytes, list[str]]:
     for row in ROWS:
         try:
             text = row.read(source)
-        except Exception as error:  # a mistake of ours, too, must not end the rest
+        except Exception as error:  # also a bug: the other files are still written
             failed[row.file] = text = f"not read: {in_words(error)}"
         texts[row.file] = text if len(text) <= MOST_BYTES else _shortened(text)
     _remember_secrets(texts)
@@ -107,7 +107,7 @@ def _shortened(text: str) -> str:
 
 
 def _remember_secrets(texts: dict[str, str]) -> None:
-    """Learn the secrets that the agent has: its pod's token, and those of its kubeconfig."""
+    """Remember the pod's token and the kubeconfig's secrets, so that they are redacted."""
     from ebpflb.cluster.access import SERVICE_ACCOUNT
 
     try:
@@ -135,7 +135,7 @@ def _readme(failed: dict[str, str], *, is_renamed: bool) -> Iterator[str]:
         )
     else:
         yield "Names and addresses of the cluster are in it: `--no-names` replaces them."
-    yield "\n| file | what it is | |\n|---|---|---|"
+    yield "\n| file | what it is | read? |\n|---|---|---|"
     for row in ROWS:
         yield f"| {row.file} | {row.what} | {one_line(failed.get(row.file, 'read'))} |"
     yield f"\nA file has at most {MOST_BYTES >> 20} MiB; a longer one ends with `[cut here`.\n"
@@ -243,7 +243,7 @@ def _log(source: Source) -> str:
         return _output(["journalctl", "-q", "-u", "ebpflb", "-n", str(MOST_LOG_LINES)])
     except FileNotFoundError:
         raise NodeError(
-            "a container cannot read its own log: pipe that of `kubectl logs` into `--log -`"
+            "a container cannot read its own log: use `kubectl logs ... | ebpflb report --log -`"
         ) from None
 
 
@@ -299,8 +299,8 @@ ROWS = (
     Row("history.json", "`history`: the last 1,000 changes", "history --limit 1000 -o json"),
     Row("log.txt", f"the last {MOST_LOG_LINES:,} lines of the log", _log),
     Row("metrics.txt", "the agent's metrics", "/metrics"),
-    Row("configuration.json", "the configuration in force", "/configz"),
-    Row("flags.txt", "the flags in force", "/flagz"),
+    Row("configuration.json", "the configuration that the agent uses", "/configz"),
+    Row("flags.txt", "the command-line flags that the agent uses", "/flagz"),
     Row("stacks.txt", "where each thread of the agent is", "/debug/stacks"),
     Row("sysctls.txt", "sysctls of forwarding, conntrack, bridges and BPF", _sysctls),
     Row("devices.txt", "network devices with their addresses, and gateways", _devices),

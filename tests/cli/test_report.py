@@ -163,7 +163,7 @@ def test_no_secret_of_any_input(row: Row, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("name", sorted(annotations.OF_SERVICES | annotations.OF_SLICES))
 def test_no_value_of_an_annotation(name: str) -> None:
-    """No warning about an annotation of ours keeps what it quotes."""
+    """Warnings about ebpflb's annotations quote their values; a report does not contain them."""
     for value in (PLANT, f"{PLANT} x", f"5m,{PLANT}", f'10.0.0.1,{PLANT}" is not', PLANT * 99):
         meta = {"name": "a", "namespace": "b", "annotations": {name: value}}
         service = msgspec.convert({"metadata": meta, "spec": {}}, objects.Service)

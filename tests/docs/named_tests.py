@@ -14,7 +14,7 @@ SKIPPED = re.compile(r"\bmark\.(skip|xfail)\b")
 
 @cache
 def marks_in(path: str) -> dict[str, str]:
-    """The marks of each test of a file, and those of the file."""
+    """Return the pytest marks of each test in a file, including the marks of the whole file."""
     body = ast.parse((ROOT / path).read_text()).body
     everywhere = "".join(ast.unparse(it) for it in body if "pytestmark" in ast.unparse(it)[:10])
     return {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The AppArmor profile of deploy/ in force: the agent serves under it, and writes nothing else."""
+"""With the AppArmor profile of deploy/ enforced, the agent serves, and other writes are denied."""
 
 import os
 import shlex
