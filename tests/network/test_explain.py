@@ -4,7 +4,6 @@ sockets, and for clients whose packets are translated, by both engines.
 """
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from ebpflb.kernel.maps.bpf_map import Counters, CpuArrays, MappedArray
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.kernel.node import namespaces
-from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.netns import NETNS
 from ebpflb.model.packet_path import Engine
@@ -121,32 +119,6 @@ def test_each_endpoint_with_its_chance(cluster: Cluster, pod: Sockets, address: 
 
 
 @pytest.mark.parametrize(
-    ("spec", "to", "sender", "verdict", "status"),
-    [
-        ({}, f"{VIP}:81", "client", "refused", 4),
-        ({}, "10.96.77.77:80", "client", "unallocated", 5),
-        ({}, "9.9.9.9:53/udp", "client", "passed", 3),
-        ({"internalTrafficPolicy": "Local"}, f"{VIP}:80", "client", "no_local_endpoint", 5),
-    ],
-    ids=["other port", "no service", "not ours", "policy Local"],
-)
-def test_what_gets_no_endpoint(
-    cluster: Cluster,
-    spec: dict[str, Any],
-    to: str,
-    sender: str,
-    verdict: str,
-    status: int,
-    pods: list[Host],
-) -> None:
-    """The verdict by its name, and an exit status for scripts."""
-    cidr = manifests.service_cidr("10.96.0.0/16", "fd00:96::/112")
-    cluster.publish(cidr, web(endpoint(pods[0], node="other"), **spec))
-    said = ask(cluster, to, "--from", cluster.client.v4)
-    assert (said.data["verdict"], said.status) == (verdict, status), said.data
-
-
-@pytest.mark.parametrize(
     ("words", "sentence"),
     [
         ((f"{VIP}:80", "--from", "no-such-pod"), "no pod no-such-pod has a process or an endpoint"),
@@ -170,19 +142,6 @@ def test_bad_input_is_one_sentence(cluster: Cluster, words: tuple[str, ...], sen
     assert sentence in said.err
     assert all(c.isprintable() or c == "\n" for c in said.err)
     assert "Traceback" not in said.err
-
-
-def test_only_a_network_namespace_is_opened(cluster: Cluster, tmp_path: Path) -> None:
-    """A FIFO that no one writes, a device or another kind of namespace: one sentence, at once."""
-    fifo, link = tmp_path / "fifo", tmp_path / "link"
-    os.mkfifo(fifo)
-    link.symlink_to(fifo)
-    for path in (fifo, link, "/dev/null", tmp_path, f"/proc/{os.getpid()}/ns/mnt"):
-        said = ask(cluster, f"{VIP}:80", "--from", str(path))
-        assert (said.status, said.err) == (
-            1,
-            f"ebpflb: no network namespace {path}: it was removed or never existed\n",
-        )
 
 
 @contextmanager

@@ -6,13 +6,11 @@ What comes from a node it leads to `site`, which has the addresses and a server,
 cluster's were the better route. Answers of `site` do not pass the node.
 """
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
 
 from ebpflb.lab import cni
-from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.model.annotations import FAILOVER_ANNOTATION
@@ -23,7 +21,6 @@ from tests.kit.requests import Send
 from tests.kit.two_nodes import Frontends, TwoNodes
 
 WEB = Frontends(10)
-A_MOMENT = 0.5  # seconds without an answer
 NO_HOST = "198.51.100.77"  # outside, and not an address of a namespace here
 sends = pytest.mark.parametrize("send", [requests.tcp, requests.udp, requests.connected_udp])
 kinds = pytest.mark.parametrize("kind", ["balancer", "external"])
@@ -88,29 +85,6 @@ def test_clients_outside_reach_the_other_cluster(
         assert clusters.answer(two.outside, send, where) == "site"
     clusters.publish(two.here, two.there)
     assert clusters.answer(two.outside, send, where) == "here"
-
-
-@families
-@pytest.mark.parametrize("who", ["outside", "hooked", "unhooked", "near"])
-def test_a_udp_flow_comes_back(clusters: Clusters, who: str, v6: bool) -> None:
-    """A client that goes on to send gets an endpoint when there is one, and the site without."""
-    two, where = clusters.two, WEB.to("balancer", clusters.two.near, v6=v6)
-    clusters.publish()
-    with requests.udp_socket(two.sockets(getattr(two, who)), where[0]) as client:
-        client.settimeout(A_MOMENT)
-        elsewhere = "site" if who == "outside" else "there"
-        for pods, name in (
-            ([], "site"),
-            ([two.here], "here"),
-            ([two.there], elsewhere),
-            ([two.here, two.there], "here" if who == "outside" else ""),
-            ([two.there], elsewhere),
-            ([], "site"),
-        ):
-            clusters.publish(*pods)
-            if not name:
-                continue  # one of both
-            wait_until(f"{name} answers", partial(requests.is_answered_by, client, where, name))
 
 
 def test_it_is_shown(clusters: Clusters) -> None:

@@ -9,18 +9,15 @@ A counter in FORWARD counts the packets of connections to the service. The clien
 import json
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from socket import SOCK_DGRAM, SOCK_STREAM
 
 import pytest
 
-from bench.conntrack_filler import full
-from ebpflb.entries.flows import Connection
-from ebpflb.kernel.netfilter import conntrack, flowtable, nft
+from ebpflb.kernel.netfilter import flowtable, nft
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.packet_path import Engine
 from tests.kernel.node import nodes
-from tests.kit import firewall, flood, needs
+from tests.kit import firewall, needs
 from tests.kit.cluster import NODEPORT, ServingOutside, serving_outside
 from tests.kit.lab_cluster import TARGET
 from tests.kit.parameters import families
@@ -29,10 +26,6 @@ from tests.kit.sockets import Socket
 FAST = ("--fast-forward",)
 OTHERS_PORT = 30999
 EXCHANGES = 20
-SEEN = 19  # packets of a connection, in both directions, that pass the stack
-FLOOD = Path(flood.__file__)
-FORGED = "172.16.0.1"  # the first of a flood's addresses
-SYNS = 2048
 POLICY = "add chain inet firewall forward { policy drop; }"
 
 both_protocols = pytest.mark.parametrize("kind", [SOCK_STREAM, SOCK_DGRAM], ids=["tcp", "udp"])
@@ -105,16 +98,6 @@ def test_forward_sees_only_openings(node: ServingOutside, kind: int, v6: bool) -
     client.close()
     if kind == SOCK_STREAM:
         wait_until("its end has passed FORWARD", lambda: seen(node) > before)
-
-
-@families
-def test_forward_sees_the_first_packets(node: ServingOutside, v6: bool) -> None:
-    """FORWARD sees a fixed number of datagrams, whatever the number of further ones."""
-    before = seen(node)
-    client = node.connection(SOCK_DGRAM, v6=v6)
-    exchange(client)
-    assert seen(node) - before == SEEN
-    client.close()
 
 
 def test_what_others_translate_stays_in_the_stack(node: ServingOutside) -> None:
@@ -221,37 +204,6 @@ def devices() -> set[str]:
     return {*found.devices}
 
 
-def test_devices_come_and_go(node: ServingOutside) -> None:
-    """The flowtable has those of the agent; of a name that comes again the new one."""
-    client = established(node)
-    for _ in range(2):
-        node.node.ip("link add late0 type veth peer name late1")
-        wait_until("new ones are in it", lambda: {"late0", "late1"} <= devices())
-        node.node.ip("link delete late0")
-        wait_until("they are not in it", lambda: not {"late0", "late1"} & devices())
-        exchange(client)
-    assert is_forwarded(node, client)
-    assert f"active on {len(devices())} devices" in node.ebpflb("status").stdout
-    client.close()
-
-
-def test_what_is_in_it_gives_no_way_in_a_full_table(node: ServingOutside) -> None:
-    """No new flow takes the place of one that is in the flowtable: to conntrack a stream there is
-    not assured, as it saw no second request.
-    """
-    client = established(node, SOCK_DGRAM)
-    with full(node.node):
-        words = node.node.v4, str(NODEPORT), FORGED, str(SYNS)
-        assert node.lab.keep(node.outside.python(FLOOD, "many", *words)).wait() == 0
-        ports = {each.original.source_port for each in to_the_nodeport()}
-        assert client.getsockname()[1] in ports
-    client.close()
-
-
-def to_the_nodeport() -> Iterator[Connection]:
-    return conntrack.connections(lambda _, __, port: port == NODEPORT)
-
-
 @families
 def test_udp_leaves_an_endpoint_that_has_gone(node: ServingOutside, v6: bool) -> None:
     """A client that sends on reaches another one: its entry is deleted though it is offloaded."""
@@ -271,16 +223,3 @@ def who_answers(client: Socket) -> str:
     except OSError:
         return ""
     return said.split()[0].decode()
-
-
-def test_cleanup_removes_it_and_connections_go_on(node: ServingOutside) -> None:
-    """It goes also where the table has to stay for connections that are open."""
-    client = established(node)
-    node.agent.stop()
-    assert "table inet ebpflb is kept while" in node.ebpflb("cleanup").stdout
-    assert not nft.exists(flowtable.TABLE)
-    exchange(client)
-    client.close()
-    node.close_maps()
-    node.agent.start()
-    wait_until("the flowtable is there", has_flowtable)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ebpflb monitor``: what it shows is what connections do, and looking breaks nothing; of sockets,
-of packets with both engines, and with --shadow.
+and of packets with both engines.
 """
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from tests.kit import monitors, requests, two_nodes
 from tests.kit.cluster import NODEPORT, TARGET, VIP, Cluster, endpoint, running, web
 from tests.kit.monitors import watching
 from tests.kit.sockets import Sockets
-from tests.load import scaled
 
 OTHER_VIP = "10.96.0.40"
 
@@ -59,22 +57,6 @@ def test_a_connection_of_a_socket_is_told(
         assert 0 < event["duration"] < 1e9
     said = [json.loads(line) for line in monitor.text().splitlines()]
     assert not [*faults(said, "monitor")]
-
-
-def test_what_is_refused_or_to_nobody(cluster: Cluster, pod: Sockets, tmp_path: Path) -> None:
-    """Refused is told with the frontend and no backend; what is no one's where it is asked for."""
-    cluster.publish(web())
-    words = ("-o", "json", "--verdict", "refused", "--verdict", "passed")
-    with watching(cluster.agent, tmp_path, *words) as monitor:
-        with pytest.raises(ConnectionRefusedError):
-            requests.tcp(pod, VIP)
-        with requests.udp_socket(pod, cluster.node.v4) as client:
-            client.connect((cluster.node.v4, 9))
-        refused = monitor.wait_for(lambda it: it["verdict"] == "refused")
-        passed = monitor.wait_for(lambda it: it["frontend"] == f"{cluster.node.v4}:9")
-    assert (refused["frontend"], refused["backend"]) == (f"{VIP}:80", None)
-    assert refused["service"] == "default/web:tcp/TCP"
-    assert (passed["verdict"], passed["hook"], passed["service"]) == ("passed", "connect", None)
 
 
 def test_filters(cluster: Cluster, pod: Sockets, host: Sockets, tmp_path: Path) -> None:
@@ -123,61 +105,6 @@ def test_killed_monitors_leave_the_usual_programs(
     found = status.read(cluster.agent.paths)
     assert found and not found.drift
     assert "drift" not in cluster.agent.log()
-
-
-@pytest.mark.extended
-def test_no_connection_fails_while_programs_are_exchanged(cluster: Cluster, tmp_path: Path) -> None:
-    """Sockets of a pod and of the node, TCP and UDP, through monitors that come and go."""
-    clients = [
-        cluster.start_client(cluster.client, "tcp", VIP),
-        cluster.start_client(cluster.node, "tcp", VIP),
-        cluster.start_client(cluster.client, "udp", VIP),
-    ]
-    for _ in range(scaled(10)):
-        with watching(cluster.agent, tmp_path, "-o", "json", "--client", "192.0.2.99"):
-            pass
-    for client in clients:
-        counted = cluster.stop_client(client)
-        assert not counted["errors"], counted
-
-
-def test_a_new_device_tells_too(cluster: Cluster, tmp_path: Path) -> None:
-    """A device that a CNI makes while a monitor runs has the programs of the others."""
-    name = "ebpflb-new"
-    with watching(cluster.agent, tmp_path):
-        before = monitors.programs(cluster.agent)
-        cluster.node.ip(f"link add {name} type veth peer name {name}-b", f"link set {name} up")
-        try:
-            wait_until(
-                "the device is served", lambda: len(monitors.programs(cluster.agent)) > len(before)
-            )
-            now = monitors.programs(cluster.agent)
-            assert {now[key] for key in now.keys() - before.keys()} <= set(before.values())
-        finally:
-            cluster.node.ip(f"link del {name}")
-
-
-@pytest.mark.extended
-def test_a_restarted_agent_attaches_the_usual_programs(
-    cluster: Cluster, pod: Sockets, tmp_path: Path
-) -> None:
-    """After SIGTERM they are back at once, after kill -9 when the next agent starts; the monitor
-    ends with one sentence.
-    """
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        before = monitors.programs(cluster.agent)
-        with watching(cluster.agent, tmp_path) as monitor:
-            during = monitors.programs(cluster.agent)
-            cluster.agent.stop(how)
-            assert monitor.process.wait(60) == 1
-            assert "the agent has stopped or reloaded its programs" in monitor.said()
-            is_back = monitors.programs(cluster.agent) == before
-            assert is_back == (how == signal.SIGTERM)
-            requests.tcp(pod, VIP)
-        cluster.agent.start()
-        now = monitors.programs(cluster.agent)
-        assert not set(now.values()) & set(during.values())
-        requests.tcp(pod, VIP)
 
 
 @pytest.mark.parametrize("output", ["table", "wide", "json", "yaml"])
@@ -241,25 +168,3 @@ def test_packets_are_told_with_their_backend(
             assert event["device"] and not event["device"].isdigit()
         assert (refused["frontend"], refused["backend"]) == (f"{VIP}:81", None)
         wait_until("the usual ones", lambda: monitors.programs(cluster.agent) == before)
-
-
-@pytest.mark.extended
-def test_a_shadow_tells_where_a_call_would_go(
-    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
-) -> None:
-    """The backend that a call of the node would get, and none where it would be refused."""
-    with running(tmp_path_factory.mktemp("shadow"), "--shadow") as shadow:
-        shadow.publish(web(endpoint(shadow.web[0])))
-        with (
-            watching(shadow.agent, tmp_path) as monitor,
-            requests.udp_socket(shadow.sockets(shadow.node), VIP) as client,
-        ):
-            client.connect((VIP, 80))
-            translated = monitor.wait_for(lambda it: it["frontend"] == f"{VIP}:80")
-            shadow.publish(web())
-            client.connect((VIP, 80))
-            refused = monitor.wait_for(lambda it: it["verdict"] == "refused")
-    assert (translated["verdict"], translated["hook"]) == ("translated", "connect")
-    assert translated["backend"] == f"{shadow.web[0].v4}:{TARGET}"
-    assert translated["backend_pod"] == shadow.web[0].name
-    assert (refused["frontend"], refused["backend"]) == (f"{VIP}:80", None)

@@ -3,8 +3,7 @@
 destination, knows every flow, and finds a port as it does for every other rule.
 """
 
-from socket import IPPROTO_SCTP, SO_LINGER, SO_REUSEADDR, SOCK_RAW, SOL_SOCKET
-from struct import pack
+from socket import IPPROTO_SCTP, SOCK_RAW
 
 import pytest
 from scapy.layers.sctp import SCTP, SCTPChunkInit
@@ -25,7 +24,6 @@ from tests.kit.two_nodes import Frontends, TwoNodes
 
 FRONTENDS = Frontends(10)
 A_MOMENT = 0.3  # seconds in which nothing may happen
-OPENED_AND_CLOSED = 40
 
 pytestmark = netfilter
 
@@ -109,26 +107,6 @@ def test_pods_whose_route_a_mark_of_prerouting_chooses(two: TwoNodes, v6: bool, 
             "route flush table 77",
             v6=v6,
         )
-
-
-@families
-@pytest.mark.parametrize("resets", [False, True], ids=["closed", "reset"])
-def test_a_source_port_is_used_again_at_once(two: TwoNodes, resets: bool, v6: bool) -> None:
-    """A connection that is over keeps no other one of its port from being translated."""
-    client, where = two.sockets(two.outside), FRONTENDS.to("nodeport", two.near, v6=v6)
-    for _ in range(OPENED_AND_CLOSED):
-        with requests.tcp_socket(client, where[0]) as stream:
-            stream.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
-            stream.bind(("::" if v6 else "0.0.0.0", 40777))
-            stream.connect(where)
-            assert stream.recv(64)
-            if resets:
-                stream.setsockopt(SOL_SOCKET, SO_LINGER, pack("ii", 1, 0))
-            else:
-                stream.shutdown(1)
-                assert stream.recv(64) == b""
-                # A client in TIME_WAIT may open again only where its clock has gone on.
-                stream.setsockopt(SOL_SOCKET, SO_LINGER, pack("ii", 1, 0))
 
 
 @families

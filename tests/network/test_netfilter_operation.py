@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine netfilter in operation: its table, and its flows for the operator.
+"""The engine netfilter in operation: its table, which others change or flush.
 
 The clients are outside: their packets are translated, not their sockets.
 """
@@ -8,17 +8,17 @@ import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from socket import AF_INET, SOCK_DGRAM, SOCK_STREAM
+from socket import SOCK_DGRAM, SOCK_STREAM
 
 import pytest
 
-from ebpflb.kernel.netfilter import conntrack, nft
+from ebpflb.kernel.netfilter import nft
 from ebpflb.kernel.netfilter.table import TABLE
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.packet_path import Engine
 from tests.kernel.node import nodes
-from tests.kit import answers, forked, needs
-from tests.kit.cluster import NODEPORT, ServingOutside, serving_outside
+from tests.kit import forked, needs
+from tests.kit.cluster import ServingOutside, serving_outside
 from tests.kit.sockets import Socket
 
 
@@ -48,24 +48,6 @@ def goes_on(client: Socket) -> bool:
     return b"still here" in client.recv(64)
 
 
-@pytest.mark.extended
-def test_flows_are_listed_with_names_and_flushed(node: ServingOutside) -> None:
-    """A row has the client, the service, and the pod that conntrack sends it to; flush ends it."""
-    client = node.connection()
-    only = ("--client", node.outside.v4)
-    rows = answers.items(flows(node, "list", *only, "-o", "json"))
-    (row,) = [each for each in rows if each["client"].endswith(f":{client.getsockname()[1]}")]
-    assert (row["engine"], row["state"], row["protocol"]) == ("netfilter", "open", "TCP")
-    assert (row["service"], row["frontend"]) == (
-        "default/web:tcp/TCP",
-        f"{node.node.v4}:{NODEPORT}",
-    )
-    assert row["pod"] in {pod.name for pod in node.web}
-    assert "netfilter" in node.ebpflb("status").stdout
-    assert "flows flushed" in flows(node, "flush", *only)
-    assert answers.items(flows(node, "list", *only, "-o", "json")) == []
-
-
 def test_a_flush_of_all_rules_harms_nothing(node: ServingOutside) -> None:
     """`nft flush ruleset` while the agent runs: open connections and flows of datagrams go on, and
     new ones are served.
@@ -76,14 +58,6 @@ def test_a_flush_of_all_rules_harms_nothing(node: ServingOutside) -> None:
     assert all(map(goes_on, clients))
     wait_until("new connections are served", lambda: is_served(node))
     assert all(map(goes_on, clients))
-
-
-def test_the_table_is_back_after_a_flush_of_all_rules(node: ServingOutside) -> None:
-    """Before Linux 5.12 too, where connections may end: new ones are served."""
-    node.node.nft("flush ruleset")
-    wait_until("new connections are served", lambda: is_served(node))
-    assert nft.exists(TABLE)
-    assert "netfilter table" not in node.ebpflb("status").stdout
 
 
 def test_a_table_that_goes_while_no_agent_runs_is_named(node: ServingOutside) -> None:
@@ -145,22 +119,3 @@ def test_others_cannot_change_the_table(node: ServingOutside) -> None:
     said = "put back what another program had removed"
     wait_until("the log says so", lambda: said in node.agent.log())
     wait_until("the table is there again", lambda: nft.exists(TABLE))
-
-
-def test_cleanup_leaves_what_open_connections_need(node: ServingOutside) -> None:
-    """Without ebpflb they go on, new ones are refused; when they have ended the table goes too."""
-    client = node.connection()
-    node.agent.stop()
-    assert "table inet ebpflb is kept while" in node.ebpflb("cleanup").stdout
-    assert goes_on(client)
-    fresh = node.sockets(node.outside).open(AF_INET, SOCK_STREAM)
-    with pytest.raises(ConnectionRefusedError):
-        fresh.connect((node.node.v4, NODEPORT))
-    assert goes_on(client)
-    client.close()
-    conntrack.delete(conntrack.connections(lambda *_: True))
-    assert "stays" not in node.ebpflb("cleanup").stdout
-    assert not nft.exists(TABLE)
-    node.close_maps()
-    node.agent.start()
-    assert goes_on(node.connection())

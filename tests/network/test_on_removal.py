@@ -154,36 +154,6 @@ def test_connections_are_kept_unless_their_grace_is_over(
 
 @flow_tables
 @ends_sockets
-@pytest.mark.parametrize("kind", ["cluster", "nodeport", "loopback"])
-def test_every_frontend_of_a_service_that_is_deleted(
-    two: TwoNodes, stack: ExitStack, kind: str
-) -> None:
-    """Its endpoints go with it. The same endpoint in another Service keeps its connections."""
-    same = beside(two, two.here, None)
-    two.publish(web(two, SOON, two.here), same)
-    where = ("127.0.0.1", WEB.nodeport) if kind == "loopback" else WEB.to(kind, two.near)
-    client = stack.enter_context(two.connected("near", where))
-    other = open_each(two, stack, "near", "here", to=BESIDE)["here"]
-    two.publish(same)
-    assert is_reset(client)
-    assert lives(other)
-
-
-@flow_tables
-@ends_sockets
-def test_after_a_start_the_grace_begins_again(two: TwoNodes, stack: ExitStack) -> None:
-    """The endpoint went while no agent ran."""
-    two.publish(web(two, SOON, two.here, two.twin))
-    found = open_each(two, stack, "hooked", "here", "twin")
-    two.agents[0].stop()
-    two.write(web(two, SOON, two.twin))
-    two.agents[0].start()
-    assert is_reset(found["here"])
-    assert lives(found["twin"])
-
-
-@flow_tables
-@ends_sockets
 def test_operators_see_the_setting_the_log_the_counter_and_the_history(
     two: TwoNodes, stack: ExitStack
 ) -> None:

@@ -6,14 +6,12 @@ Ours write a choice into the packet's priority. Cilium's have flags in some bits
 
 import os
 import socket
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 from pyroute2.iproute import IPRoute
 
-from ebpflb.entries.services import Chosen
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach import tcx
 from ebpflb.kernel.attach.clsact import PARENTS
@@ -64,14 +62,6 @@ FORGET = bytes.fromhex(
     "b7000000ffffffff9500000000000000"  # return TC_ACT_UNSPEC
 )
 LOSSES = {"forgotten": (FORGET, Arrival.CHOICE_LOST), "dropped": (DROP, Arrival.LOST)}
-
-
-def choice(backend_id: int) -> bytes:
-    """Code that writes the choice of this backend into each packet."""
-    load = bytes.fromhex("b4020000") + struct.pack("<I", Chosen.PREFIX | backend_id)  # w2 = choice
-    store = bytes.fromhex("6321200000000000")  # skb->priority = w2
-    go_on = bytes.fromhex("b7000000ffffffff9500000000000000")  # return TC_ACT_UNSPEC
-    return load + store + go_on
 
 
 Attached = Callable[..., AbstractContextManager[None]]

@@ -15,7 +15,6 @@ from ebpflb.model.packet_path import Engine
 from tests.kit import requests, two_nodes
 from tests.kit.parameters import families, protocols
 from tests.kit.requests import Send
-from tests.kit.sockets import CALL_SECONDS
 from tests.kit.two_nodes import Frontends, TwoNodes
 from tests.load import scaled
 
@@ -38,16 +37,6 @@ def service(two: TwoNodes) -> None:
 def late(two: TwoNodes) -> Host:
     """An unhooked pod that comes when the agent has long been at work."""
     return two.lab.pod(two.near, "late", 50, hooked=False)
-
-
-@pytest.mark.extended
-@families
-@protocols
-def test_late_client(two: TwoNodes, late: Host, send: Send, v6: bool) -> None:
-    """A pod that comes later is served."""
-    where = FRONTENDS.to("cluster", two.near, v6=v6)
-    two.until_served(late, where)
-    assert requests.backends(two.sockets(late), where[0], send=send).keys() == {"here", "there"}
 
 
 @contextmanager
@@ -114,15 +103,3 @@ def test_new_address(two: TwoNodes, send: Send, v6: bool) -> None:
         assert found.keys() == {"here", "there"}
     two.near.ip(f"address del {address} dev eth0")
     wait_until("it is served no more", lambda: addresses.get(address) is None)
-
-
-def test_cleanup(two: TwoNodes) -> None:
-    """After `ebpflb cleanup` no packet is served, and a new agent serves all as before."""
-    agent = two.agents[0]
-    agent.stop()
-    two.ebpflb("cleanup").check_returncode()
-    assert not two.is_served(two.outside, FRONTENDS.to("nodeport", two.near))
-    assert not two.is_served(two.unhooked, FRONTENDS.to("cluster", two.near))
-    two.close_maps()
-    agent.start()
-    assert two.is_served(two.outside, FRONTENDS.to("nodeport", two.near), CALL_SECONDS)

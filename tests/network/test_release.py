@@ -51,25 +51,6 @@ def test_closed(pod: Sockets, send: requests.Send) -> None:
         send(pod, address)
 
 
-def test_killed(cluster: Cluster) -> None:
-    """Sockets of a process that was killed."""
-    sockets = Sockets(cluster.client)
-    for address in ALL:
-        requests.tcp_socket(sockets, address).connect((address, PORT))
-        requests.exchange(requests.udp_socket(sockets, address), address)
-    sockets.close()
-
-
-def test_many_frontends(pod: Sockets) -> None:
-    """A datagram socket used several frontends, connected and not."""
-    with requests.udp_socket(pod, VIP) as client:
-        for address in (VIP, EXTERNAL, VIP):
-            requests.exchange(client, address)
-            client.connect((address, PORT))
-            client.send(b"?")
-        client.connect((EXTERNAL, PORT))
-
-
 def test_connection_failed(cluster: Cluster, pod: Sockets) -> None:
     """A stream socket whose backend refused it, connected again."""
     gone = endpoint(cluster.client)  # a pod where no one listens

@@ -114,18 +114,6 @@ def masqueraded_by_kernel(two: TwoNodes, *, v6: bool) -> str:
         two.near.nft("delete table inet likekernel")
 
 
-@pytest.mark.extended
-@second_address
-@families
-def test_source_is_the_kernels_choice(two: TwoNodes, v6: bool) -> None:
-    """An added global address masquerades no traffic to unique local ones (RFC 6724)."""
-    sends: list[requests.Send] = [requests.tcp, requests.udp]
-    for send in sends:
-        assert seen(two, v6=v6, send=send) == chosen(two, v6=v6)
-    assert chosen(two, v6=v6) == (two.near.v6 if v6 else two.near.v4)
-    assert masqueraded_by_kernel(two, v6=v6) == chosen(two, v6=v6)
-
-
 @second_address
 @families
 def test_source_follows_the_routes(two: TwoNodes, v6: bool) -> None:

@@ -1,34 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """How connections are spread, by the scheduler: of sockets and of packets, as a client sees it."""
 
-import signal
 from collections import Counter
 from contextlib import ExitStack
 from math import gcd
 
-from ebpflb.lab.manifests import Manifest
-from ebpflb.model.annotations import LEAST_CONNECTIONS
 from tests.kit import chances, requests
 from tests.kit.parameters import both_engines
 from tests.kit.scheduled import (
-    CLIENTS,
     ENDPOINTS,
     SENDS,
     WEB,
     dial,
     kinds,
-    loads,
     met,
     service,
-    settled,
     slices,
     weighted,
 )
 from tests.kit.two_nodes import TwoNodes
 
 pytestmark = both_engines
-
-PAIR = ("here", "there")
 
 
 @kinds
@@ -53,26 +45,3 @@ def test_weight_0_drains(two: TwoNodes, opened: ExitStack) -> None:
     assert set(met(two, "hooked", 20) + met(two, "unhooked", 20)) == {"here"}
     assert client.getpeername()[:2] == (WEB.cluster[0], 80)
     assert requests.lives(client)
-
-
-def counted(two: TwoNodes, *pods: str) -> list[Manifest]:
-    return service(two, LEAST_CONNECTIONS, *(pods or PAIR))
-
-
-def test_an_agent_that_is_killed_leaves_exact_counts(two: TwoNodes, opened: ExitStack) -> None:
-    """Connections are opened and closed meanwhile, and the next agent goes on with the counts."""
-    two.publish(counted(two))
-    settled(two)
-    held = [dial(two, who, opened) for who in CLIENTS for _ in range(2)]
-    agent = two.agents[0]
-    agent.stop(signal.SIGKILL)
-    for _, each in held[::2]:
-        each.close()
-    more = [dial(two, who, opened) for who in CLIENTS]
-    left = Counter(name for name, _ in [*held[1::2], *more])
-    settled(two, *left.values())
-    agent.start()
-    two.publish(counted(two))
-    assert loads(two) == sorted(left.values())[::-1]
-    opened.close()
-    settled(two)

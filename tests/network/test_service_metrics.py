@@ -2,8 +2,6 @@
 """Series of single Services are the connections that clients made (docs/metrics.md)."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
-from functools import partial
 from socket import AF_INET, SOCK_DGRAM
 
 import pytest
@@ -131,29 +129,3 @@ def test_refusals_are_counted_by_their_verdict(cluster: ServingOutside) -> None:
         local: 1,
     }
     assert not any(series(cluster, "connections_total").values())
-
-
-def test_open_connections_are_counted_until_they_end(cluster: ServingOutside) -> None:
-    """Of sockets at once; of packets when the agent counts, which it does once a minute, so the
-    test starts it again. What only rests in a table is not open.
-    """
-    sockets, packets = (("web", "tcp", "TCP", path) for path in ("socket", "packet"))
-
-    def is_open(path: tuple[str, ...], number: int) -> bool:
-        return series(cluster, "open_connections")[path] == number
-
-    with ExitStack() as opened:
-        for _ in range(3):
-            client, _ = requests.connected(cluster.sockets(cluster.client), VIP, PORT)
-            opened.enter_context(client)
-        for v6 in (False, True, True, True):
-            opened.enter_context(cluster.connection(v6=v6))
-        assert is_open(sockets, 3)
-        cluster.restart(SERIES, "9")
-        wait_until("packets are counted", partial(is_open, packets, 4))
-        assert is_open(sockets, 3)
-    wait_until("sockets are released", partial(is_open, sockets, 0))
-    cluster.restart(SERIES, "9")
-    occupied = "ebpflb_occupancy_timestamp_seconds 0.0"
-    wait_until("packets are counted", lambda: occupied not in cluster.metrics())
-    wait_until("their flows have ended", partial(is_open, packets, 0))

@@ -4,7 +4,6 @@ again (kube-proxy.md 11.1, 21.6; e2e conntrack.go); all others go on.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from ipaddress import ip_address
 
 import pytest
 
@@ -13,7 +12,7 @@ from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from tests.kit import requests
-from tests.kit.cluster import NODEPORT, PORT, TARGET, VIP, VIP6, Cluster, web
+from tests.kit.cluster import NODEPORT, PORT, TARGET, VIP, VIP6, Cluster
 from tests.kit.parameters import families
 from tests.kit.sockets import Socket, Sockets
 from tests.kit.stale_udp import (
@@ -100,74 +99,6 @@ def with_target(said: list[Manifest], port: int) -> list[Manifest]:
         if each["kind"] == "EndpointSlice":
             each["ports"] = [{**named, "port": port} for named in each["ports"]]
     return said
-
-
-def test_several_clients(cluster: Cluster, changes: Changes, vip: str) -> None:
-    """Pods and the node at once: each socket of the backend is ended, each other goes on."""
-    one, other, third = cluster.web
-    changes.apply(dual_stack_web(one, other, third))
-    owners = [cluster.sockets(host) for host in (cluster.client, cluster.node, third)]
-    opened = [requests.udp_socket(owner, vip) for owner in owners for _ in range(16)]
-    first = [connect(client, vip).name for client in opened]
-    assert set(first) == {one.name, other.name, third.name}
-    changes.apply(dual_stack_web(other, third))
-    for client, name in zip(opened, first, strict=True):
-        if name == one.name:
-            assert is_ended(client)
-        assert (connect(client, vip) if name == one.name else exchange(client)).name != one.name
-        client.close()
-
-
-def test_terminating_but_serving(
-    cluster: Cluster, changes: Changes, client: Socket, vip: str
-) -> None:
-    """Flows to an endpoint that terminates and still serves survive; then they end."""
-    one, other, _ = cluster.web
-    changes.apply(dual_stack_web(one))
-    assert connect(client, vip).name == one.name
-    for serving in (True, False):
-        leaving = dual_stack(one, ready=False, serving=serving, terminating=True)
-        ready = dual_stack(other)
-        changes.apply(web(*leaving["v4"], *ready["v4"], v6=[*leaving["v6"], *ready["v6"]]))
-        if serving:
-            assert exchange(client).name == one.name
-    assert is_ended(client)
-
-
-def test_only_those_translated(cluster: Cluster, changes: Changes, sockets: Sockets) -> None:
-    """Sockets of the backend's own address, TCP and unconnected sockets are not ended."""
-    one, other, _ = cluster.web
-    changes.apply(dual_stack_web(one))
-    with (
-        requests.udp_socket(sockets, VIP) as direct,
-        requests.udp_socket(sockets, VIP) as loose,
-        requests.tcp_socket(sockets, VIP) as stream,
-        requests.udp_socket(sockets, VIP) as client,
-    ):
-        assert connect(direct, one.v4, TARGET).name == connect(client, VIP).name == one.name
-        assert requests.exchange(loose, VIP).name == one.name
-        stream.connect((VIP, PORT))
-        stream.recv(64)
-        changes.apply(dual_stack_web(other))
-        assert is_ended(client)
-        assert exchange(direct).name == one.name
-        assert requests.exchange(loose, VIP).name == other.name
-        stream.send(b"still there")
-        assert stream.recv(64) == b"still there"
-
-
-def test_while_no_agent_runs(cluster: Cluster, changes: Changes, pod: Sockets) -> None:
-    """What ended while no agent ran is made good when one starts."""
-    one, other, _ = cluster.web
-    changes.apply(dual_stack_web(one))
-    with requests.udp_socket(pod, VIP) as client:
-        assert connect(client, VIP).name == one.name
-        cluster.agent.stop()
-        cluster.write(dual_stack_web(other))
-        cluster.agent.start()
-        assert is_ended(client)
-        assert connect(client, VIP).name == other.name
-        assert ip_address(client.getpeername()[0]) == ip_address(VIP)
 
 
 # UDP is preserved when initial unready endpoints get ready (e2e conntrack.go): who asks before

@@ -106,13 +106,6 @@ def upgrade(two: TwoNodes, how: signal.Signals = signal.SIGTERM) -> None:
     two.close_maps()
 
 
-@pytest.mark.extended
-def test_upgrade(two: TwoNodes, connections: list[Socket]) -> None:
-    """Connections live on through another layout of settings, devices or verdicts."""
-    upgrade(two)
-    assert lands(two)
-
-
 @pytest.fixture
 def pressed(two: TwoNodes) -> Iterator[None]:
     """By clients of every kind; none of their connections and datagrams may fail.

@@ -36,7 +36,6 @@ ALL_TESTS = (
     # seconds of Python that ask the kernel nothing new
     "--deselect=tests/kernel/programs/test_loader.py::test_relocation",
     "--deselect=tests/kernel/maps/test_state_dir.py::test_bpffs_is_mounted",
-    "--deselect=tests/network/test_stale_udp.py::test_while_no_agent_runs",
     "tests/kernels/inside",
     "tests/kernel/maps/test_maps.py",
     "tests/kernel/programs/test_loader.py",
@@ -111,16 +110,13 @@ MORE = (
     # the cluster and the two nodes that files share
     "tests/network/test_netfilter_engine.py",
     "tests/network/test_netfilter_segments.py",
-    "tests/network/test_former_engine.py",
     "tests/network/test_kernel_sockets.py",
     # each with nodes of its own
     "tests/network/test_netfilter_floods.py",
-    "tests/network/test_netfilter_parity.py",
     "tests/network/test_netfilter_operation.py",
     "tests/network/test_route_sources.py",
     "tests/network/test_auto_packet_path.py",
     "tests/network/test_packet_mark.py",
-    "tests/network/test_policy_routes.py",
     "tests/network/test_single_peer_endpoint.py",
     "tests/network/test_other_filters.py",
     "tests/network/test_shapers.py",
@@ -144,6 +140,5 @@ ARM64_TESTS = (
     "tests/packet/test_policies.py",
     "tests/packet/test_recycled_flows.py",
     "tests/packet/test_refusal.py",
-    "tests/packet/test_terminating.py",
     "tests/network/test_packets_table.py",
 )
