@@ -8,13 +8,12 @@ attached to the loopback device of a new network namespace. For tcx see attach/t
 import errno
 import os
 import struct
-from collections.abc import Iterator
 
 from ebpflb.errors import KernelError
 from ebpflb.kernel import bpf, netlink
 from ebpflb.kernel.attach import clsact
-from ebpflb.kernel.maps import bpf_map, layout, state_dir
-from ebpflb.kernel.maps.layout import RING, MapSpec
+from ebpflb.kernel.maps import state_dir
+from ebpflb.kernel.maps.layout import MapSpec
 from ebpflb.kernel.node import namespaces
 from ebpflb.kernel.programs import loader
 from ebpflb.kernel.programs.loader import HOOK_TYPES, PACKET_SECTIONS, HookType
@@ -25,32 +24,13 @@ _STORE, _ADD, _CALL, _EXIT, _MOVE, _COPY = 0x7A, 0x07, 0x85, 0x95, 0xB7, 0xBF
 _FRAME, _BYTES = 10, 64  # the register with the end of the stack; used bytes of the stack
 _CONTEXT, _STACK = "context", "stack"
 
-# The helpers that hooks/packet.c calls, except those of maps: number, then arguments.
-PACKET_HELPERS: dict[str, tuple[int | str, ...]] = {
-    "ktime_get_ns": (5,),
-    "get_prandom_u32": (7,),
-    "get_smp_processor_id": (8,),
-    "skb_store_bytes": (9, _CONTEXT, 0, _STACK, _BYTES, 0),
-    "l3_csum_replace": (10, _CONTEXT, 0, 0, 0, 2),
-    "l4_csum_replace": (11, _CONTEXT, 0, 0, 0, 2),
-    "skb_vlan_pop": (19, _CONTEXT),
-    "redirect": (23, 1, 0),
-    "skb_load_bytes": (26, _CONTEXT, 0, _STACK, _BYTES),
-    "csum_diff": (28, _STACK, _BYTES, _STACK, _BYTES, 0),
-    "skb_change_tail": (38, _CONTEXT, _BYTES, 0),
-    "get_socket_cookie": (46, _CONTEXT),
-    "fib_lookup": (69, _CONTEXT, _STACK, _BYTES, 0),
-    "jiffies64": (118,),
-    "redirect_neigh": (152, 1, 0, 0, 0),
-}
-
 
 def _instruction(opcode: int, register: int = 0, number: int = 0, offset: int = 0) -> bytes:
     return struct.pack("<BBhi", opcode, register, offset, number)
 
 
-def _allow(*before: bytes) -> bytes:
-    return b"".join(before) + _instruction(_MOVE, 0, 1) + _instruction(_EXIT)
+_RETURN = _instruction(_EXIT)
+_ALLOW = _instruction(_MOVE, 0, 1) + _RETURN
 
 
 def _argument(register: int, value: int | str) -> bytes:
@@ -61,11 +41,11 @@ def _argument(register: int, value: int | str) -> bytes:
     return b"" if value == _CONTEXT else _instruction(_MOVE, register, int(value))
 
 
-def _calling(helper: int | str, *arguments: int | str) -> bytes:
-    """Return a program that calls a helper, on a stack of zeros."""
+def _call(helper: int, *arguments: int | str) -> bytes:
+    """Return the instructions that call a helper, on a stack of zeros."""
     zeros = [_instruction(_STORE, _FRAME, offset=-at) for at in range(8, _BYTES + 8, 8)]
     loads = [_argument(register, value) for register, value in enumerate(arguments, start=1)]
-    return _allow(*zeros, *loads, _instruction(_CALL, number=int(helper)))
+    return b"".join([*zeros, *loads, _instruction(_CALL, number=helper)])
 
 
 def _load(hook: HookType, code: bytes) -> int:
@@ -85,22 +65,22 @@ def _loads(hook: HookType, code: bytes) -> bool:
 
 def hook(section: str) -> bool:
     """Whether the kernel has this hook."""
-    return _loads(HOOK_TYPES[section], _allow())
+    return _loads(HOOK_TYPES[section], _ALLOW)
 
 
 def set_retval() -> bool:
     """Whether a hook can choose the errno of the system call (5.18)."""
-    return _loads(HOOK_TYPES["cgroup/connect4"], _calling(_SET_RETVAL, -errno.ECONNREFUSED))
+    return _loads(HOOK_TYPES["cgroup/connect4"], _call(_SET_RETVAL, -errno.ECONNREFUSED) + _ALLOW)
 
 
 def kernel_read() -> bool:
     """Whether a hook may read the kernel's memory: not with ``lockdown=confidentiality``."""
-    return _loads(HOOK_TYPES["cgroup/post_bind6"], _calling(_READ_KERNEL, _STACK, _BYTES, 0))
+    return _loads(HOOK_TYPES["cgroup/post_bind6"], _call(_READ_KERNEL, _STACK, _BYTES, 0) + _ALLOW)
 
 
 def coarse_clock() -> bool:
     """Whether a program at a device may read the coarse clock (5.11)."""
-    return _loads(PACKET_SECTIONS["tc/ingress"], _calling(_COARSE_CLOCK))
+    return _loads(PACKET_SECTIONS["tc/ingress"], _call(_COARSE_CLOCK) + _ALLOW)
 
 
 def route_source() -> bool:
@@ -108,22 +88,13 @@ def route_source() -> bool:
 
     The kernel checks the flag before the address family, which is invalid here.
     """
-    zeros = [_instruction(_STORE, _FRAME, offset=-at) for at in range(8, _BYTES + 8, 8)]
-    call: tuple[int | str, ...] = (_CONTEXT, _STACK, _BYTES, _ROUTE_SOURCE)
-    loads = [_argument(register, value) for register, value in enumerate(call, start=1)]
-    code = [*zeros, *loads, _instruction(_CALL, number=_FIB_LOOKUP), _instruction(_EXIT)]
+    code = _call(_FIB_LOOKUP, _CONTEXT, _STACK, _BYTES, _ROUTE_SOURCE) + _RETURN
     try:
-        program = _load(PACKET_SECTIONS["tc/ingress"], b"".join(code))
+        program = _load(PACKET_SECTIONS["tc/ingress"], code)
     except KernelError:
         return False
     with bpf.closing(program):
         return loader.run_program(program, bytes(64)).retval != 2**32 - errno.EINVAL
-
-
-def packet_helpers() -> dict[str, bool]:
-    """Return for each helper that our packet programs call whether the kernel allows it."""
-    (hook,) = set(PACKET_SECTIONS.values())
-    return {name: _loads(hook, _calling(*call)) for name, call in PACKET_HELPERS.items()}
 
 
 def clsact_filters() -> bool:
@@ -131,7 +102,7 @@ def clsact_filters() -> bool:
 
     Raises OSError if this cannot be tried, KernelError if there are no such programs.
     """
-    with bpf.closing(_load(PACKET_SECTIONS["tc/ingress"], _allow())) as program:
+    with bpf.closing(_load(PACKET_SECTIONS["tc/ingress"], _ALLOW)) as program:
         return namespaces.call_in_new(lambda: _filters(program))
 
 
@@ -150,38 +121,3 @@ def _filters(program: int) -> bool:
 def map_works() -> None:
     """Create a map. Raises KernelError if bpf(2) cannot create any map."""
     os.close(state_dir.create_map(MapSpec("probe", "HASH", "__u32", "__u32", 4, ("NONE",))))
-
-
-def _small_maps() -> Iterator[MapSpec]:
-    """Yield one map for each kind and set of flags in maps.h, and one with a lock."""
-    kinds = {
-        (bpf_map.kernel_kind(spec), spec.flags, spec.value in state_dir.LOCKED): spec
-        for spec in layout.MAPS.values()
-    }
-    return (spec.at_most(4)._replace(name="probe", kind=it[0]) for it, spec in kinds.items())
-
-
-def unmade_maps() -> list[str]:
-    """Return the types of maps, with their flags, that the kernel cannot create."""
-    found = []
-    for spec in _small_maps():
-        try:
-            os.close(state_dir.create_map(spec))
-        except KernelError:
-            found.append(f"{spec.kind} ({', '.join(spec.flags)})")
-    return found
-
-
-def batches() -> dict[str, bool]:
-    """Return which types of maps have batches (hashes 5.6, tries 5.13, per-CPU arrays 5.13)."""
-    return {spec.kind: _batch(spec) for spec in _small_maps() if spec.kind != RING}
-
-
-def _batch(spec: MapSpec) -> bool:
-    value = bytes((spec.value_size + 7) // 8 * 8 * bpf_map.possible_cpus())
-    try:
-        with bpf.closing(state_dir.create_map(spec)) as fd:
-            bpf.map_write_batch(fd, bytes(spec.key_size), value, 1)
-    except KernelError:
-        return False
-    return True

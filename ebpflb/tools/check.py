@@ -35,21 +35,12 @@ def check_node(paths: Paths, cgroup: Path | None) -> list[CheckResult]:
     others = neighbours.results(paths.state, cgroup)
     return [
         *results,
-        *_batches(),
         *_optional(),
         netfilter,
         _bridged_pods(),
         *_stale_sockets(),
         *others,
     ]
-
-
-def _batches() -> Iterator[CheckResult]:
-    """Yield whether batch operations work, for each map type."""
-    since = {"LPM_TRIE": "5.13", "PERCPU_ARRAY": "5.13"}
-    for kind, works in probe.batches().items():
-        lost = "entries are written one by one, so large updates take longer"
-        yield feature(f"batch operations: {kind}", works, since.get(kind, "5.6"), lost)
 
 
 def _optional() -> Iterator[CheckResult]:

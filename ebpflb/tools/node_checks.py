@@ -21,7 +21,7 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
 from ebpflb.kernel.node import namespaces, routes, sysctls
 from ebpflb.kernel.programs import compiler, precompile
-from ebpflb.kernel.programs.loader import SECTIONS
+from ebpflb.kernel.programs.loader import HOOK_TYPES, SECTIONS
 from ebpflb.model.addresses import format_numbers, parse_numbers
 from ebpflb.tools.map_fill import MapFill, map_fill
 from ebpflb.tools.snapshot import Snapshot
@@ -230,9 +230,8 @@ def _required(state_directory: Path, cgroup: Path | None) -> Iterator[CheckResul
     yield _try("bpffs", lambda: _bpffs(state_directory), "mount -t bpf bpf /sys/fs/bpf")
     yield _try("cgroup v2", lambda: _cgroup(cgroup), "mount cgroup v2, or set --cgroup-root")
     yield bcc_requirement()
-    yield from _hooks()
-    yield from _packet_hooks()
-    yield _all_present("map types", probe.unmade_maps())
+    yield _hooks()
+    yield from _attachments()
 
 
 def _capabilities() -> CheckResult:
@@ -308,9 +307,13 @@ def _cgroup(cgroup: Path | None) -> str:
     return str(root)
 
 
-def _hooks() -> Iterator[CheckResult]:
-    for section in SECTIONS:
-        yield feature(f"hook {section}", probe.hook(section), "5.10", "required", required=True)
+def _hooks() -> CheckResult:
+    """Return whether the kernel has all hooks; a kernel that has them has our maps and helpers."""
+    missing = [section for section in HOOK_TYPES if not probe.hook(section)]
+    detail = f"missing: {', '.join(missing)}" if missing else "yes"
+    return CheckResult(
+        "kernel hooks", not missing, True, detail, "Linux 5.10 has them" * bool(missing)
+    )
 
 
 # The kernel stops a device while it adds a qdisc (qdisc_graft, dev_deactivate).
@@ -321,12 +324,8 @@ _BY_CLSACT = (
 )
 
 
-def _packet_hooks() -> Iterator[CheckResult]:
-    """Yield whether the helpers of packet programs work, and one of the ways to attach: tcx or
-    clsact.
-    """
-    helpers = probe.packet_helpers()
-    yield _all_present("tc helpers", [name for name, ok in helpers.items() if not ok])
+def _attachments() -> Iterator[CheckResult]:
+    """Yield whether one of the two ways to attach to devices works."""
     has_tcx = tcx.works()
     yield feature("tcx", has_tcx, "6.6", _BY_CLSACT)
     yield _clsact(required=not has_tcx)
@@ -340,8 +339,3 @@ def _clsact(*, required: bool) -> CheckResult:
         return CheckResult(
             "clsact filters", False, False, f"cannot be checked: {in_words(error)}", lost
         )
-
-
-def _all_present(feature: str, missing: list[str]) -> CheckResult:
-    detail = f"missing: {', '.join(missing)}" if missing else "yes"
-    return CheckResult(feature, not missing, True, detail, "required" if missing else "")

@@ -22,9 +22,9 @@ from tests.kit import answers
 
 FEATURES = [
     "capabilities", "monotonic clock",
-    "BCC", "bpffs", "cgroup v2", "hook cgroup/connect4", "tc helpers",
+    "BCC", "bpffs", "cgroup v2", "kernel hooks",
     "tcx",
-    "clsact filters", "map types", "batch operations: HASH", "batch operations: LPM_TRIE",
+    "clsact filters",
     "errno from hooks", "destroying UDP sockets", "other programs at the hooks",
     "programs before ebpflb's at devices", "firewall rules",
 ]  # fmt: skip
@@ -117,7 +117,6 @@ def test_rules_that_cannot_be_read(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPat
 LACKS = [
     (tcx, "works", False, "tcx", "clsact filters are used instead"),
     (probe, "clsact_filters", False, "clsact filters", "required without tcx"),
-    (probe, "batches", {"LPM_TRIE": False}, "batch operations: LPM_TRIE", "one by one"),
     (probe, "set_retval", False, "errno from hooks", "bind() to a NodePort succeeds"),
     (probe, "coarse_clock", False, "coarse clock", "the exact clock"),
     (probe, "route_source", False, "source of a route", "reads all routes"),
@@ -210,8 +209,7 @@ def test_a_realtime_kernel(
 
 
 NEEDED = [
-    ({"packet_helpers": {"csum_diff": False}}, "tc helpers", "missing: csum_diff"),
-    ({"unmade_maps": ["LPM_TRIE (NO_PREALLOC)"]}, "map types", "missing: LPM_TRIE"),
+    ({"hook": False}, "kernel hooks", "missing: cgroup/connect4"),
     ({"works": False, "clsact_filters": False}, "clsact filters", "modprobe -a sch_ingress"),
 ]
 
@@ -227,7 +225,7 @@ def test_needed(
     """Without what the packet path is made of, the answer is no."""
     for name, answer in answers.items():
         module = tcx if name == "works" else probe
-        monkeypatch.setattr(module, name, lambda answer=answer: answer)
+        monkeypatch.setattr(module, name, lambda *_, answer=answer: answer)
     done = ebpflb("check", "--state-dir", NEVER, "-o", "wide")
     assert done.status == 1
     (line,) = [line for line in done.out.splitlines() if "MISSING" in line]

@@ -18,8 +18,6 @@ NEVER = BPFFS / f"ebpflb-never-{os.getpid()}"
 # What Debian's kernels lack; each has a way round it.
 LACKS = {
     "5.10": {
-        "batch operations: LPM_TRIE",
-        "batch operations: PERCPU_ARRAY",
         "coarse clock",
         "errno from hooks",
         "SO_NETNS_COOKIE",
