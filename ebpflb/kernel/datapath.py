@@ -18,9 +18,7 @@ map_writer has the operations on the maps.
 import resource
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 from ebpflb.entries.services import NO_FLAGS
 from ebpflb.errors import KernelError
@@ -33,8 +31,8 @@ from ebpflb.kernel.maps import occupancy
 from ebpflb.kernel.maps.layout import MapSpec
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import Gate
-from ebpflb.kernel.programs import compiler, loader
-from ebpflb.kernel.programs.loader import Program, ProgramSet
+from ebpflb.kernel.programs import compiler
+from ebpflb.kernel.programs.loader import Bytecode, Program, ProgramSet
 from ebpflb.model.devices import Devices
 from ebpflb.model.events import Drift
 from ebpflb.plan.map_contents import MapContents
@@ -66,13 +64,6 @@ _ATTACHING = frozenset({"attaching"})
 _GROUP = 16  # devices that get programs together at a first start, most important first
 
 
-class Bytecode(NamedTuple):
-    """The socket programs, and the packet programs with and without a link header."""
-
-    sockets: compiler.Compiled
-    packets: dict[bool, compiler.Compiled]
-
-
 class Datapath(MapWriter):
     """The maps and programs of one state directory."""
 
@@ -94,14 +85,11 @@ class Datapath(MapWriter):
         self.state = state
         super().__init__(state.open_maps(specs))
         self._draw_secret()
-        self.socket_programs: list[Program] = []
-        # By whether packets have a link header.
-        self._compiled_packets: dict[bool, compiler.Compiled] = {}
-        self.packet_programs: dict[bool, list[Program]] = {}
+        self.usual: ProgramSet | None = None  # None: an earlier agent's programs keep serving
         self.others: ProgramSet | None = None  # in force instead of the usual ones
         self.held = HeldLinks()
         self.held.hold((*state.links(), *state.devices_directory.iterdir()))  # an earlier agent's
-        self.devices = DevicePrograms(state, self._load_packet_programs, self.held, on_attached)
+        self.devices = DevicePrograms(state, self._packet_programs, self.held, on_attached)
         # Until all devices have programs the flow tables open no flows: replies to a flow may come
         # in at a device that has no program yet, and leave by another (see SETTING_ATTACHING).
         unfinished = self._settings().flags >= _ATTACHING
@@ -125,24 +113,16 @@ class Datapath(MapWriter):
     def load(self, cache: Path) -> bool:
         """Load the programs; return whether they had to be compiled.
 
-        Programs for packets without a link header are loaded only when a device needs them: few
-        nodes have such a device, and the verifier takes as long for them as for the others.
-
         Raises CompileError, VerifierError, KernelError or NodeError; the programs loaded before
         stay.
         """
-        sockets, packets = self.compile(cache)
+        code = self.compile(cache)
         self.host_netns = cgroup_links.netns_cookie(cache) or self._settings().host_netns
-        # The slowest programs first.
-        with_header, socket_programs = loader.load_all([packets[True], sockets], self.maps)
+        loaded = ProgramSet(code, self.maps)
         self.devices.forget()
         self._close_programs()
-        if self.others:
-            self.others.close()
-            self.others = None
-        self.socket_programs, self.packet_programs = socket_programs, {True: with_header}
-        self._compiled_packets = packets
-        return not all(compiled.cached for compiled in (sockets, *packets.values()))
+        self.usual = loaded
+        return not all(compiled.cached for compiled in (code.sockets, *code.packets.values()))
 
     def compile(self, cache: Path, *, more: tuple[str, ...] = ()) -> Bytecode:
         """Return the bytecode for ``load``, which then finds it in the cache.
@@ -159,24 +139,24 @@ class Datapath(MapWriter):
         return Bytecode(sockets, packets)
 
     def _close_programs(self) -> None:
-        loader.close([*self.socket_programs, *chain.from_iterable(self.packet_programs.values())])
-        self.socket_programs, self.packet_programs = [], {}
+        for programs in (self.usual, self.others):
+            if programs:
+                programs.close()
+        self.usual = self.others = None
 
-    def _load_packet_programs(self, link_header: bool) -> list[Program]:
-        if self.others:
-            return self.others.packets(link_header)
-        if link_header not in self.packet_programs:
-            compiled = self._compiled_packets[link_header]
-            self.packet_programs[link_header] = loader.load(compiled, self.maps)
-        return self.packet_programs[link_header]
+    def _packet_programs(self, link_header: bool) -> list[Program]:
+        programs = self.others or self.usual
+        return programs.packets(link_header) if programs else []
+
+    @property
+    def _socket_programs(self) -> list[Program]:
+        programs = self.others or self.usual
+        return programs.sockets if programs else []
 
     @property
     def programs(self) -> list[Program]:
         """The programs that this agent has loaded; empty while an earlier agent's keep serving."""
-        if not self.socket_programs:
-            return []
-        own = [*self.socket_programs, *chain.from_iterable(self.packet_programs.values())]
-        return own + self.others.programs if self.others else own
+        return [it for programs in (self.usual, self.others) if programs for it in programs.loaded]
 
     def attach(
         self, cgroup: Path, served: Devices, now: Collection[int] | None = None
@@ -255,10 +235,6 @@ class Datapath(MapWriter):
                 former.close()
         return failed
 
-    @property
-    def _sockets_in_force(self) -> list[Program]:
-        return self.others.sockets if self.others else self.socket_programs
-
     def attach_devices(self, served: Devices) -> dict[str, str]:
         """Attach the programs to these devices and no others; return device -> error.
 
@@ -273,7 +249,7 @@ class Datapath(MapWriter):
 
         Raises KernelError, and OSError if there is no such cgroup.
         """
-        ours = {p.name: int(bpf.info(p.fd, "prog_info").id) for p in self._sockets_in_force}
+        ours = {p.name: int(bpf.info(p.fd, "prog_info").id) for p in self._socket_programs}
         yield cgroup_links.faults(self.state, cgroup, ours or None, self.held)
         yield self.state.pin_faults(self.maps)
         yield from self.devices.faults(served)
@@ -286,13 +262,13 @@ class Datapath(MapWriter):
         """
         self.state.restore_pins(self.maps)
         self.held.restore()
-        if not self.socket_programs:
+        if not self.usual:
             return {}
         self._attach_sockets(cgroup)
         return self.devices.restore(served)
 
     def _attach_sockets(self, cgroup: Path) -> None:
-        cgroup_links.attach(self.state, cgroup, self._sockets_in_force)
+        cgroup_links.attach(self.state, cgroup, self._socket_programs)
         self.held.hold(self.state.links())
 
     def is_attached(self) -> bool:

@@ -105,24 +105,19 @@ class Variant:
     """The loaded programs, not attached yet, and the maps of their events."""
 
     def __init__(self, datapath: Datapath, cache: Path) -> None:
-        """Load the programs. Safe in any thread.
+        """Load the programs, all of them here: safe in any thread.
 
-        The programs for packets without a link header are loaded if the usual ones are. Raises
-        CompileError, VerifierError, KernelError, NodeError or OSError.
+        Raises CompileError, VerifierError, KernelError, NodeError or OSError.
         """
-        bare = False in datapath.packet_programs
-        compiled = datapath.compile(cache, more=(precompile.MONITOR,))
+        code = datapath.compile(cache, more=(precompile.MONITOR,))
         offsets = _task_offsets()
         with ExitStack() as opened:
             self._maps: dict[str, Map] = {}
             for name, spec in layout.MONITOR_MAPS.items():
                 made = self._maps[name] = bpf_map.open_map(spec, state_dir.create_map(spec))
                 opened.callback(made.close)
-            self.programs = ProgramSet(
-                compiled.sockets, compiled.packets, {**datapath.maps, **self._maps}
-            )
-            if bare:
-                self.programs.packets(False)
+            self.programs = ProgramSet(code, {**datapath.maps, **self._maps})
+            self.programs.packets(False)
             self._offsets = offsets
             self._opened = opened.pop_all()
 

@@ -44,12 +44,16 @@ def datapath(directory: Path, cgroup: Path, ns: Namespace, cache: Path) -> Itera
 @pytest.fixture
 def others(datapath: Datapath, cache: Path) -> Make:
     """Makes further ones; of which variant they are does not matter here."""
-    compiled = datapath.compile(cache)
-    return lambda: ProgramSet(compiled.sockets, compiled.packets, datapath.maps)
+    return lambda: ProgramSet(datapath.compile(cache), datapath.maps)
 
 
 def ids(programs: list[Program]) -> set[int]:
     return {int(bpf.info(program.fd, "prog_info").id) for program in programs}
+
+
+def usual_ids(datapath: Datapath) -> set[int]:
+    assert datapath.usual
+    return ids(datapath.usual.sockets)
 
 
 def in_force(datapath: Datapath) -> set[int]:
@@ -65,8 +69,8 @@ def faults(datapath: Datapath, cgroup: Path, ns: Namespace) -> list[object]:
 @pytest.mark.extended
 def test_there_and_back(datapath: Datapath, others: Make, cgroup: Path, ns: Namespace) -> None:
     """At every hook the others, without drift; then those of before, and no other is open."""
-    usual, made = ids(datapath.socket_programs), others()
-    during, descriptors = ids(made.sockets), [it.fd for it in made.programs]
+    usual, made = usual_ids(datapath), others()
+    during, descriptors = ids(made.sockets), [it.fd for it in made.loaded]
     assert datapath.exchange(made, cgroup, ns.served()) == {}
     assert in_force(datapath) == during
     assert not faults(datapath, cgroup, ns)
@@ -81,7 +85,7 @@ def test_a_failure_leaves_the_usual_ones_everywhere(
     datapath: Datapath, others: Make, cgroup: Path, ns: Namespace
 ) -> None:
     """Where the fourth hook does not take its program the three before it get the usual back."""
-    usual, made = ids(datapath.socket_programs), others()
+    usual, made = usual_ids(datapath), others()
     whole = made.sockets[3]
     made.sockets[3] = whole._replace(fd=made.packets(True)[0].fd)
     with pytest.raises(KernelError):
@@ -103,6 +107,6 @@ def test_programs_that_are_loaded_again_take_their_place(
     datapath.load(cache)
     assert datapath.others is None
     assert datapath.attach(cgroup, ns.served()) == {}
-    assert in_force(datapath) == ids(datapath.socket_programs)
+    assert in_force(datapath) == usual_ids(datapath)
     assert not in_force(datapath) & during
     assert not faults(datapath, cgroup, ns)

@@ -295,35 +295,36 @@ class FrameProgram:
             self._loaded = None
 
 
-# The programs of one variant, which may replace those in force.
+class Bytecode(NamedTuple):
+    """The socket programs, and the packet programs with and without a link header."""
+
+    sockets: Compiled
+    packets: Mapping[bool, Compiled]
 
 
 class ProgramSet:
-    """Programs loaded with ``maps``; those for packets without a link header only on request.
+    """The programs of one variant, loaded with ``maps``.
 
-    Raises VerifierError, KernelError or NodeError.
+    Those for packets without a link header are loaded only on request: few nodes have such a
+    device, and the verifier takes as long for them as for the others. Raises VerifierError,
+    KernelError or NodeError.
     """
 
-    def __init__(
-        self,
-        sockets: Compiled,
-        packets: Mapping[bool, Compiled],
-        maps: Mapping[str, Map],
-    ) -> None:
-        """``packets``: by whether they have a link header."""
-        self._compiled, self._maps = packets, maps
-        with_header, self.sockets = load_all([packets[True], sockets], maps)
+    def __init__(self, code: Bytecode, maps: Mapping[str, Map]) -> None:
+        self._code, self._maps = code.packets, maps
+        with_header, self.sockets = load_all([code.packets[True], code.sockets], maps)  # slow first
         self._packets = {True: with_header}
 
     def packets(self, link_header: bool) -> list[Program]:
         if link_header not in self._packets:
-            self._packets[link_header] = load(self._compiled[link_header], self._maps)
+            self._packets[link_header] = load(self._code[link_header], self._maps)
         return self._packets[link_header]
 
     @property
-    def programs(self) -> list[Program]:
+    def loaded(self) -> list[Program]:
+        """All programs that are loaded."""
         return [*self.sockets, *chain.from_iterable(self._packets.values())]
 
     def close(self) -> None:
         """Close the descriptors; attached programs stay."""
-        close(self.programs)
+        close(self.loaded)
