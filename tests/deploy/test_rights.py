@@ -29,6 +29,7 @@ from tests.deploy.rights import (
     packet_path,
     serves,
 )
+from tests.kernel.node import nodes
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives rights away")
 
@@ -110,6 +111,28 @@ def probe(made: Confined, folder: Path) -> None:
     words += [*made.agent.where, "--cgroup-root", str(made.node.cgroup)]
     with made.agent.log_file.open("a") as log:
         assert made.agent.spawn(words, log).wait() == 0, made.agent.log()
+
+
+@pytest.mark.parametrize("what", ["ebpflb", "kube-proxy"])
+def test_cleanup_needs_no_more_rights(what: str, tmp_path: Path) -> None:
+    """The chart's container of that name removes all of it, under the same seccomp profile."""
+    (objects,) = helm.render({"cleanup": what})
+    spec = helm.the("DaemonSet", objects)["spec"]["template"]["spec"]
+    (container,) = (it for it in spec["initContainers"] if it["name"] == "cleanup")
+    ours = what == "ebpflb"
+    with cluster(tmp_path, Paths.cache) as made, nodes.entered(made.node.netns):
+        if ours:
+            made.agent.start()
+            made.agent.stop()
+        else:
+            nodes.run("iptables", "--table", "nat", "--new-chain", "KUBE-SERVICES")
+        made.agent.under = limited_to(granted_to(container), tmp_path)
+        words = ["cleanup", *made.agent.where, *(() if ours else ("--kube-proxy",))]
+        with made.agent.log_file.open("a") as log:
+            assert made.agent.spawn(words, log).wait() == 0, made.agent.log()
+        assert "KUBE" not in nodes.run("iptables-save", "--table", "nat")
+        assert not made.agent.paths.state.exists()
+        assert "ebpflb" not in nodes.run("nft", "list", "tables")
 
 
 def test_answers_of_another_boot_are_not_believed(tmp_path: Path) -> None:
