@@ -20,7 +20,7 @@
 #   make release-twice   the same twice, and compares the bytes
 #   make diagrams        draws the diagrams of docs/ from their sources
 #   make conformance     plays the table of docs/conformance.md against TARGET
-#   make test-page       tests the page in Chromium, at two widths and in both colour schemes
+#   make test-page       tests the page, also in Chromium
 #   make screenshots     takes those of docs/ui.md, from the real page
 #   make lock            writes requirements/ anew after a change of setup.cfg; make renew: newer ones
 

@@ -195,29 +195,3 @@ def test_others_are_not_concerned(policy: Policy) -> None:
     """The kubelet, and agents of another release's account."""
     for user in ("system:node:node-1", "system:serviceaccount:other:ebpflb"):
         assert policy.denies(NODE, after(CHANGES[0][1]), asked(user=user)) == ""
-
-
-def test_rights_and_policy_only_if_asked_for() -> None:
-    """By default an agent may change no Node; with the condition or the taint it may change one
-    part.
-    """
-    plain, condition, taint = helm.render(
-        {}, {"nodeReadiness": "condition"}, {"nodeReadiness": "taint"}
-    )
-    assert not {it["kind"] for it in plain} & {
-        "ValidatingAdmissionPolicy",
-        "ValidatingAdmissionPolicyBinding",
-    }
-    before = helm.the("ClusterRole", plain)["rules"]
-    assert not [it for it in before if "patch" in it["verbs"] or "update" in it["verbs"]]
-    for objects, resource in ((condition, "nodes/status"), (taint, "nodes")):
-        rules = helm.the("ClusterRole", objects)["rules"]
-        added = {"apiGroups": [""], "resources": [resource], "verbs": ["patch"]}
-        assert rules == [*before, added]
-
-
-def test_the_policy_names_what_the_agent_writes() -> None:
-    """The names of the condition and of the taint are those of the code."""
-    (objects,) = helm.render({"nodeReadiness": "taint"})
-    text = str(helm.the("ValidatingAdmissionPolicy", objects))
-    assert f"'{CONDITION_TYPE}'" in text and f"'{TAINT_KEY}'" in text

@@ -178,16 +178,6 @@ def test_the_agent_starts_whatever_the_cleanup_of_kube_proxy_meets(
     assert done.stderr == (not_done if status else "")
 
 
-def test_notes_say_when_to_set_the_cleanup_back() -> None:
-    """Only where it is set; the command sets it back."""
-    plain, cleaning = (
-        files["ebpflb/templates/NOTES.txt"]
-        for files in helm.ask("render", {}, {"cleanup": "kube-proxy"})
-    )
-    assert "--set cleanup=\n" in cleaning and "-c cleanup" in cleaning
-    assert "cleanup=" not in plain
-
-
 @pytest.mark.parametrize(("cleanup", "serves"), [("kube-proxy", True), ("ebpflb", False)])
 def test_cleanup(cleanup: str, serves: bool) -> None:
     """It is done before the agent starts, or in its place, with sight of all it has to remove."""

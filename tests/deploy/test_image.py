@@ -16,8 +16,6 @@ from tests.deploy.helm import DEPLOY
 
 WORKFLOWS = DEPLOY.parent / ".github/workflows"
 DOCKERFILE = DEPLOY / "image/Dockerfile"
-ROOT = DEPLOY.parent
-PIP_CA = "build/pip-ca.pem"  # there only while an image is built by a PIP_CERT
 
 
 def lint(path: Path) -> "subprocess.CompletedProcess[str]":
@@ -36,13 +34,6 @@ def test_hadolint() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_what_it_is_made_of_is_let_in() -> None:
-    """.dockerignore lets in what the package is built from, and nothing else."""
-    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"]
-    named = {line[1:] for line in lines}
-    assert named == {"deploy/release/environment", "dist/*.whl", "requirements/ui.txt", PIP_CA}
-
-
 def packages(stage: str) -> set[str]:
     found = re.findall(r"install --yes --no-install-recommends (.*?) &&", stage)
     return {package for line in found for package in line.split()}
@@ -56,15 +47,6 @@ def test_no_compiler_in_the_image() -> None:
     assert packages(compiler) == {"python3-bpfcc"}
     assert packages(small) == packages(last) == set()
     assert small.split()[0] == compiler.split()[0] == "run"
-
-
-def test_the_image_has_what_the_wheel_has() -> None:
-    """Both images have the environment that is made from the wheel and the lock."""
-    _, build, compiler, small, last = stages()
-    assert "RUN deploy/release/environment / dist/*.whl requirements/ui.txt" in build
-    for stage in (compiler, small):
-        assert "COPY --from=build /opt/ebpflb /opt/ebpflb" in stage
-    assert "COPY --from=small / /" in last
 
 
 def test_no_root() -> None:
@@ -157,38 +139,6 @@ def test_an_image_of_140_mb_is_built(tmp_path: Path) -> None:
     assert "--timestamp 1790000000" in asked
     assert "--tag localhost/ebpflb:dev ." in asked
     assert done.stdout.splitlines()[-1].endswith("140 MB, by podman")
-
-
-def test_pip_can_have_another_index_and_authority(tmp_path: Path) -> None:
-    """Both reach the stage that calls pip; the authority's file is in the checkout meanwhile."""
-    authority = tmp_path / "ca.pem"
-    authority.write_text("an authority")
-    index = "https://pypi.example.org/simple"
-    done = build(tmp_path, size="80 MB", PIP_INDEX_URL=index, PIP_CERT=str(authority))
-    assert done.returncode == 0, done.stderr
-    asked = (tmp_path / "asked").read_text()
-    assert f"--build-arg PIP_INDEX_URL={index} --build-arg PIP_CERT=/checkout/{PIP_CA} " in asked
-    assert (tmp_path / "authorities").read_text() == "an authority"
-    assert not (tmp_path / PIP_CA).exists()
-    _, stage, *_ = stages()
-    assert (
-        stage.index("ARG PIP_INDEX_URL")
-        < stage.index("ARG PIP_CERT")
-        < stage.index("RUN deploy/release")
-    )
-    (tmp_path / "asked").unlink()
-    build(tmp_path, size="80 MB")
-    assert "PIP" not in (tmp_path / "asked").read_text()
-
-
-def test_an_image_for_another_architecture(tmp_path: Path) -> None:
-    """It is named so, and may have 160 MB."""
-    done = build(tmp_path, size="160 MB", ARCH="arm64", IMAGE="localhost/ebpflb:0.1.1")
-    assert done.returncode == 0, done.stderr
-    asked = (tmp_path / "asked").read_text()
-    assert "--platform linux/arm64" in asked
-    assert "--tag localhost/ebpflb:0.1.1-arm64 ." in asked
-    assert build(tmp_path, size="161 MB", ARCH="arm64").returncode == 1
 
 
 @pytest.mark.parametrize("size", ["141MB", "1.02 GB"])

@@ -4,7 +4,6 @@
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
 import tarfile
@@ -14,7 +13,6 @@ from typing import NamedTuple
 
 import pytest
 
-from ebpflb.lab.agents import wait_until
 from tests.cli.conftest import NEVER
 from tests.kit import api_exec
 
@@ -140,12 +138,6 @@ def test_exit_status_is_the_greatest(kubectl: Kubectl) -> None:
     assert kubectl("--node=worker-x", "status").err == "no pod of ebpflb is on node worker-x\n"
 
 
-def test_streams(kubectl: Kubectl) -> None:
-    lines = kubectl("monitor", "--count", "1").out.splitlines()
-    assert lines[0] == "NODE      TIME  VERDICT"
-    assert sorted(lines[1:]) == [f"worker-{it}  14:03:10  ebpflb-{it}" for it in "ab"]
-
-
 @pytest.mark.parametrize(
     ("client", "pod", "sent"),
     [
@@ -160,12 +152,6 @@ def test_explain_on_the_node_of_the_pod(kubectl: Kubectl, client: str, pod: str,
     done = kubectl("explain", "shop/cart:http", "--from", client)
     assert (done.status, done.err) == (0, "")
     assert kubectl.asked == [(pod, f"explain shop/cart:http --from={sent}")]
-
-
-def test_explain_without_a_pod_asks_all(kubectl: Kubectl) -> None:
-    kubectl("explain", "shop/cart", "--from=outside")
-    assert len(kubectl.asked) == 2
-    assert 'pods "no-1" not found' in kubectl("explain", "shop/cart", "--from", "no-1").err
 
 
 def test_what_changes_something_names_its_nodes(kubectl: Kubectl) -> None:
@@ -216,22 +202,3 @@ def test_a_pod_that_does_not_run(kubectl: Kubectl) -> None:
         assert whole.getnames() == ["worker-a.tar.gz", "README.txt"]
         said = whole.extractfile("README.txt")
         assert said and b"worker-b: its pod does not run" in said.read()
-
-
-@pytest.mark.parametrize("pods", [[]])
-def test_no_pods(kubectl: Kubectl) -> None:
-    assert "no pods app.kubernetes.io/name=ebpflb in namespace kube-system" in kubectl("status").err
-
-
-def test_ctrl_c_leaves_nothing(kubectl: Kubectl) -> None:
-    # A shell that starts the tests in the background has SIGINT ignored.
-    command = ["env", "--default-signal=INT", *kubectl.words("report")]
-    with subprocess.Popen(
-        command, env=kubectl.environment, cwd=kubectl.folder, start_new_session=True
-    ) as process:
-        wait_until("a pod is asked", lambda: bool(kubectl.asked))
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(60) == 130
-    assert [
-        it.name for it in kubectl.folder.iterdir() if "report" in it.name or ".ebpflb" in it.name
-    ] == []

@@ -133,18 +133,6 @@ def test_readme_installs_on_one_node_and_removes(tmp_path: Path) -> None:
     assert cleaning["args"] == ["cleanup"]
 
 
-def test_the_api_servers_address_in_the_manifest() -> None:
-    """The lines that install.md adds below ``env:`` make of the manifest what the chart makes."""
-    install = PAGE.with_name("install.md").read_text()
-    (lines,) = re.findall(r"<!-- env -->\n```yaml\n(.*?)```", install, re.DOTALL)
-    text = (PAGE.parents[1] / "deploy/manifests/ebpflb.yaml").read_text()
-    assert text.count("          env:\n") == 1
-    edited = list(yaml.safe_load_all(text.replace("          env:\n", f"          env:\n{lines}")))
-    (wanted,) = helm.render({"apiServer": {"host": "192.0.2.10", "port": 6443}})
-    found, rendered = (helm.container(it)["env"] for it in (edited, wanted))
-    assert sorted(found, key=str) == sorted(rendered, key=str)
-
-
 def test_remove(tmp_path: Path) -> None:
     """A pod is ready only when it has cleaned up, so the roll-out does not end before."""
     install = PAGE.with_name("install.md").read_text()
@@ -166,18 +154,6 @@ def test_remove(tmp_path: Path) -> None:
     assert marker.startswith("/tmp/") and "/tmp" in {
         mount["mountPath"] for mount in container["volumeMounts"]
     }
-
-
-@pytest.mark.parametrize("kubelet", ["10.0.0.10:10250", "[fd00::10]:10250"])
-def test_scrape_job(kubelet: str) -> None:
-    """What Prometheus makes of a node is that node's metrics, in a job of kube-proxy's name."""
-    (job,) = yaml.safe_load(commands("scrape"))
-    assert job["job_name"] == "kube-proxy"
-    (rule,) = [it for it in job["relabel_configs"] if it["target_label"] == "__address__"]
-    found = re.fullmatch(rule["regex"], kubelet)
-    assert rule["source_labels"] == ["__address__"]
-    assert found and rule["replacement"] == "$1:10249"
-    assert found[1] == kubelet.removesuffix(":10250")
 
 
 LIVE = {  # what kubectl says, with what the API server refuses in new objects

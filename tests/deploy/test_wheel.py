@@ -18,7 +18,6 @@ from click import shell_completion
 from ebpflb.cli import cli
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps import layout
-from ebpflb.kernel.programs import compiler
 from tests.cli.commands import every_command
 from tests.kit import answers
 
@@ -74,7 +73,6 @@ def installed() -> Iterator[Path]:
             shutil.copy(CHECKOUT / name, source)
         commit(source)
         (source / "bytecode").mkdir()
-        (source / "bytecode/compiled").touch()
         for text in (bpf.TEXT, layout.TEXT):
             bpf.write_declarations(text, source / "bytecode")
         pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
@@ -174,31 +172,6 @@ def test_shell_completion_is_installed_where_the_shell_looks(installed: Path, sh
     assert wanted
     source = wanted(cli, {}, "ebpflb", "_EBPFLB_COMPLETE").source()
     assert (installed / "share" / SHELLS[shell]).read_text().rstrip() == source.rstrip()
-
-
-def test_bash_completes_commands_and_maps(installed: Path) -> None:
-    """In a bash that has read the file, as it does when the word after ebpflb is completed."""
-    script = """
-        source share/bash-completion/completions/ebpflb
-        COMP_WORDS=(ebpflb maps dump sl) COMP_CWORD=3
-        _ebpflb_completion bin/ebpflb
-        echo "${COMPREPLY[@]}"
-    """
-    assert run("bash", "-c", script, **elsewhere(installed)).split() == ["slots"]
-
-
-def test_sources_come_along(installed: Path) -> None:
-    """Every file of bpf/, where ebpflb looks for it."""
-    placed = installed / "share/ebpflb/bpf"
-    found = {it.relative_to(placed) for it in placed.rglob("*") if it.is_file()}
-    wanted = {it.relative_to(CHECKOUT / "bpf") for it in (CHECKOUT / "bpf").rglob("*.[ch]")}
-    assert wanted <= found
-    assert wanted
-
-
-def test_bytecode_comes_along(installed: Path) -> None:
-    """What `make wheel` compiles into bytecode/ is where ebpflb looks for it first."""
-    assert (installed / "share/ebpflb" / compiler.BROUGHT.name / "compiled").is_file()
 
 
 def test_a_start_imports_no_parser_and_no_compiler(installed: Path) -> None:

@@ -2,7 +2,6 @@
 """Workflows of .github run the Makefile by actions that cannot change; issue forms are readable."""
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +38,6 @@ def test_jobs_get_no_right_to_write_from_the_workflow(workflow: Path) -> None:
     assert granted in ({"contents": "read"}, "read-all")
 
 
-@every_workflow
-def test_scripts(workflow: Path) -> None:
-    """Bash can read each."""
-    for step in steps(workflow):
-        subprocess.run(["bash", "-n"], input=step.get("run", ""), text=True, check=True)
-
-
 def test_a_tag_publishes_what_make_release_builds() -> None:
     """The workflow builds nothing else, and the key reaches no job that publishes."""
     workflow = DEPLOY.parent / ".github/workflows/release.yml"
@@ -62,14 +54,3 @@ def test_a_change_is_tested() -> None:
     text = (DEPLOY.parent / ".github/workflows/pull-request.yml").read_text()
     job = yaml.safe_load(text)["jobs"]["pass"]
     assert job["strategy"]["matrix"]["command"] == ["make test", "make test-kernel KERNEL=5.10"]
-
-
-@pytest.mark.parametrize("form", ["defect", "request", "trial"])
-def test_issue_forms(form: str) -> None:
-    """Each has what GitHub asks for, and names each input once."""
-    path = DEPLOY.parent / f".github/ISSUE_TEMPLATE/{form}.yml"
-    read = yaml.safe_load(path.read_text())
-    assert {"name", "description", "body"} <= read.keys()
-    inputs = [it for it in read["body"] if it["type"] != "markdown"]
-    assert all(it["attributes"]["label"] for it in inputs)
-    assert len({it["id"] for it in inputs}) == len(inputs) > 0

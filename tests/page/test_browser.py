@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from ebpflb.lab import manifests
-from ebpflb.lab.agents import wait_until
-from ebpflb.serve import status
 from ebpflb.tools.dump import dump_maps
 from tests.kit import requests
 from tests.kit.cluster import NODEPORT, VIP, Cluster, endpoint, running, web
-from tests.page.browser import Page, chromium, command, served
+from tests.page.browser import Page, chromium, served
 
 # Adds markup to the texts of all answers that come from objects or are sentences.
 MARKUP = """
@@ -86,31 +84,6 @@ def opened_by_the_page(page: Page) -> dict[str, str]:
     }
 
 
-def test_that_no_agent_runs_is_said_on_every_page(page: Page, cluster: Cluster) -> None:
-    """By a banner, the title and the icon; when one runs again all are gone without a click."""
-    page.open("/services")
-    page.wait("services", lambda: page.cells("Services of this node"))
-    cluster.agent.stop()
-    try:
-        page.wait("the banner", lambda: "No agent is running" in page.text("#banner"))
-        for where in (*PAGES, "/nothing"):
-            page.script("location.hash = arguments[0]", where)
-            page.wait(
-                "the page", lambda: page.driver.title.startswith(f"DEGRADED: {heading(page)} - ")
-            )
-            assert "No agent is running" in page.text("#banner")
-            assert icon(page) == "icon-degraded.svg"
-    finally:
-        cluster.agent.start()
-    page.wait("no banner", lambda: page.text("#banner") == "")
-    assert page.driver.title == f"OK: {heading(page)} - node"
-    assert icon(page) == "icon-ok.svg"
-
-
-def heading(page: Page) -> str:
-    return page.text("h1")
-
-
 def icon(page: Page) -> str:
     return str(page.script("return document.getElementById('icon').href.split('/').pop()"))
 
@@ -147,70 +120,6 @@ def test_markup_in_any_answer_is_text(page: Page, where: str) -> None:
         page.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
 
 
-def test_explain_shows_the_way_that_the_command_tells(page: Page, cluster: Cluster) -> None:
-    """Of a Service that is chosen by name: each step with its row of a map, and all chances."""
-    page.open("/explain")
-    page.wait("the form", lambda: page.script("return document.querySelector('[name=from]')"))
-    page.script("document.querySelector('[name=service]').focus()")
-    page.keys("default/web\t")
-    frontend = "return document.querySelector('[name=to]')?.value"
-    page.wait("its frontends", lambda: page.script(frontend))
-    page.script(f"document.querySelector('[name=to]').value = '{VIP}:80/tcp'")
-    page.script("document.querySelector('form button').click()")
-    page.wait("the verdict", lambda: page.text("#explained"))
-    found = command(cluster, "explain", f"{VIP}:80", *cluster.agent.where)
-    assert page.text("#explained") == f"{found['verdict']}: {found['says']}"
-    assert page.script("return document.querySelector('#explained').className") == "answer good"
-    steps = page.script("""return [...document.querySelectorAll(".way li")].map((it) =>
-        [...it.children].map((part) => part.innerText))""")
-    kept = ("hook", "frontend", "policy")  # another endpoint is drawn each time
-    said = [
-        [it["step"], it["what"], *filter(None, [it["read_from"]])]
-        for it in found["steps"]
-        if it["step"] in kept
-    ]
-    assert [it for it in steps if it[0] in kept] == said
-    assert [steps[0][0], steps[-1][0]] == ["client", "verdict"]
-    endpoints = page.cells("Endpoints, and the chance of a new connection")
-    shown = [(it["Endpoint"], it["Chance"].strip()) for it in endpoints]
-    assert shown == [
-        (
-            "{address}:{port}".format(**it["endpoint"]),
-            f"{100 * it['chance']:.1f}".removesuffix(".0") + "%",
-        )
-        for it in found["endpoints"]
-    ]
-    assert f"to={VIP}%3A80%2Ftcp" in page.driver.current_url
-    assert "service=default%2Fweb" in page.driver.current_url
-
-
-def test_events_are_shown_as_they_happen(page: Page, cluster: Cluster) -> None:
-    """With client, frontend and backend; when the page is left the usual programs are back."""
-    page.open("/events?service=default/web")
-    page.wait("the form", lambda: page.script("return document.querySelector('#watch')"))
-    page.script("document.querySelector('#watch').click()")
-    page.wait("it watches", lambda: page.text("#watching").startswith("watching"))
-    answers = [requests.tcp(cluster.sockets(cluster.client), VIP).name for _ in range(3)]
-    caption = "Events, the newest first"
-
-    def backends() -> list[str]:
-        rows = [row for row in page.cells(caption) if row["Hook"] == "connect"]
-        return [row["Endpoint"].split()[-1] for row in reversed(rows)]
-
-    page.wait(f"events of {answers}", lambda: backends() == answers)
-    rows = page.cells(caption)
-    assert {row["Frontend"] for row in rows if row["Hook"] == "connect"} == {f"{VIP}:80/TCP"}
-    wait_until("the agent says so", lambda: monitors(cluster), 120)
-    page.open("/")
-    wait_until("nobody watches", lambda: not monitors(cluster), 120)
-
-
-def monitors(cluster: Cluster) -> bool:
-    """Whether the agent says that a monitor runs."""
-    found = status.read(cluster.agent.paths)
-    return found is None or found.monitor is not None
-
-
 @pytest.mark.extended
 def test_nothing_is_asked_for_elsewhere(page: Page) -> None:
     """On any page; and the policy refuses nothing that the page itself does."""
@@ -244,17 +153,3 @@ def test_the_policy_holds(page: Page) -> None:
     page.driver.set_script_timeout(60)
     assert "Failed to fetch" in page.driver.execute_async_script(elsewhere)
     assert page.script("return window.ran") is False
-
-
-def test_the_token_is_asked_for(page: Page, cluster: Cluster, tmp_path: Any) -> None:
-    """Once, and it stands in no address."""
-    file = tmp_path / "token"
-    file.write_text("0123456789abcdef0123\n")
-    with served(cluster, "--token-file", str(file)) as url:
-        own = Page(page.driver, url)
-        own.open("/services")
-        own.wait("the question", lambda: "Token" in own.text())
-        assert "default/web" not in own.text("body")
-        own.keys("0123456789abcdef0123\n")
-        own.wait("services", lambda: own.cells("Services of this node"))
-        assert "0123456789abcdef" not in "".join(own.requests())

@@ -30,9 +30,9 @@ READ_ONLY = (
 )
 
 
-def granted(rights: dict[str, bool]) -> list[str]:
+def granted() -> list[str]:
     """Return the capabilities of the page's container that this machine has."""
-    (objects,) = helm.render({"ui": {"enabled": True}, "rights": rights})
+    (objects,) = helm.render({"ui": {"enabled": True}})
     _, page = helm.containers(objects)
     names = page["securityContext"]["capabilities"]["add"]
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -40,84 +40,56 @@ def granted(rights: dict[str, bool]) -> list[str]:
     return [it for it in names if ours >> namespaces.CAPABILITIES[f"CAP_{it}"] & 1]
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running(tmp_path_factory.mktemp("rights")) as made:
-        made.publish(web(*map(endpoint, made.web), ipFamilies=["IPv4"]))
-        requests.tcp(made.sockets(made.client), VIP)
-        yield made
-
-
 @contextmanager
-def page(cluster: Cluster, **rights: bool) -> Iterator[int]:
-    """The port of a page with the rights of these values, in the node's network namespace."""
-    bounding = ",".join(["-all", *(f"+{it.lower()}" for it in granted(rights))])
+def page(cluster: Cluster) -> Iterator[int]:
+    """The port of a page with these rights; this thread is in the node's network namespace."""
+    bounding = ",".join(["-all", *(f"+{it.lower()}" for it in granted())])
     command = [
         *("unshare", "--mount", "--propagation", "slave", "sh", "-c", READ_ONLY, "sh"),
         *("setpriv", "--no-new-privs", f"--bounding-set={bounding}"),
-        *seccomp_default.under(f"CAP_{it}" for it in granted(rights)),
+        *seccomp_default.under(f"CAP_{it}" for it in granted()),
         *("env", "TMPDIR=/var/tmp", "PYTHONDONTWRITEBYTECODE=1"),
         *(sys.executable, "-P", "-m", "ebpflb", "ui"),
         *("--listen", "127.0.0.1:0", *cluster.agent.where),
     ]
     started = cluster.node.start(command, stdout=subprocess.PIPE, stderr=sys.stderr)
+    netns.pushns(cluster.node.netns)
     try:
         assert started.stdout
         yield int(started.stdout.readline().split()[0].rstrip("/").rpartition(":")[2])
     finally:
+        netns.popns()
         started.kill()
         started.communicate()
 
 
-@pytest.fixture
-def node(cluster: Cluster) -> Iterator[None]:
-    """This thread is in the node's network namespace."""
-    netns.pushns(cluster.node.netns)
-    yield
-    netns.popns()
-
-
-def get(port: int, path: str, *, status: int = 200, **query: str) -> Any:
+def get(port: int, path: str, **query: str) -> Any:
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)) as connection:
         connection.request("GET", f"/api/{path}?{urlencode(query)}")
         response = connection.getresponse()
         said = response.read(1 << 20) if path != "events" else response.read1()
-        assert response.status == status, said
+        assert response.status == 200, said
         return json.loads(said.removeprefix(b"data: "))
 
 
-@pytest.fixture
-def port(cluster: Cluster) -> Iterator[int]:
-    with page(cluster) as port:
-        yield port
-
-
 @pytest.mark.extended
-def test_without_the_right_to_enter_pods(node: None, cluster: Cluster) -> None:
-    """The page explains as the node and as a client outside; of an address that a pod may have it
-    says that it cannot see whose it is.
-    """
-    with page(cluster, enterPods=False) as port:
-        assert get(port, "status")["socket_hooks"]
-        query: dict[str, Any] = {"to": f"{VIP}:80"}
-        for query["from"] in ("node", cluster.node.v4):
-            found = get(port, "explain", **query)
-            assert (found["from"]["kind"], found["verdict"]) == ("node", "translated")
-        query["from"] = cluster.client.v4
-        assert "CAP_SYS_ADMIN" in get(port, "explain", status=503, **query)["error"]
-
-
-@pytest.mark.extended
-def test_everything_is_shown(node: None, port: int, cluster: Cluster) -> None:
+def test_everything_is_shown(tmp_path: Path) -> None:
     """With the rights and the mounts of the chart: each page has its values."""
+    with running(tmp_path) as cluster:
+        cluster.publish(web(*map(endpoint, cluster.web), ipFamilies=["IPv4"]))
+        requests.tcp(cluster.sockets(cluster.client), VIP)
+        with page(cluster) as port:
+            assert_shown(port, cluster.client.v4)
+
+
+def assert_shown(port: int, client: str) -> None:
     assert get(port, "status")["socket_hooks"]
     rows = get(port, "services", match="default/web")["list"]["services"]
     assert get(port, "overview")["maps"][0]["entries"] > 0
     assert "web-1" in [it["name"] for it in get(port, "choices")["pods"]]
     assert [(row["service"], row["used"], row["opened"]) for row in rows] == [("default/web", 3, 1)]
     assert len(get(port, "service", name="default/web")["page"]["ports"]) == 2
-    query: dict[str, Any] = {"to": f"{VIP}:80", "from": cluster.client.v4}
-    found = get(port, "explain", **query)
+    found = get(port, "explain", **{"to": f"{VIP}:80", "from": client})
     assert (found["from"]["kind"], found["verdict"]) == ("pod", "translated")
     assert get(port, "history", service="default/web")["changes"]
     assert get(port, "events")["error"] == ""

@@ -75,23 +75,6 @@ def test_a_client_that_never_asks_is_disconnected(port: int, sent: bytes) -> Non
     assert get(port)[0] == 200
 
 
-def test_a_request_that_is_none_is_refused(port: int) -> None:
-    with socket.create_connection(("127.0.0.1", port)) as client:
-        client.sendall(b"\x16\x03\x01 no HTTP\r\n\r\n")
-        client.settimeout(SECONDS)
-        assert client.recv(64).startswith(b"HTTP/1.1 400")
-
-
-def test_a_long_head_is_refused(port: int) -> None:
-    with pytest.raises(OSError), ExitStack() as stack:
-        client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-        client.sendall(b"GET / HTTP/1.1\r\nx: " + b"a" * 100_000 + b"\r\n\r\n")
-        client.settimeout(SECONDS)
-        said = client.recv(64)
-        assert said.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431"))
-        raise ConnectionResetError
-
-
 def test_too_many_clients_are_refused_until_others_have_gone(port: int) -> None:
     """They hold the page for IDLE_SECONDS at most."""
     from ebpflb_page.web_server import MOST_CONNECTIONS
