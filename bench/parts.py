@@ -93,6 +93,13 @@ PARTS = {
             usual=False,
         ),
         Part(
+            "memory", "bench.memory", "Memory of an agent, by Services",
+            "", "--services 1000",
+            tuple(Panel(f"{engine}, {each}", "MB") for engine in ("netfilter", "flows")
+                  for each in ("one", "10")),
+            usual=False,
+        ),
+        Part(
             "million", "bench.agent_load", "The agent with a million endpoints",
             f"{_MILLION} --seconds 5", f"{_MILLION} --seconds 1", (_AGENT,), usual=False,
         ),

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The formula for a memory limit is what was measured, wherever it stands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bench import memory, page, result
+
+ROOT = Path(__file__).parents[2]
+SCALE, VALUES = ROOT / "docs/scale.md", ROOT / "deploy/chart/ebpflb/values.yaml"
+MEASURED = [*memory.sums(result.read(page.RESULTS / "memory.json"))]
+FORMULA = memory.fit(MEASURED)
+SIZES = (100, 1000, 10_000)
+
+
+def words(path: Path) -> str:
+    """The text of a page, without the signs that begin a comment and the ends of lines."""
+    return re.sub(r"\s+#? *", " ", path.read_text())
+
+
+@pytest.mark.parametrize("path", [SCALE, VALUES], ids=["scale.md", "values.yaml"])
+def test_pages_have_the_formula(path: Path) -> None:
+    """The formula on both pages is fitted to the results, and so are the limits of ten endpoints
+    for each Service.
+    """
+    said = words(path)
+    assert str(FORMULA) in said
+    for services in SIZES:
+        limit = re.escape(FORMULA.limit(services, 10 * services, 32))
+        assert re.search(rf"\b{services:,} Services?[^,]*\b{limit}", said), (services, limit)
+
+
+def test_the_formula_holds_what_was_measured() -> None:
+    """No measured sum is above it, none more than a tenth below, on both engines."""
+    assert {(it.engine, it.services) for it in MEASURED} == {
+        (engine, services) for engine in ("netfilter", "flows") for services in SIZES
+    }
+    for it in MEASURED:
+        size = FORMULA.size(it.services, it.endpoints, memory.MEASURED_CPUS)
+        assert it.size <= size <= 1.1 * it.size, it
