@@ -104,9 +104,10 @@ test-fast: $(VENV)/test
 conformance: $(VENV)/test
 	$(BIN)/python -m tests.conformance "$${TARGET:-ebpflb-netfilter}"
 
-# Until Ctrl-C, or FOR=10m; SEED: the first seed.
+# Until Ctrl-C, or FOR=10m; SEED: the first seed; HISTORY: the file of every request and fault.
 soak: $(VENV)/test
-	$(BIN)/python -m tests.soak $(if $(FOR),--for $(FOR)) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.soak $(if $(FOR),--for $(FOR)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(HISTORY),--history $(HISTORY))
 
 check: lint-python lint-c lint-types
 

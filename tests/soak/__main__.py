@@ -2,7 +2,7 @@
 """`make soak`: new schedules of the simulation, and real traffic, as long as asked.
 
 It ends after ``--for`` (as 30s, 10m, 8h), or with Ctrl-C, and reports. The exit status is 1 if a
-schedule has failed, or a request or an open connection was lost.
+schedule has failed, or a promise to the clients was broken (bench/history.py).
 """
 
 import multiprocessing
@@ -67,10 +67,13 @@ def seconds(text: str) -> float:
     return int(found[1]) * float(UNITS[found[2]])
 
 
-def send_traffic(seed: int, is_over: Callable[[], bool]) -> Counts:
+def send_traffic(
+    seed: int, is_over: Callable[[], bool], file: Path | None, *, unprotected: bool
+) -> Counts:
     """Send traffic until the end or Ctrl-C; the counts until then are kept."""
     counts = Counts()
-    with suppress(KeyboardInterrupt), connections.running(seed, counts) as traffic:
+    running = connections.running(seed, counts, file, unprotected=unprotected)
+    with suppress(KeyboardInterrupt), running as traffic:
         said = time.monotonic()
         try:
             while not is_over():
@@ -85,7 +88,7 @@ def send_traffic(seed: int, is_over: Callable[[], bool]) -> Counts:
 
 def _connections(counts: Counts) -> str:
     return (
-        f"{counts.answers:,} connections, {sum(counts.lost.values())} lost; "
+        f"{counts.answers:,} answers, {sum(counts.lost.values())} broken promises; "
         f"{counts.rewrites:,} changes of endpoints; {counts.restarts:,} restarts of the agent, "
         f"{counts.kills:,} by SIGKILL; p50 {counts.percentile(0.5):.2f} ms, "
         f"p99 {counts.percentile(0.99):.2f} ms"
@@ -110,7 +113,11 @@ def report(simulated: Simulated, counts: Counts, seed: int, spent: float) -> boo
 @click.command()
 @click.option("--for", "how_long", default="", help="such as 10m; without it until Ctrl-C")
 @click.option("--seed", default="", help="the first one; without it by the clock")
-def main(how_long: str, seed: str) -> None:
+@click.option("--history", type=Path, help="file that every request and fault is added to")
+@click.option(
+    "--unprotected", is_flag=True, help="nothing that others remove is put back: this must fail"
+)
+def main(how_long: str, seed: str, history: Path | None, unprotected: bool) -> None:
     begun, first = time.monotonic(), int(seed or time.time())
     interrupted_alone()
     until = begun + seconds(how_long) if how_long else float("inf")
@@ -118,7 +125,9 @@ def main(how_long: str, seed: str) -> None:
     process = multiprocessing.Process(target=simulate, args=(first, ended, giving))
     process.start()
     try:
-        counts = send_traffic(first, lambda: time.monotonic() > until)
+        counts = send_traffic(
+            first, lambda: time.monotonic() > until, history, unprotected=unprotected
+        )
     finally:
         ended.set()
     simulated = results.recv()

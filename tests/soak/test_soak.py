@@ -6,21 +6,75 @@ import sys
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 
+from bench import history, timeline
+from bench.history import Applied, Endpoints, Fault, Open, Record, Request
 from tests.simulation.schedules import Failure
 from tests.simulation.steps import Step
 from tests.soak.__main__ import Simulated, report, seconds
-from tests.soak.client import step_of
 from tests.soak.connections import Counts
 
 ROOT = Path(__file__).parents[2]
 
 
-def counted(**errors: int) -> Counts:
+GOOD: tuple[Record, ...] = (
+    Endpoints(1, "web", 1, frozenset({"a", "b"})),
+    Endpoints(1, "other", 1, frozenset({"x"})),
+    Applied(2, 1),
+    Request(3, 3.1, "first", "web", "a", sticky=True),
+    Request(4, 4.1, "second", "web", "b"),
+    Endpoints(5, "web", 2, frozenset({"b"})),
+    Request(5.1, 5.2, "second", "web", "a"),
+    Applied(6, 2),
+    Request(7, 7.1, "first", "web", "b", sticky=True),
+    Fault(8, 9, "an entry is removed", "other"),
+    Request(8.9, 9.2, "third", "other", error="ECONNREFUSED"),
+    Fault(8, 60, "the agent is killed"),
+    Endpoints(9, "web", 3, frozenset({"b", "c"})),
+    Open(9, 9.1, "open"),
+    Applied(61, 3),
+    Request(62, 62.1, "first", "web", "b", sticky=True),
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "added"),
+    [
+        (history.FAILED, Request(8.5, 8.6, "second", "web", error="ETIMEDOUT")),
+        (history.FAILED, Request(9.1, 9.2, "third", "other", error="ECONNREFUSED")),
+        (history.FOREIGN, Request(3, 3.1, "second", "web", "x")),
+        (history.REMOVED, Request(6.1, 6.2, "second", "web", "a")),
+        (history.MOVED, Request(62.2, 62.3, "first", "web", "c", sticky=True)),
+        (history.NOT_IN_FORCE, Endpoints(10, "web", 4, frozenset({"b"}))),
+        (history.ENDED, Open(10, 10.1, "open", "ECONNRESET")),
+    ],
+)
+def test_a_broken_promise(kind: str, added: Record) -> None:
+    """Each is found among what may be, and shown; faults excuse only what they may harm."""
+    late = [Applied(95, 4)] if isinstance(added, Endpoints) else []
+    assert history.check(GOOD) == []
+    (broken,) = history.check([*GOOD, added, *late])
+    assert broken.kind == kind
+    assert f"<td>{kind}</td><td>" in timeline.page([*GOOD, added], [broken])
+
+
+def test_a_history_is_kept(tmp_path: Path) -> None:
+    """A history is read as it was written, and its timeline names each fault."""
+    history.write(tmp_path / "history", GOOD)
+    assert history.read(tmp_path / "history") == list(GOOD)
+    said = timeline.page(GOOD, [])
+    assert "no promise was broken" in said and "the agent is killed</title>" in said
+
+
+def counted(error: str = "") -> Counts:
+    took = [0.001] * 98 + [0.1] * 2
+    requests = [Request(0, each, "tcp", "web", "a") for each in took]
+    if error:
+        requests.append(msgspec.structs.replace(requests[0], endpoint="", error=error))
     counts = Counts()
-    steps = {step_of(0.001): 98, step_of(0.1): 2}
-    counts.add("tcp", {"answers": {"web-1": 100}, "errors": errors, "steps": steps})
+    counts.add([*requests], history.check([*GOOD, *requests]) if error else [])
     return counts
 
 
@@ -49,8 +103,8 @@ def test_nothing_lost(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_lost_request_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     """A lost request is a failure, and is named."""
-    assert not report(Simulated(), counted(ECONNREFUSED=1), 7, 60.0)
-    assert "tcp: ECONNREFUSED: 1 times" in capsys.readouterr().out
+    assert not report(Simulated(), counted("ECONNREFUSED"), 7, 60.0)
+    assert f"tcp: {history.FAILED}: 1 times" in capsys.readouterr().out
 
 
 def test_a_failed_schedule_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,4 +121,4 @@ def test_a_short_one() -> None:
     command = [sys.executable, "-m", "tests.soak", "--for", "5s", "--seed", "1"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=290)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 failed" in done.stdout and " 0 lost" in done.stdout
+    assert "0 failed" in done.stdout and " 0 broken promises" in done.stdout
