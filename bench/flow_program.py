@@ -100,7 +100,7 @@ def chosen() -> Iterator[tuple[str, int]]:
     flags = frozenset({"netfilter"})
     settings = Settings(flags=flags, frontend_moves=1, stream_after=STREAM_AFTER)
     maps["settings"].write([(0, settings)])
-    maps["flow_gate"].write([(0, (0, 1, 0, 0))])
+    maps["flow_gate"].write([(0, (0, 1, 0))])
     slots = Range(0, 1)
     maps["slots"].write([(0, Backend(BACKEND, BACKEND_PORT, frozenset({"cluster"}), 1, 1))])
     service = ServiceEntry(1, frozenset(), 0, 1, slots, slots)

@@ -19,10 +19,10 @@
 #include "core/note.h"
 #include "maps.h"
 #include "net/rewrite.h"
+#include "path/attempt.h"
 #include "path/egress.h"
 #include "path/icmp_error.h"
 #include "path/ingress.h"
-#include "path/leaving.h"
 #include "path/parse.h"
 #include "path/reject_packet.h"
 #include "path/repeated.h"
@@ -182,7 +182,7 @@ int egress(struct __sk_buff *ctx)
 
 	monitor_begin(begun);
 	remove_choice(ctx);
-	leaving_note(ctx);
+	attempt_answer(ctx);
 	if (is_translated(ctx) || egress_has_nothing_to_do(ctx))
 		return GO_ON;
 	struct scratch *scratch = scratch_begin(HOOK_EGRESS);

@@ -10,9 +10,8 @@
 struct flow_gate {
 	__u64 opened;
 	__u64 empty;
-	__u64 stale_endpoints;	/* how many there are in the map of that name */
 	__u64 endpoint_health;	/* 1: attempts are noted (path/attempt.h) */
 };
-SIZE(struct flow_gate, 32);
+SIZE(struct flow_gate, 24);
 
 #endif

@@ -54,16 +54,7 @@ DEFINE_MAP(recent_choices, ARRAY, __u32, struct recent_choice, 65536, NONE)
 /* The backend that the datagrams of a flow get, on the engine netfilter. */
 DEFINE_MAP(udp_choices, LRU_HASH, struct tuple, struct datagram_choice, 65536, NONE)
 
-/*
- * UDP endpoints that were removed a moment ago (path/stale_endpoint.h), and how many more datagrams to
- * them are reported.
- */
-DEFINE_MAP(stale_endpoints, HASH, struct frontend, __u32, 4096, NO_PREALLOC)
-
-/*
- * UDP flows whose backend was removed: as ingress sees their requests, or as egress does. A ring buffer
- * of this many bytes (5.8).
- */
+/* Requests of UDP flows whose backend was removed. A ring buffer of this many bytes (5.8). */
 DEFINE_MAP(moved_flows, RINGBUF, __u32, struct tuple, 262144, NONE)
 
 /* The clients whose last connection to a service opened (core/endpoint_health.h); the value is always 1. */

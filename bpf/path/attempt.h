@@ -118,19 +118,21 @@ static __always_inline void attempt_forget(const struct tuple *reply)
 		bpf_map_delete_elem(MAP(attempts), &request);
 }
 
-/* A segment at egress, before our programs translate it: netfilter has done so already. */
-static __always_inline void attempt_answer(struct __sk_buff *ctx, const struct tuple *reply)
+/* A packet at egress, before our programs translate it: netfilter has done so already. */
+static __always_inline void attempt_answer(struct __sk_buff *ctx)
 {
 	__u32 tcp = LINK + (ctx->protocol == BE16(ETHERTYPE_IPV4) ? sizeof(struct ipv4)
 								  : sizeof(struct ipv6));
+	struct tuple reply = { .hook = HOOK_EGRESS };
 	struct { __u8 offset, flags; } header;
 
-	if (bpf_skb_load_bytes(ctx, tcp + TCP_OFFSET, &header, sizeof(header)))
+	if (!attempts_are_noted() || !glance(ctx, &reply) || reply.protocol != TCP ||
+	    bpf_skb_load_bytes(ctx, tcp + TCP_OFFSET, &header, sizeof(header)))
 		return;
 	if (attempt_ends(header.flags))
-		attempt_end(reply, header.flags);
+		attempt_end(&reply, header.flags);
 	else if (ctx->len == tcp + (header.offset >> 4) * 4)
-		attempt_forget(reply);
+		attempt_forget(&reply);
 }
 
 #endif

@@ -7,19 +7,14 @@ packet or a socket may have been inside a hook during the first search, given th
 but not yet written down. When the grace of an endpoint has passed they search again. A search that
 fails is repeated after a growing pause.
 
-Another thread deletes the entries of UDP flows that send after their endpoint was removed: programs
-report these flows, and an entry is deleted within a millisecond, however many conntrack has. Two
-programs report:
-
-- ingress, when it gives a flow that it remembers another backend (bpf/engine/netfilter/choose.h)
-- egress, when a datagram leaves for an endpoint that was removed a moment ago
-  (bpf/path/stale_endpoint.h): also of a flow that ingress does not remember; but the endpoint may
-  be a process of this node itself, and then no program sees the datagram leave
+Another thread deletes the entries of UDP flows that send after their endpoint was removed: the
+program at ingress reports a flow that it remembers when it gives the flow another backend
+(bpf/engine/netfilter/choose.h), and the entry is deleted within a millisecond, however many
+conntrack has.
 """
 
 import logging
 import math
-import sys
 import time
 from abc import abstractmethod
 from collections import Counter
@@ -30,10 +25,7 @@ from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
 from ebpflb.entries.flows import Tuple
-from ebpflb.entries.services import Frontend
-from ebpflb.errors import EbpflbError, KernelError, in_words, log_once
-from ebpflb.kernel.maps.bpf_map import MappedArray
-from ebpflb.kernel.maps.layout import ffi
+from ebpflb.errors import EbpflbError, in_words, log_once
 from ebpflb.kernel.maps.readers import Ring
 from ebpflb.kernel.node import sock_diag
 from ebpflb.kernel.stale import (
@@ -54,9 +46,8 @@ from ebpflb.workers import DescriptorWorker, DueWorker
 
 log = logging.getLogger(__name__)
 
-# Seconds after a change. Programs report the flows that send, and a search would block the deletion
-# of their entries. The second search is for a CPU that was stopped.
-PASS_TIMES = (0.02, 1.0)
+# Seconds after a change. The second search is for a CPU that was stopped.
+PASS_TIMES = (0.0, 1.0)
 _PAUSE_FACTOR = 3  # times the processor time of a search: changes may follow fast
 FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0  # seconds, after a failed search: 1, 2, 4, ...
 _NONE: Mapping[PortName, Change] = {}
@@ -326,43 +317,28 @@ class SearchWorker(DueWorker):
 
 
 class EntriesWorker(SearchWorker):
-    """Deletes entries of conntrack; meanwhile egress reports the flows of UDP."""
+    """Deletes entries of conntrack."""
 
     kind = BY_CONNTRACK
-
-    def __init__(self, maps: Maps, *how: Any, shadow: bool) -> None:
-        super().__init__(maps, *how, shadow=shadow)
-        self.reported = ReportedEndpoints(maps)
 
     def pending(self) -> Stale:
         """Return what is stale by the searches that are still to come."""
         with self.changed:
             return self._stale(self.searches)
 
-    def check(self, removals: tuple[Removal, ...], changes: Mapping[PortName, Change]) -> None:
-        with self.changed:
-            super().check(removals, changes)
-            try:
-                if not self.shadow:
-                    self.reported.add(_reported(removals))
-            except KernelError as error:  # the searches find the flows, only later
-                self._set_error(in_words(error))
-
     def _end(self, stale: Stale, taken: list[Search], protocols: frozenset[Protocol]) -> Ended:
         if self.shadow:
             return Ended()
+        is_partial = taken[0].scope == Scope.REMOVED
         return delete_entries(
             self.maps,
             stale,
             protocols,
-            ports=stale.ports if taken[0].scope == Scope.REMOVED else None,
+            ports=stale.ports if is_partial else None,
+            udp_endpoints=stale.udp_endpoints if is_partial else None,
             are_open=_are_open(taken),
             untranslated=taken[0].scope == Scope.UNTRANSLATED,
         )
-
-    def _succeed(self, following: list[Search]) -> None:
-        self.reported.keep(_reported(_removals([*following, *self.searches])))
-        super()._succeed(following)
 
 
 class SocketsWorker(SearchWorker):
@@ -433,8 +409,6 @@ def _ending_protocols() -> Iterator[Protocol]:
 
 MAP = "moved_flows"
 MOST_FLOWS = 1024  # at once: 50 ms of CPU; a search of conntrack costs less than many more
-MOST_REPORTS = 4096  # of each endpoint: 0.2 s of CPU, even if it rightly gets more datagrams
-_GATE = ffi.offsetof("struct flow_gate", "stale_endpoints")
 
 
 class MovedFlowsWorker(DescriptorWorker):
@@ -468,45 +442,3 @@ class MovedFlowsWorker(DescriptorWorker):
         counts = Counter(family(address) for _, (address, _) in deleted.elements())
         for each, count in counts.items():
             self.on_search(each, time.monotonic() - begun, count)
-
-
-class ReportedEndpoints:
-    """The UDP endpoints that were removed a moment ago: egress reports the datagrams to them.
-
-    Egress reads the map only while the gate says that it is not empty. What a former agent has left
-    in it is removed.
-    """
-
-    def __init__(self, maps: Maps) -> None:
-        """Raises KernelError."""
-        gate = maps["flow_gate"]
-        assert isinstance(gate, MappedArray)
-        self._map, self._gate = maps["stale_endpoints"], gate
-        self._keys: set[Frontend] = {key for key, _ in self._map.items()}
-        self.keep(set())
-
-    def add(self, endpoints: set[Frontend]) -> None:
-        """Have datagrams to these reported too, as far as the map has room. Raises KernelError."""
-        added = list(islice(endpoints, self._map.spec.entries - len(self._keys)))
-        self._map.write([(key, MOST_REPORTS) for key in added])
-        self._set(self._keys.union(added))
-
-    def keep(self, endpoints: set[Frontend]) -> None:
-        """Have datagrams to all others not reported any more. Raises KernelError."""
-        kept = self._keys & endpoints
-        self._map.delete(list(self._keys - kept))
-        self._set(kept)
-
-    def _set(self, keys: set[Frontend]) -> None:
-        self._keys = keys
-        self._gate.memory[_GATE : _GATE + 8] = len(keys).to_bytes(8, sys.byteorder)
-
-
-def _reported(removals: Iterable[Removal]) -> set[Frontend]:
-    """Return the UDP endpoints that left their service port."""
-    return {
-        Frontend(address, port, Protocol.UDP)
-        for each in removals
-        if each.has_left and each.protocol == Protocol.UDP
-        for address, port in each.endpoints
-    }

@@ -231,6 +231,13 @@ class Stale:
         """The ports of the frontends at which anything may be stale by removals and resets."""
         return {frontend.port for frontend in chain(self._removed, self._names)}
 
+    @property
+    def udp_endpoints(self) -> set[Endpoint] | None:
+        """The endpoints to which flows of UDP may be stale by the removals; None: any."""
+        udp = [each for at, each in self._removed.items() if at.protocol == Protocol.UDP]
+        removed = [*chain.from_iterable(udp)]
+        return set(chain.from_iterable(removed)) if all(removed) else None
+
     def reset_by(self, frontend: Frontend, endpoint: Endpoint) -> PortName | None:
         """Return the service port that resets open connections between these now, or None."""
         if not self._resets or frontend.protocol != Protocol.TCP:

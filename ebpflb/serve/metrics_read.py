@@ -50,7 +50,7 @@ from ebpflb.workers import Count
 MAX_SERIES = 50  # Services by name: the reason is a full map, and `ebpflb status` names the others
 COUNTED_WHOLE = (
     *("node_addresses", "own_addresses", "link_addresses", "devices"),
-    *("route_sources", "service_ranges", "stale_endpoints"),
+    *("route_sources", "service_ranges"),
 )  # small maps: read at each scrape
 
 # By name and labels, as docs/metrics.md has them; a name that ends in "_total" is a counter's.

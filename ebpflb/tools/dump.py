@@ -465,10 +465,6 @@ ROWS: dict[str, Rows] = {
             "has_failed": bool(attempt.has_failed),
         },
     ),
-    "stale_endpoints": _entries(  # UDP endpoints that were removed a moment ago
-        "stale_endpoints",
-        lambda s, key, left: {"endpoint": host_port(key.address, key.port), "reports_left": left},
-    ),
     "recent_choices": _written(  # the last choices on the engine netfilter, by hash
         "recent_choices",
         lambda s, index, it: {

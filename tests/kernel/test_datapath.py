@@ -174,7 +174,7 @@ def test_a_program_may_be_opening_a_flow(
     """While programs are attached, an agent's start does not call empty tables empty."""
     datapath.load(cache)
     datapath.attach(cgroup, ns.served())
-    datapath.maps["flow_gate"].write([(0, gate := (1, 1, 0, 0))])
+    datapath.maps["flow_gate"].write([(0, gate := (1, 1, 0))])
     with closing(Datapath(StateDir(directory))) as newer:
         newer.load(cache)
         newer.attach(cgroup, ns.served())

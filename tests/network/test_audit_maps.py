@@ -35,7 +35,7 @@ NOT_PLANNED = {
     *("udp_choices", "flow_gate", "rotations", "connections", "backend_loads"),
     "sockets_full",
     "socket_places",
-    *("stale_endpoints", "service_clients", "backend_health", "attempts"),
+    *("service_clients", "backend_health", "attempts"),
 }
 
 

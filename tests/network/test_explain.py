@@ -55,11 +55,11 @@ def contents(cluster: Cluster) -> dict[str, Any]:
     what the agent notes itself: what a sweep found, and which endpoints were removed lately.
     """
     found: dict[str, Any] = {}
-    left_out = {"scratch", "moved_flows", "stale_endpoints"}
+    left_out = {"scratch", "moved_flows"}
     maps = {name: it for name, it in cluster.maps.items() if name not in left_out}
     for name, opened in maps.items():
         if name == "flow_gate":
-            found[name] = opened.get(0)._replace(empty=0, stale_endpoints=0)
+            found[name] = opened.get(0)._replace(empty=0)
         elif isinstance(opened, CpuArrays):
             found[name] = opened.memory[:]
         elif isinstance(opened, Counters):

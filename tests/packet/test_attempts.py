@@ -25,7 +25,7 @@ Answer = Callable[[str, str], None]
 def node(node: PacketNode, request: pytest.FixtureRequest) -> PacketNode:
     words = ("detect_local", "netfilter") if request.param == "netfilter" else ("detect_local",)
     node.settings(*words)
-    node.put("flow_gate", 0, (0, 0 if request.param == "flows" else 1, 0, 1))
+    node.put("flow_gate", 0, (0, 0 if request.param == "flows" else 1, 1))
     return node
 
 

@@ -25,7 +25,7 @@ def protocol(request: pytest.FixtureRequest) -> str:
 def node(node: PacketNode, request: pytest.FixtureRequest) -> PacketNode:
     """Without flows most packets are told by their tuple alone (path/repeated.h)."""
     node.settings("detect_local", "netfilter")
-    node.put("flow_gate", 0, (0, 0 if request.param else 1, 0, 0))
+    node.put("flow_gate", 0, (0, 0 if request.param else 1, 0))
     return node
 
 

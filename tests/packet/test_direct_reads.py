@@ -96,7 +96,7 @@ def test_one_result(nodes: list[PacketNode], seed: int) -> None:
     for each in nodes:
         if chosen:
             each.settings("detect_local", "netfilter")
-            each.put("flow_gate", 0, (0, 1, 0, 0))
+            each.put("flow_gate", 0, (0, 1, 0))
         published(each, places)
     for number in range(PACKETS):
         again = former and dice.random() < 0.5

@@ -15,7 +15,7 @@ from tests.packet.services import serve
 
 @pytest.fixture
 def node(node: PacketNode) -> PacketNode:
-    node.put("flow_gate", 0, (0, 0, 0, 0))
+    node.put("flow_gate", 0, (0, 0, 0))
     return node
 
 
@@ -83,7 +83,7 @@ def test_closed(node: PacketNode, places: Places, sweep: Callable[[], None]) -> 
     where = serve(node, places, "cluster", "tcp", cluster=[at(places.there, 8080)])
     request = node.through(opening("tcp", at(places.pod, 50123), where), "pods")
     opened = node.maps["flow_gate"].get(0).opened
-    node.put("flow_gate", 0, (opened, opened + 1, 0, 0))
+    node.put("flow_gate", 0, (opened, opened + 1, 0))
     answer = reply(request)
     assert node.ingress(answer).packet == answer
     assert node.egress(answer, "pods").packet == answer

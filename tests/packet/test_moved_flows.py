@@ -11,11 +11,10 @@ import pytest
 
 from ebpflb.entries.services import NO_SLOT
 from ebpflb.kernel.maps.readers import Ring
-from tests.packet.frames import at, datagram, opening
+from tests.packet.frames import at, datagram
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import serve
-from tests.publishing import frontend
 
 Reported = Callable[[], list[tuple[str, int]]]
 
@@ -24,7 +23,7 @@ Reported = Callable[[], list[tuple[str, int]]]
 def node(node: PacketNode, request: pytest.FixtureRequest) -> PacketNode:
     """Without flows most packets are told by their tuple alone (path/repeated.h)."""
     node.settings("detect_local", "netfilter")
-    node.put("flow_gate", 0, (0, 0 if request.param else 1, 0, 0))
+    node.put("flow_gate", 0, (0, 0 if request.param else 1, 0))
     return node
 
 
@@ -117,38 +116,4 @@ def test_a_flow_that_was_idle(node: PacketNode, places: Places, reported: Report
     node.settings("detect_local", "netfilter", udp_timeout=0)
     node.forget_recent()
     node.ingress(request, "pods")
-    assert reported() == []
-
-
-def watch(node: PacketNode, count: int, **endpoints: int) -> None:
-    """The gate says that there are ``count`` stale endpoints; so many reports are left of each."""
-    gate = node.maps["flow_gate"].get(0)
-    node.put("flow_gate", 0, gate._replace(stale_endpoints=count))
-    node.write("stale_endpoints", [(frontend(at), left) for at, left in endpoints.items()])
-
-
-def test_a_datagram_leaves_for_a_removed_endpoint(
-    node: PacketNode, places: Places, reported: Reported
-) -> None:
-    """Its flow is reported, whether or not ingress knows it, as often as the agent allows."""
-    removed = at(places.there, 53)
-    watch(node, 1, **{f"{removed}/udp": 2})
-    for port in (1001, 1002, 1003):
-        assert node.egress(datagram(at(places.client, port), removed)).action == "pass"
-    assert reported() == [(places.client, 1001), (places.client, 1002)]
-
-
-def test_datagrams_that_leave_for_others(
-    node: PacketNode, places: Places, reported: Reported
-) -> None:
-    """Only those to its address and port by UDP are reported, while the gate says so."""
-    removed = at(places.there, 53)
-    watch(node, 1, **{f"{removed}/udp": 9})
-    client = at(places.client, 1001)
-    for other in (at(places.there, 54), at(places.here, 53)):
-        node.egress(datagram(client, other))
-    node.egress(opening("tcp", client, removed))
-    assert reported() == []
-    watch(node, 0)
-    node.egress(datagram(client, removed))
     assert reported() == []

@@ -16,20 +16,6 @@ static __always_inline bool flows_may_exist(void)
 	return gate->empty != gate->opened + 1;
 }
 
-/* Whether a packet that leaves may say anything (path/leaving.h). */
-static __always_inline bool leaving_matters(void)
-{
-	struct flow_gate *gate = ONLY_VALUE(struct flow_gate, flow_gate);
-
-	return gate->stale_endpoints | gate->endpoint_health;
-}
-
-/* Whether any datagram may have to be reported (path/stale_endpoint.h). */
-static __always_inline bool stale_endpoints_exist(void)
-{
-	return ONLY_VALUE(struct flow_gate, flow_gate)->stale_endpoints;
-}
-
 /* Whether connections are noted that get no answer (path/attempt.h). */
 static __always_inline bool attempts_are_noted(void)
 {

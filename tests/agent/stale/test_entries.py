@@ -8,6 +8,7 @@ import pytest
 
 from ebpflb.entries.flows import Hook, Tuple
 from ebpflb.entries.services import Backend, Frontend
+from ebpflb.kernel.netfilter import conntrack
 from ebpflb.kernel.stale import Ended, ServedFrontends, delete_entries, delete_flows
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
@@ -36,7 +37,8 @@ def deleted(world: World, *removals: Removal) -> int:
     """How many were deleted of UDP; all others are there still."""
     before, stale = len(entries()), judge(world, *removals)
     ports = stale.ports if removals else None
-    found = delete_entries(world.maps, stale, {Protocol.UDP}, ports)
+    endpoints = stale.udp_endpoints if removals else None
+    found = delete_entries(world.maps, stale, {Protocol.UDP}, ports, endpoints)
     assert len(entries()) == before - found.total()
     return found.total()
 
@@ -199,26 +201,41 @@ def test_open_connections_are_reset_with_on_removal_alone(net: Namespace, world:
 
 
 def test_what_programs_report(net: Namespace, world: World) -> None:
-    """The entries of stale flows alone, by a hash; of requests and of what leaves for endpoints.
+    """The entries of stale flows alone, by a hash.
 
     A kube-proxy, or a former choice, may have sent a flow elsewhere than the program.
     """
     tracked(str(VIP.address), VIP.port, SERVING, source=4001)
     tracked(str(VIP.address), VIP.port, REMOVED, source=4002)
     tracked(str(VIP.address), VIP.port, REMOVED, source=4003)
-    tracked(str(VIP.address), VIP.port, REMOVED, source=4004)
-    tracked("10.244.8.8", 5353, source=4005)
-    flows = [flow_of(4001), flow_of(4001, Hook.EGRESS), flow_of(4005, Hook.EGRESS)]
-    flows += [flow_of(4002), flow_of(4003, Hook.EGRESS), flow_of(4002)._replace(source_port=4009)]
-    assert delete_flows(judge(world), flows).total() == 2
-    assert left() == {4001, 4004, 4005}
+    flows = [flow_of(4001), flow_of(4002), flow_of(4002)._replace(source_port=4009)]
+    assert delete_flows(judge(world), flows).total() == 1
+    assert left() == {4001, 4003}
 
 
-def flow_of(source_port: int, hook: Hook = Hook.INGRESS) -> Tuple:
-    """The flow of ``tracked`` from this port, as the hook sees it."""
+def flow_of(source_port: int) -> Tuple:
+    """The flow of ``tracked`` from this port, as ingress sees it."""
     (entry,) = (e for e in entries() if e.original.source_port == source_port)
-    ends = entry.original if hook is Hook.INGRESS else entry.reply.reversed()
-    return Tuple(*ends, UDP, hook)
+    return Tuple(*entry.original, UDP, Hook.INGRESS)
+
+
+@pytest.mark.parametrize("v6", [False, True])
+def test_the_kernel_lists_the_entries_of_a_removed_endpoint(
+    net: Namespace, world: World, v6: bool
+) -> None:
+    """And no entry of another port, or with IPv4 of another address, is read."""
+    vip, gone, others = (
+        (VIP6, "[fd00:244::7]:53", ("[fd00:244::9]:53", "[fd00:244::7]:54"))
+        if v6
+        else (VIP, REMOVED, (SERVING, f"{GONE[0]}:54"))
+    )
+    for source, to in enumerate((gone, *others), start=4001):
+        tracked(str(vip.address), vip.port, to, source=source)
+    address, _, port = gone.rpartition(":")
+    endpoint = ip_address(address.strip("[]")), int(port)
+    listed = conntrack.connections(lambda *_: True, Protocol.UDP, endpoint=endpoint)
+    ports = {each.original.source_port for each in listed}
+    assert ports == ({4001, 4002} if v6 else {4001})
 
 
 def test_many(net: Namespace, world: World) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ebpflb.agent import stale
-from ebpflb.agent.stale import MOST_REPORTS, PASS_TIMES, ConnectionsReset, StaleWorker
+from ebpflb.agent.stale import PASS_TIMES, ConnectionsReset, StaleWorker
 from ebpflb.entries.services import Frontend
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.kernel.netfilter import conntrack
@@ -84,15 +84,21 @@ def idle(world: World, monkeypatch: pytest.MonkeyPatch) -> Idle:
 
 
 def test_twice_after_a_change(idle: Idle) -> None:
-    """At once, when the flows that send have been reported; and a second later."""
+    """At once, and a second later; of UDP only for the entries of the endpoints that went."""
     idle.worker.check([])
     assert idle.due == math.inf
     idle.worker.check([removed(GONE)])
-    assert [0 < idle.turn() < 0.1, 0.5 < idle.turn() < 2] == [True, True]
+    assert [idle.turn() < 0.1, 0.5 < idle.turn() < 2] == [True, True]
     assert idle.due == math.inf
-    assert idle.searched == 2 * [
-        {"protocols": {Protocol.UDP}, "ports": {53}, "are_open": False, "untranslated": False}
-    ]
+    what = {"protocols": {Protocol.UDP}, "ports": {53}, "udp_endpoints": {GONE}}
+    assert idle.searched == 2 * [{**what, "are_open": False, "untranslated": False}]
+
+
+def test_what_may_be_untranslated_is_searched_for_by_ports(idle: Idle) -> None:
+    """A frontend that begins to serve says nothing of the endpoints that conntrack has for it."""
+    idle.worker.check([removed(GONE), removed()])
+    idle.turn()
+    assert idle.searched[0]["udp_endpoints"] is None
 
 
 def test_everything_after_a_start_and_what_came_untranslated(idle: Idle) -> None:
@@ -109,6 +115,7 @@ def test_changes_that_come_meanwhile_share_a_search(idle: Idle) -> None:
     for protocol in (Protocol.UDP, Protocol.TCP):
         idle.worker.check([removed(GONE, protocol=protocol)])
     idle.turn()
+    idle.now += 0.1
     idle.worker.check([removed(OTHER, protocol=Protocol.SCTP)])
     while idle.due < math.inf:
         idle.turn()
@@ -176,67 +183,6 @@ def test_a_service_that_keeps_its_connections_costs_nothing(idle: Idle) -> None:
     assert idle.due == math.inf
 
 
-def reported(world: World) -> dict[Frontend, int]:
-    """The endpoints whose datagrams egress reports."""
-    found = dict(world.maps["stale_endpoints"].items())
-    assert world.maps["flow_gate"].get(0).stale_endpoints == len(found)
-    return found
-
-
-def test_reports_of_egress(world: World, idle: Idle) -> None:
-    """Egress reports datagrams to a removed endpoint until the last search for its entries.
-
-    A change that removes the endpoint again allows as many reports as the first one.
-    """
-    idle.worker.check([removed(GONE)])
-    assert reported(world) == {FIRST: MOST_REPORTS}
-    idle.turn()
-    world.maps["stale_endpoints"].write([(FIRST, 0)])
-    lost = removed((GONE[0], 7))._replace(has_left=False)
-    idle.worker.check([removed(GONE, OTHER), lost, removed((GONE[0], 8), protocol=Protocol.TCP)])
-    assert reported(world) == {FIRST: MOST_REPORTS, SECOND: MOST_REPORTS}
-    while idle.due < math.inf:
-        assert len(reported(world)) == 2
-        idle.turn()
-    assert not reported(world)
-
-
-def test_reports_that_a_former_agent_asked_for(world: World, idle: Idle) -> None:
-    """They end when the next agent begins."""
-    idle.worker.check([removed(GONE)])
-    StaleWorker(world.maps, world.each, world.socket_end.run)
-    assert not reported(world)
-
-
-def test_more_endpoints_than_the_map_has_room_for(world: World, idle: Idle) -> None:
-    """The search deletes the entries of the others."""
-    idle.worker.check([removed(*((GONE[0], port) for port in range(1, 5000)))])
-    assert len(reported(world)) == world.maps["stale_endpoints"].spec.entries
-
-
-def test_a_map_of_removed_endpoints_that_cannot_be_written(
-    world: World, idle: Idle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The searches continue, ``error`` says why, and the endpoints are removed later."""
-    idle.worker.check([removed(GONE)])
-
-    def fail(*_: object) -> None:
-        raise KernelError("writing stale_endpoints", errno.ENOMEM, "no memory")
-
-    with monkeypatch.context() as failing:
-        for name in ("write", "delete"):
-            failing.setattr(world.maps["stale_endpoints"], name, fail)
-        idle.worker.check([removed(OTHER)])
-        assert "writing stale_endpoints" in (idle.worker.error or "")
-        idle.turn()
-        assert len(idle.searched) == 1
-        assert "writing stale_endpoints" in (idle.worker.error or "")
-    while idle.due < math.inf:
-        idle.turn()
-    assert idle.worker.error is None
-    assert not reported(world)
-
-
 # With a thread, real entries and real sockets.
 
 
@@ -301,7 +247,6 @@ def test_shadow(net: Namespace, world: World) -> None:
     for each in world.worker.searching:
         each.shadow = True
     world.worker.check([removed(GONE)])
-    assert not reported(world)
     world.worker.check_everything()
     settle(world)
     assert len(entries()) == before

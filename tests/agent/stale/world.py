@@ -30,7 +30,7 @@ NAMES = (
     "socket_places", "sockets", "peers", "services", "slots", "backend_slots", "node_addresses",
     "cluster_ips",
     "backend_stats", "tcp_flows", "other_flows", "flow_gate", "moved_flows",
-    "stale_endpoints", "assignments", "connections", "backend_loads", "sockets_full",
+    "assignments", "connections", "backend_loads", "sockets_full",
 )  # fmt: skip
 UDP, SERVICE = 17, 7
 HERE = ip_address("127.0.0.1")
