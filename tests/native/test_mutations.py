@@ -31,10 +31,10 @@ FIRST = {
     "affinity": ("affinity",),
     "backend": ("races", "recycled", "recent_choices", "datagrams", "affinity"),
     "frontend": ("frontends", "lookups", "recycled", "refusal", "model", "vips", "devices"),
-    "policy": ("policies", "refusal", "marks", "upstream", "unserved", "devices"),
+    "policy": ("policies", "refusal", "marks", "unserved", "devices"),
     "route": ("route_sources", "errors"),
     "scheduler": ("schedulers", "choice", "least_connections", "choices"),
-    "selected": ("refusal", "external_failover", "races", "unserved", "upstream"),
+    "selected": ("refusal", "external_failover", "races", "unserved"),
 }
 
 

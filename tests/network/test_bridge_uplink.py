@@ -16,18 +16,14 @@ from ebpflb.kernel.attach import tcx
 from ebpflb.kernel.attach.device_programs import attacher
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node.namespaces import call_in
-from ebpflb.lab import cni
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.netns import NETNS
-from ebpflb.lab.router import NODES
 from ebpflb.model.packet_path import Engine
 from tests.kit import needs, requests, two_nodes
-from tests.kit.parameters import families
-from tests.kit.pod_networks import BridgeUplink, call_netfilter, move_addresses
+from tests.kit.pod_networks import BridgeUplink, call_netfilter
 from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
 
 WEB, HERE, NOBODY = Frontends(10), Frontends(20), Frontends(30)
-NEAR, FAR = 1, 2  # the nodes' numbers
 
 Set = Callable[[TwoNodes, bool], None]
 
@@ -74,14 +70,6 @@ def two(
         yield made
 
 
-def move(two: TwoNodes, master: str, former: str, device: str) -> None:
-    """Releases or enslaves the uplink, and gives addresses and routes to another device."""
-    two.near.ip(f"link set up0 {master}")
-    move_addresses(two.near, NEAR, former, device)
-    for there, gateway in zip(cni.network(FAR), NODES.addresses(FAR), strict=True):
-        two.near.ip(f"route replace {there} via {gateway} dev {device}")
-
-
 def programmed(two: TwoNodes) -> set[str]:
     """The names of the near node's devices that have our programs now."""
     attached = attacher(StateDir(Path(two.agents[0].paths.state))).attached
@@ -125,30 +113,3 @@ def test_the_port_gets_its_programs_back(two: TwoNodes, change: Set) -> None:
         change(two, False)
         until_programmed(two, "br0")
     assert all(map(requests.lives, opened))
-
-
-def test_a_port_that_is_released_and_enslaved(two: TwoNodes) -> None:
-    """An uplink on its own has the programs; when it becomes a bridge's port, the bridge does.
-
-    The endpoint is on the near node, because a masqueraded connection ends when the device loses
-    the address.
-    """
-    where = HERE.to("nodeport", two.near)
-    until_programmed(two, "br0")
-    opened = [two.connected("outside", where)]
-    move(two, "nomaster", "br0", "up0")
-    until_programmed(two, "br0", "up0")
-    opened.append(two.connected("outside", where))
-    move(two, "master br0", "up0", "br0")
-    until_programmed(two, "br0")
-    opened.append(two.connected("outside", where))
-    assert all(map(requests.lives, opened))
-
-
-@families
-@pytest.mark.parametrize("send", [requests.tcp, requests.connected_udp])
-def test_refusals(two: TwoNodes, send: requests.Send, v6: bool) -> None:
-    """A client outside is refused by a Service without endpoints."""
-    where = NOBODY.to("nodeport", two.near, v6=v6)
-    with pytest.raises(ConnectionRefusedError):
-        send(two.sockets(two.outside), *where)

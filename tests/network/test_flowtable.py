@@ -202,24 +202,3 @@ def devices() -> set[str]:
     found = flowtable.read(flowtable.TABLE)
     assert found
     return {*found.devices}
-
-
-@families
-def test_udp_leaves_an_endpoint_that_has_gone(node: ServingOutside, v6: bool) -> None:
-    """A client that sends on reaches another one: its entry is deleted though it is offloaded."""
-    one, other, _ = node.web
-    node.serve(one)
-    client = established(node, SOCK_DGRAM, v6=v6)
-    client.settimeout(0.5)
-    node.serve(other)
-    wait_until("the other endpoint answers", lambda: who_answers(client) == other.name)
-    client.close()
-
-
-def who_answers(client: Socket) -> str:
-    try:
-        client.send(b"?")
-        said: bytes = client.recv(64)
-    except OSError:
-        return ""
-    return said.split()[0].decode()

@@ -107,18 +107,6 @@ def test_killed_monitors_leave_the_usual_programs(
     assert "drift" not in cluster.agent.log()
 
 
-@pytest.mark.parametrize("output", ["table", "wide", "json", "yaml"])
-def test_names_are_escaped(cluster: Cluster, pod: Sockets, tmp_path: Path, output: str) -> None:
-    """A terminal is shown the name of a pod, and does not act on it."""
-    named = {"targetRef": {"kind": "Pod", "name": "a\x1b[2Jb"}}
-    cluster.publish(web(endpoint(cluster.web[0]) | named))
-    with watching(cluster.agent, tmp_path, "-o", output, "--count", "1") as monitor:
-        requests.tcp(pod, VIP)
-        assert monitor.process.wait(60) == 0
-    assert "\x1b" not in monitor.text()
-    assert output == "table" or "[2Jb" in monitor.text()
-
-
 def answers_by_client(sockets: Sockets, pod: Host) -> dict[str, str]:
     """The name of the backend that has answered, by the client's address and port."""
     answers = {}

@@ -3,23 +3,18 @@
 destination, knows every flow, and finds a port as it does for every other rule.
 """
 
-from socket import IPPROTO_SCTP, SOCK_RAW
-
 import pytest
-from scapy.layers.sctp import SCTP, SCTPChunkInit
 
 from ebpflb.entries.flows import Connection
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
 from ebpflb.kernel.netfilter import conntrack
-from ebpflb.lab.hosts import Host
 from ebpflb.model.packet_path import Engine
 from tests.kernel.node import nodes
 from tests.kit import needs, requests
 from tests.kit.firewall import chain, rules
 from tests.kit.lab_cluster import TARGET
-from tests.kit.parameters import families, netfilter, packet_clients, protocols
+from tests.kit.parameters import families, netfilter, protocols
 from tests.kit.requests import Send
-from tests.kit.sockets import Socket
 from tests.kit.two_nodes import Frontends, TwoNodes
 
 FRONTENDS = Frontends(10)
@@ -169,46 +164,6 @@ def _restart(two: TwoNodes, engine: Engine) -> None:
     agent.start()
 
 
-def test_an_endpoint_that_is_the_node_itself(two: TwoNodes) -> None:
-    """Its packet goes to INPUT; also where no slice says on which node the endpoint is."""
-    manifests = two.service("web", 10, two.near)
-    for each in manifests:
-        for endpoint in each.get("endpoints", ()):
-            del endpoint["nodeName"]
-    two.publish(manifests)
-    with pytest.raises(ConnectionRefusedError):  # by a process of the node, which is not there
-        requests.tcp(two.sockets(two.outside), *FRONTENDS.to("nodeport", two.near))
-
-
 @pytest.fixture(scope="module")
 def sctp() -> None:
     needs.sctp()
-
-
-def raw(two: TwoNodes, host: Host, *, v6: bool) -> Socket:
-    """Kernels need no SCTP sockets for their NAT."""
-    family = requests.family_of(host.v6 if v6 else host.v4)
-    return two.sockets(host).open(family, SOCK_RAW, IPPROTO_SCTP)
-
-
-@pytest.mark.usefixtures("sctp")
-@families
-@pytest.mark.parametrize("where", ["here", "there"])
-@packet_clients
-def test_an_init_of_sctp_reaches_its_endpoint(
-    two: TwoNodes, who: str, kind: str, where: str, v6: bool
-) -> None:
-    """With the endpoint's port, the client's verification tag and a correct checksum."""
-    endpoint = getattr(two, where)
-    two.publish(two.one_port("sctp", 10, endpoint, TARGET, "SCTP"))
-    address, port = FRONTENDS.to(kind, two.near, v6=v6)
-    init = SCTPChunkInit(init_tag=0x1234, a_rwnd=65536, n_out_streams=1, n_in_streams=1)
-    sent = bytes(SCTP(sport=5000, dport=port) / init)
-    with raw(two, endpoint, v6=v6) as server, raw(two, getattr(two, who), v6=v6) as client:
-        client.sendto(sent, (address, 0))
-        received = server.recv(1 << 16)
-    packet = SCTP(received if v6 else received[20:])
-    assert packet.dport == TARGET
-    assert packet[SCTPChunkInit].init_tag == 0x1234
-    claimed, packet.chksum = packet.chksum, None
-    assert SCTP(bytes(packet)).chksum == claimed

@@ -32,27 +32,9 @@ from tests.kit.parameters import protocols
 from tests.kit.two_nodes import Frontends, TwoNodes
 
 FRONTENDS = Frontends(10)
-SILENT = 0.5  # seconds without an answer
 ALL = 3  # ETH_P_ALL
 BEFORE_OURS, BEHIND_OURS = 1, 50  # a filter's priority
 PASS = bytes.fromhex("b7000000000000009500000000000000")  # return TC_ACT_OK, which is TCX_PASS
-
-FLAG = bytes.fromhex(  # Cilium's flags are six bits
-    "b70200002a000000"  # r2 = 42
-    "63212c0000000000"  # skb->tc_index = r2
-    "b7000000ffffffff"  # return TC_ACT_UNSPEC, which is TCX_NEXT
-    "9500000000000000"
-)
-ONLY_FLAGGED = bytes.fromhex(
-    "b700000000000000"  # r0 = TC_ACT_OK
-    "6112100000000000"  # r2 = skb->protocol
-    "5502040008000000"  # if r2 != htons(ETH_P_IP) goto return
-    "61122c0000000000"  # r2 = skb->tc_index
-    "570200003f000000"  # r2 &= 63
-    "150201002a000000"  # if r2 == 42 goto return
-    "b700000002000000"  # r0 = TC_ACT_SHOT
-    "9500000000000000"
-)
 
 
 DROP = bytes.fromhex("b7000000020000009500000000000000")  # return TC_ACT_SHOT
@@ -108,22 +90,6 @@ def running(
             yield
     finally:
         os.close(program)
-
-
-@pytest.mark.parametrize("policy", ["Cluster", "Local"])
-@pytest.mark.parametrize("two", list(Engine), indirect=True)
-def test_the_flags_of_others_stay(two: TwoNodes, policy: str) -> None:
-    """From before our ingress to behind our egress, in each packet of a flow."""
-    two.publish(two.service("web", 10, two.here, externalTrafficPolicy=policy))
-    attached, where = by_tcx if tcx.works() else by_clsact, FRONTENDS.to("nodeport", two.near)
-    client = two.sockets(two.outside)
-    with running(ONLY_FLAGGED, two.near, "veth11", attached, "egress", BEHIND_OURS):
-        assert not requests.is_answered(requests.udp, client, where, SILENT)
-        with running(FLAG, two.near, "eth0", attached, "ingress", BEFORE_OURS):
-            assert requests.tcp(client, *where).name == two.here.name
-            datagrams = requests.udp_socket(client, where[0])
-            for _ in range(3):
-                assert requests.exchange(datagrams, *where).name == two.here.name
 
 
 @pytest.mark.parametrize("attached", [by_tcx, by_clsact])

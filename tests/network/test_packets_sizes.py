@@ -77,16 +77,6 @@ def client(two: TwoNodes, where: Place) -> Iterator[Socket]:
 
 @families
 @endpoints
-def test_bulk_through_a_bottleneck(
-    two: TwoNodes, narrow: int, frontends: Frontends, v6: bool
-) -> None:
-    """It does where the path in the middle takes less, and the endpoint has learnt how much."""
-    assert two.echo(two.outside, *frontends.to("nodeport", two.near, v6=v6)) == name_of(frontends)
-    assert path_mtu(two, frontends, v6=v6) == narrow
-
-
-@families
-@endpoints
 def test_answers_through_a_bottleneck(
     two: TwoNodes, narrow: int, client: Socket, where: Place, frontends: Frontends, v6: bool
 ) -> None:
@@ -109,10 +99,6 @@ def test_questions_through_a_bottleneck(
             client.send(bytes(narrow))
             client.recv(narrow)
     assert caught.value.errno == EMSGSIZE
-
-
-def name_of(frontends: Frontends) -> str:
-    return "here" if frontends is HERE else "there"
 
 
 def answered(client: Socket, where: tuple[str, int]) -> bool:

@@ -3,9 +3,7 @@
 
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
-from errno import ECONNREFUSED
 from functools import partial
 from pathlib import Path
 
@@ -15,9 +13,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 from tests.docs.pages import ROOT
 from tests.kit import forked, requests
-from tests.kit.cluster import PORT, VIP, endpoint, running, web
 from tests.kit.lab_cluster import LabCluster, started
-from tests.load import scaled
 
 PAGE = (ROOT / "docs/getting-started.md").read_text()
 # What the page tells to put in: this machine's address and name.
@@ -71,37 +67,3 @@ def test_the_example_works(machine: Machine) -> None:
     shown = forked.run("services", "get", "default/web", *machine.agent.where)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert f"{machine.node.v4}:8080" in shown.stdout
-
-
-def test_nothing_is_missing(machine: Machine) -> None:
-    """The page's objects suffice: `status` is OK."""
-    done = forked.run("status", *machine.agent.where, netns=machine.node.netns)
-    assert done.stdout.splitlines()[1].startswith("OK"), done.stdout
-
-
-CONNECT = f"""
-import select, socket, sys
-failed, connections = [], 0
-while not select.select([sys.stdin], [], [], 0)[0]:
-    with socket.socket() as client:
-        if error := client.connect_ex(({VIP!r}, {PORT})):
-            failed.append(error)
-        connections += 1
-print(connections, *failed)
-"""
-
-
-def test_a_port_that_is_renamed_refuses_no_connection(tmp_path: Path) -> None:
-    """A manifest is written again and again, with another name of the port in Service and slice."""
-    with running(tmp_path) as cluster:
-        cluster.publish(web(*map(endpoint, cluster.web)))
-        command, pipe = [sys.executable, "-IS", "-c", CONNECT], subprocess.PIPE
-        client = cluster.lab.keep(cluster.client.start(command, stdin=pipe, stdout=pipe))
-        for number in range(scaled(100)):
-            found = web(*map(endpoint, cluster.web))
-            for each in (found[0]["spec"], *found[1:]):
-                each["ports"][0]["name"] = f"port-{number}"
-            cluster.publish(found)
-        said, _ = client.communicate("", timeout=30)
-        connections, *errors = map(int, said.split())
-        assert connections > 100 and ECONNREFUSED not in errors, said

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab.hosts import Host
 from ebpflb.model.packet_path import Engine
 from tests.kit import monitors, requests
@@ -95,17 +94,6 @@ def test_agent_ends(two: TwoNodes, connections: list[Socket], how: signal.Signal
     assert not set(after.values()) & set(before.values())
 
 
-def upgrade(two: TwoNodes, how: signal.Signals = signal.SIGTERM) -> None:
-    """The maps are those of another layout, which agrees about persistent ones; agents come."""
-    for agent in two.agents:
-        agent.stop(how)
-        state = StateDir(agent.paths.state)
-        state.maps_directory.rename(state.directory / "0123456789ab")
-        agent.start()
-        assert state.old_layouts() == []
-    two.close_maps()
-
-
 @pytest.fixture
 def pressed(two: TwoNodes) -> Iterator[None]:
     """By clients of every kind; none of their connections and datagrams may fail.
@@ -137,13 +125,6 @@ def test_restart_under_load(two: TwoNodes, pressed: None) -> None:
         for agent in two.agents:
             agent.stop(how)
             agent.start()
-
-
-@pytest.mark.extended
-def test_upgrades_under_load(two: TwoNodes, pressed: None) -> None:
-    """The same with another layout each time."""
-    for how in (signal.SIGKILL, signal.SIGTERM):
-        upgrade(two, how)
 
 
 def test_churn(two: TwoNodes, pressed: None) -> None:

@@ -86,7 +86,6 @@ LONG = (
     "tests/packet/test_least_connections.py",  # 26
     "tests/packet/test_mutations.py",  # 26
     "tests/packet/test_recycled_flows.py",  # 13
-    "tests/packet/test_upstream.py",  # 34
     "tests/network/test_schedulers.py",  # 140
     "tests/network/test_on_removal.py",  # 73
     "tests/network/test_flowtable.py",
