@@ -1,23 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cases can be played against a proxy, and against one that does not serve."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
-
 import pytest
 
-from ebpflb.kernel.attach.cgroup_links import cgroup_root
-from ebpflb.kernel.maps.state_dir import BPFFS
-from ebpflb.lab.agents import wait_until
-from ebpflb.lab.netns import NETNS
 from tests.conformance.__main__ import play
 from tests.conformance.cases import CASES
 from tests.conformance.targets import TARGETS, named
-from tests.docs.pages import ROOT
 from tests.kit.cells import REFUSED, UNANSWERED, Row
 
 pytestmark = pytest.mark.extended
@@ -63,35 +51,3 @@ def test_a_proxy_that_cannot_start_is_told_at_once() -> None:
     """With its status and its words, whatever time it would have had."""
     (result,) = play("sh -c 'echo no licence; exit 3'", {"zones": CASES["zones"]}, patience=1e6)
     assert "near's proxy has ended with status 3" in result.seen and "no licence" in result.seen
-
-
-def test_a_proxy_that_does_not_end_is_killed() -> None:
-    """Its results stay, and it."""
-    deaf = """sh -c 'trap "" TERM; sleep 1000 & wait; wait'"""
-    (result,) = play(deaf, {"zones": CASES["zones"]}, patience=1.0)
-    assert "follows a change" in result.seen
-
-
-@pytest.mark.parametrize("template", ["", "proxy --node {nod}", "proxy {", "proxy {}", 'proxy "'])
-def test_a_template_that_is_no_command(template: str) -> None:
-    with pytest.raises(ValueError):
-        named(template)
-
-
-@pytest.mark.parametrize("times", [1, 3])
-def test_interrupted(times: int) -> None:
-    """Everything is removed, however often Ctrl-C is pressed."""
-    command = [sys.executable, "-m", "tests.conformance", "ebpflb-flows", "--case", "policies"]
-    playing = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True)
-
-    def places() -> list[Path]:
-        folders = NETNS, cgroup_root(), BPFFS
-        return [it for folder in folders for it in folder.glob(f"ebpflb-test-{playing.pid}-*")]
-
-    wait_until("a proxy has started", lambda: len(places()) > 9)
-    for _ in range(times):
-        os.killpg(playing.pid, signal.SIGINT)
-        time.sleep(0.1)
-    said = playing.communicate(timeout=120)[1]
-    assert playing.returncode == 1 and said.endswith(b"interrupted; the lab is removed\n")
-    assert not places()

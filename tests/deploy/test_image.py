@@ -49,14 +49,6 @@ def test_no_compiler_in_the_image() -> None:
     assert small.split()[0] == compiler.split()[0] == "run"
 
 
-def test_no_root() -> None:
-    """It starts as someone else; the chart says as whom."""
-    for stage in stages()[2::2]:
-        (user,) = re.findall(r"(?m)^USER (\d+):(\d+)$", stage)
-        assert "0" not in user
-        assert 'ENTRYPOINT ["ebpflb"]' in stage
-
-
 def test_the_base_is_named_by_digest_and_every_stage_comes_from_it() -> None:
     """A tag is moved to other contents; a digest is not."""
     assert re.search(r"(?m)^ARG BASE=debian:\w+-slim@sha256:[0-9a-f]{64}$", DOCKERFILE.read_text())
@@ -149,12 +141,3 @@ def test_a_larger_one_is_a_failure(tmp_path: Path, size: str) -> None:
     assert f"has {size}, and 140000000 bytes are allowed" in done.stderr
     assert build(tmp_path, "compiler", size=size).returncode == 0
     assert "--target compiler" in (tmp_path / "asked").read_text()
-
-
-def test_an_image_without_the_tools_that_read_firewalls(tmp_path: Path) -> None:
-    """The variant is the same recipe with no such package, and as small as the other."""
-    assert build(tmp_path, "minimal", size="141 MB").returncode == 1
-    asked = (tmp_path / "asked").read_text()
-    assert "--build-arg TOOLS= " in asked
-    assert "--tag localhost/ebpflb:dev-minimal ." in asked
-    assert "--target" not in asked

@@ -9,12 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 import ebpflb
 from ebpflb.cli.run import run
-from ebpflb.kernel.maps.state_dir import BPFFS
-from ebpflb.options import Paths
 from tests.deploy.helm import DEPLOY
 
 UNIT = DEPLOY / "systemd/ebpflb.service"
@@ -71,20 +68,3 @@ def test_it_may_open_the_sockets_that_it_opens(service: configparser.SectionProx
     }
     allowed = set(service["RestrictAddressFamilies"].split())
     assert used - {"AF_UNSPEC"} == allowed
-
-
-def test_places(service: configparser.SectionProxy) -> None:
-    """It may write where it keeps things, and they outlive it."""
-    paths = Paths()
-    assert Path("/run", service["RuntimeDirectory"]) == paths.run
-    assert Path("/var/cache", service["CacheDirectory"]) == paths.cache
-    assert service["RuntimeDirectoryPreserve"] == "yes"
-    assert service["ReadWritePaths"] == str(BPFFS)
-
-
-def test_configuration(service: configparser.SectionProxy) -> None:
-    """The example is what the unit reads, and names a kubeconfig beside itself."""
-    example = yaml.safe_load((DEPLOY / "systemd/config.conf").read_text())
-    assert example["kind"] == "KubeProxyConfiguration"
-    assert "--config=/etc/ebpflb/config.conf" in service["ExecStart"]
-    assert example["clientConnection"]["kubeconfig"] == "/etc/ebpflb/kubeconfig"

@@ -39,11 +39,6 @@ def code(page: Path) -> Iterator[str]:
     yield from SPAN.findall(BLOCK.sub("", text))
 
 
-def prose(page: Path) -> str:
-    """The text without code and without the addresses of links."""
-    return LINK.sub("]", SPAN.sub("", BLOCK.sub("", page.read_text())))
-
-
 def links(page: Path) -> Iterator[Link]:
     """Return the links to files of this repository or to headings of the page itself."""
     for target in LINK.findall(SPAN.sub("", BLOCK.sub("", page.read_text()))):

@@ -93,13 +93,6 @@ def test_which_code_acts_on_a_flag() -> None:
     assert flags <= {name.strip(",") for row in listed for name in row.split()}
 
 
-def test_glossary_fits_on_a_page() -> None:
-    """Forty terms, each in a line or two."""
-    glossary = pages.rows(ARCHITECTURE, "Glossary")
-    assert len(glossary) <= 40
-    assert sum(len(" ".join(row)) for row in glossary) < 5000
-
-
 @pytest.mark.parametrize("layer", ["cli", "lab", "agent"])
 def test_import_rule(layer: str) -> None:
     """The rule in architecture.md has the layers of import-linter's contract, in their order."""

@@ -13,7 +13,6 @@ from tests.docs.pages import ROOT
 
 every_page = pytest.mark.parametrize("page", pages.PAGES, ids=map(pages.name, pages.PAGES))
 
-SCREEN_LINES, SCREEN_COLUMNS = 40, 120
 
 INDEX = ROOT / "README.md", ROOT / "docs/README.md"
 
@@ -71,30 +70,8 @@ def test_targets(page: Path) -> None:
     assert {target for text in pages.code(page) for target in TARGET.findall(text)} <= targets
 
 
-def test_each_part_of_readme_fits_on_a_screen() -> None:
-    """A part has a limited number of lines and columns."""
-    text = (ROOT / "README.md").read_text()
-    assert [it for it in text.split("\n## ") if it.count("\n") > SCREEN_LINES] == []
-    assert [line for line in text.splitlines() if len(line) > SCREEN_COLUMNS] == []
-
-
 def test_every_page_is_named() -> None:
     """README or the list of pages leads to every page but those that are found at the root."""
     named = {link.path for each in INDEX for link in pages.links(each)}
     at_the_root = {ROOT / f"{it}.md" for it in ("ADOPTERS", "MAINTAINERS", "README")}
     assert set(pages.PAGES) - named == at_the_root
-
-
-def test_mistakes_are_found(tmp_path: Path) -> None:
-    """The checks above can fail."""
-    page = tmp_path / "page.md"
-    for check, text in {
-        test_links: "[a](nothing.md)",
-        test_paths: "`bpf/path/nothing.h`",
-        test_modules: "`ebpflb.nothing.more`",
-        test_commands: "`ebpflb nothing`",
-        test_targets: "`make nothing`",
-    }.items():
-        page.write_text(text)
-        with pytest.raises((AssertionError, ModuleNotFoundError)):
-            check(page)

@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run counts only if it said how it ended; whatever happens, nothing stays behind."""
 
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,15 +38,6 @@ def test_good(boot: Boot) -> None:
     error, summary = lane.judge(KERNEL, result)[1:]
     assert not error
     assert summary.startswith("2 passed, 1 skipped in ")
-
-
-def test_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every line is passed on once and whole, the last one too."""
-    script = f"cd {tmp_path}; printf 'one\\ntw' >output; sleep 0.3; printf 'o\\nend' >>output"
-    monkeypatch.setattr(machine, "qemu_command", lambda *_, **_options: ["sh", "-c", script])
-    lines: list[str] = []
-    machine.run(tmp_path, tmp_path, "true", limit=10, say=lines.append)
-    assert lines == ["one", "two", "end"]
 
 
 SKIPPED = '<testsuite tests="2" failures="0" errors="0" skipped="2"/>'
@@ -103,58 +90,3 @@ def test_folder_goes(tmp_path: Path) -> None:
         assert folder.is_dir()
         raise LabError("x")
     assert not list(runs.iterdir())
-
-
-RUN = """
-import sys
-from pathlib import Path
-from vagrant.kernels import machine
-machine.end_on_signals()
-machine.acceleration = lambda: ()
-machine.tool = lambda name, package: {"setpriv": "setpriv"}.get(name, sys.argv[2])
-with machine.output_folder(Path(sys.argv[1]), "5.10") as out:
-    print("ready", flush=True)
-    machine.run(out, out, "true", limit=60, say=print)
-"""
-
-
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
-    """A run whose QEMU is a script that sleeps and leaves its pid."""
-    qemu = tmp_path / "qemu"
-    qemu.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\nexec sleep 60\n")
-    qemu.chmod(0o755)
-    command = [sys.executable, "-c", RUN, str(tmp_path / "runs"), str(qemu)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "ready\n"
-        yield process
-        process.kill()
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_interrupted(running: "subprocess.Popen[str]", tmp_path: Path, how: signal.Signals) -> None:
-    """QEMU ends with us however we end; the folder too, except after SIGKILL: the next run's."""
-    pid = _wait(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
-    running.send_signal(how)
-    running.wait(60)
-    assert _wait(lambda: not _alive(int(pid)))
-    left = list((tmp_path / "runs").iterdir())
-    assert bool(left) == (how == signal.SIGKILL)
-    with machine.output_folder(tmp_path / "runs", "next"):
-        assert len(list((tmp_path / "runs").iterdir())) == 1
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-
-
-def _wait(value: Callable[[], object]) -> str:
-    until = time.monotonic() + 60
-    while not (found := value()) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert found
-    return str(found)

@@ -72,61 +72,6 @@ def test_in_pytest(tmp_path: Path, options: list[str], many: int) -> None:
     assert "test_plain" in names
 
 
-def test_in_turns(tmp_path: Path) -> None:
-    """Each file of the folder is kept in one turn, with all of its tests; others in all turns."""
-    for name in ("here/test_a.py", "here/test_b.py", "here/test_c.py", "test_d.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(TESTS)
-    turns = [collected(tmp_path, f"--in-turns={turn}/2:here") for turn in range(2)]
-    assert sorted(turns[0] + turns[1]) == sorted(
-        name for name in collected(tmp_path) for _ in range(1 + name.startswith("test_d.py"))
-    )
-    files = [sorted({name.partition("::")[0] for name in names}) for names in turns]
-    assert files == [
-        ["here/test_a.py", "here/test_c.py", "test_d.py"],
-        ["here/test_b.py", "test_d.py"],
-    ]
-
-
-ROWS = """
-import pytest
-
-@pytest.fixture(scope="module", params=["bridge", "routed"])
-def network(request):
-    return request.param
-
-@pytest.fixture(scope="module")
-def case(request):
-    return request.param
-
-@pytest.mark.extended
-@pytest.mark.parametrize("family", ["v4", "v6"])
-@pytest.mark.parametrize(("case", "cell"), [("a", 1), ("a", 2), ("b", 3)], indirect=["case"])
-def test_row(network, case, cell, family): pass
-
-@pytest.mark.parametrize(
-    "number", [pytest.param(at, marks=pytest.mark.extended) for at in range(9)] + [9]
-)
-def test_marked(number): pass
-"""
-
-
-def test_each_case_of_a_table_is_kept(tmp_path: Path) -> None:
-    """In one set-up, with as many of its rows as another test has sets of parameters."""
-    (tmp_path / "test_it.py").write_text(ROWS)
-    names = collected(tmp_path, "--one-set-up=test_it", "--parameter-sets=1")
-    rows = [name for name in names if "test_row" in name]
-    assert len({"bridge" in name for name in rows}) == 1
-    assert [name.split("-")[1] for name in rows] == ["a", "b"]
-
-
-def test_what_is_chosen_is_among_what_marks_leave(tmp_path: Path) -> None:
-    """One set of those that are not extended, however many others there are."""
-    (tmp_path / "test_it.py").write_text(ROWS)
-    names = collected(tmp_path, "-m", "not extended", "--parameter-sets=1")
-    assert [name.partition("::")[2] for name in names] == ["test_marked[9]"]
-
-
 def test_one_set_up(tmp_path: Path) -> None:
     """Each file of the folder keeps one network with all that its tests vary, others keep both."""
     for name in ("here/test_a.py", "here/test_b.py", "here/test_c.py", "test_d.py"):

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The budgets of programs: a tenth more is allowed, and the complaint has both numbers."""
 
-import struct
-from pathlib import Path
-
 import pytest
 
 from ebpflb.kernel.programs import precompile
@@ -43,37 +40,11 @@ def test_stack_has_a_limit() -> None:
     assert line.endswith("456 bytes of stack, the most is 448")
 
 
-@pytest.mark.parametrize(
-    ("instructions", "used"),
-    [
-        ([(0x7B, 0x1A, -64, 0), (0x79, 0xA1, -8, 0)], 64),  # *(u64 *)(r10 - 64) = r1; r1 = ...
-        ([(0x62, 0x0A, -20, 7)], 20),  # *(u32 *)(r10 - 20) = 7
-        ([(0x79, 0xA1, -40, 0)], 40),  # r1 = *(u64 *)(r10 - 40)
-        ([(0xBF, 0xA2, 0, 0), (0x07, 0x02, 0, -96)], 96),  # r2 = r10; r2 += -96
-        ([(0xBF, 0xA2, 0, 0), (0x07, 0x03, 0, -96)], 0),  # r3 is something else
-        ([(0x7B, 0x16, -64, 0), (0x07, 0x02, 0, -96)], 0),  # *(u64 *)(r6 - 64) = r1; r2 += -96
-    ],
-)
-def test_stack(instructions: list[tuple[int, int, int, int]], used: int) -> None:
-    """The stack is counted from r10 down."""
-    assert verifier.stack(b"".join(struct.pack("<BBhi", *each) for each in instructions)) == used
-
-
 def test_not_there() -> None:
     """A program or a kernel without budget is a complaint, and says how to get one."""
     for table in ({}, {ROW: {"6.1": "1000"}}):
         [line] = verifier.complaints({ROW: 1}, table, "5.10")
         assert line.endswith("not in the table yet: make verifier-table")
-
-
-def test_renewed(tmp_path: Path) -> None:
-    """Measured columns are replaced, others stay, programs that are gone go."""
-    gone = ROW._replace(program="gone")
-    table = {ROW: {"5.10": "1", "6.1": "2"}, gone: {"5.10": "3", "6.1": ""}}
-    now = verifier.renewed(table, {"5.10": {ROW: 7}})
-    assert now == {ROW: {"5.10": "7", "6.1": "2"}}
-    verifier.write(now, ["5.10", "6.1"], tmp_path / "table.csv")
-    assert verifier.read(tmp_path / "table.csv") == now
 
 
 def test_table() -> None:

@@ -121,14 +121,6 @@ def fragmented(sockets: Sockets, host: str, port: int = PORT, size: int = 2000) 
         return exchange_fragmented(client, host, port, size)
 
 
-def is_answered_by(client: Socket, where: tuple[str, int], name: str) -> bool:
-    """Whether this endpoint answers a datagram of this socket now."""
-    try:
-        return exchange(client, *where).name == name
-    except (TimeoutError, ConnectionRefusedError):
-        return False
-
-
 def exchange_fragmented(client: Socket, host: str, port: int = PORT, size: int = 2000) -> Answer:
     sent = b"\xa5" * size
     client.sendto(sent, (host, port))

@@ -23,8 +23,7 @@ from tests.kit import needs, requests, two_nodes
 from tests.kit.pod_networks import BridgeUplink, call_netfilter
 from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
 
-WEB, HERE, NOBODY = Frontends(10), Frontends(20), Frontends(30)
-
+WEB, HERE = Frontends(10), Frontends(20)
 Set = Callable[[TwoNodes, bool], None]
 
 

@@ -13,7 +13,7 @@ from tests.kit.sockets import CALL_SECONDS, Sockets
 
 ENDPOINT_CHANGE, SERVICE_CHANGE = 30, 120  # seconds (kube-proxy.md 16.8)
 A_MOMENT = 0.3  # seconds after which no one is going to answer
-SECOND_VIP, HOST_PORT, HOST_UDP_PORT = "10.96.0.20", 10180, 10181
+HOST_PORT, HOST_UDP_PORT = 10180, 10181
 
 
 def up(sockets: Sockets, *pods: str, host: str = VIP, port: int = 80) -> None:

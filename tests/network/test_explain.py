@@ -118,32 +118,6 @@ def test_each_endpoint_with_its_chance(cluster: Cluster, pod: Sockets, address: 
     assert connect.endswith(f" instead; getpeername() says {to}")
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ((f"{VIP}:80", "--from", "no-such-pod"), "no pod no-such-pod has a process or an endpoint"),
-        ((f"{VIP}:80", "--from", "default/web\x1b[31m"), "no pod default/web\\x1b[31m has"),
-        ((f"{VIP}:80", "--from", "4194304"), "there is no process 4194304"),
-        ((f"{VIP}:80", "--from", "fd00::77"), "fd00::77 is not an IPv4 address"),
-        (
-            (f"{VIP}:80", "--from", "/run/netns/gone"),
-            "no network namespace /run/netns/gone: it was removed or never existed",
-        ),
-        ((f"{VIP}",), "is not ADDRESS:PORT[/tcp|udp|sctp] or NAMESPACE/NAME[:PORT]"),
-        ((f"{VIP}:80/icmp",), "is not tcp, udp or sctp"),
-        ((f"{VIP}:99999",), "port 99999 is not from 1 to 65535"),
-    ],
-    ids=["pod", "control characters", "PID", "family", "namespace", "port", "protocol", "range"],
-)
-def test_bad_input_is_one_sentence(cluster: Cluster, words: tuple[str, ...], sentence: str) -> None:
-    """What is wrong and what to do, in one line without control characters."""
-    said = ask(cluster, *words)
-    assert said.status in (1, 2)
-    assert sentence in said.err
-    assert all(c.isprintable() or c == "\n" for c in said.err)
-    assert "Traceback" not in said.err
-
-
 @contextmanager
 def unhooked(folder: Path, engine: Engine, *options: str) -> Iterator[tuple[Cluster, Host]]:
     """A cluster with this engine, and a pod whose sockets the hooks do not see."""

@@ -53,24 +53,6 @@ def is_lost(two: TwoNodes, send: Send, *, v6: bool) -> bool:
 
 @families
 @protocols
-@pytest.mark.parametrize(
-    "accepted",
-    [
-        "ct status dnat accept",
-        f"meta l4proto {{ tcp, udp }} ct original proto-dst {FRONTENDS.nodeport} accept",
-    ],
-)
-def test_forward_accepts_what_is_translated(
-    two: TwoNodes, accepted: str, v6: bool, send: Send
-) -> None:
-    """A FORWARD chain that drops all else lets through what conntrack says was asked for."""
-    related = "meta l4proto ipv6-icmp accept", "ct state established accept"
-    with rules(two.near, chain("forward", "filter", *related, accepted, policy="drop")):
-        assert {name for name, _ in answered(two, send, v6=v6, times=16)} == {"here", "there"}
-
-
-@families
-@protocols
 def test_pods_whose_route_a_mark_of_prerouting_chooses(two: TwoNodes, v6: bool, send: Send) -> None:
     """As the AWS VPC CNI has it: what comes in for a local address is marked, and the mark lets the
     answers leave by the main table, which pods' own packets do not use.

@@ -26,7 +26,6 @@ from tests.kit.stale_udp import (
     is_ended,
 )
 
-OTHER_TARGET = 9090
 PLACES = {"v4": VIP, "v6": VIP6, "mapped": f"::ffff:{VIP}"}
 
 pytestmark = pytest.mark.skipif(not sock_diag.can_destroy(), reason="this kernel ends no sockets")
@@ -58,47 +57,6 @@ def test_udp_is_preserved_when_the_server_pod_cycles(
     assert (answer.name, answer.peer) == (other.name, (vip, PORT))
     assert client.getsockname()[1] == SOURCE
     assert exchange(client).name == other.name
-
-
-@pytest.mark.parametrize("is_deleted", [False, True], ids=["no endpoint", "no Service"])
-def test_udp_is_preserved_when_the_pod_is_recreated(
-    cluster: Cluster, changes: Changes, client: Socket, vip: str, is_deleted: bool
-) -> None:
-    """With the policy Local, and no endpoint or no Service in between: the socket is ended then."""
-    one, other, _ = cluster.web
-    policy = {"internalTrafficPolicy": "Local"}
-    changes.apply(dual_stack_web(one, **policy))
-    assert connect(client, vip).name == one.name
-    changes.publish(*([] if is_deleted else [dual_stack_web(**policy)]))
-    assert is_ended(client)
-    changes.publish(dual_stack_web(other, **policy))
-    assert connect(client, vip).name == other.name
-
-
-@families
-def test_udp_target_port_of_a_nodeport_changes(
-    cluster: Cluster, changes: Changes, sockets: Sockets, v6: bool
-) -> None:
-    """The client reaches the new port although the pod's address is unchanged."""
-    pod, address = cluster.web[0], cluster.node.v6 if v6 else cluster.node.v4
-    cluster.start_program(pod, "serve", "moved", str(OTHER_TARGET))
-    changes.apply(dual_stack_web(pod, nodeport=NODEPORT))
-    with bound_socket(sockets, address) as client:
-        assert connect(client, address, NODEPORT).name == pod.name
-        changes.apply(with_target(dual_stack_web(pod, nodeport=NODEPORT), OTHER_TARGET))
-        assert is_ended(client)
-        assert connect(client, address, NODEPORT).name == "moved"
-    for process in cluster.lab.processes[-1:]:
-        process.kill()
-        process.wait()
-
-
-def with_target(said: list[Manifest], port: int) -> list[Manifest]:
-    """The slices of other endpoints' ports."""
-    for each in said:
-        if each["kind"] == "EndpointSlice":
-            each["ports"] = [{**named, "port": port} for named in each["ports"]]
-    return said
 
 
 # UDP is preserved when initial unready endpoints get ready (e2e conntrack.go): who asks before

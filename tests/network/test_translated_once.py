@@ -5,16 +5,13 @@ where another tenant's Service claims that endpoint's address and port as its ow
 
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
-from tests.kernel.node import nodes
 from tests.kit import forked, pod_networks, requests, two_nodes
 from tests.kit.lab_cluster import PORT, TARGET
 from tests.kit.parameters import connecting, families
@@ -129,23 +126,3 @@ def test_no_rule_of_the_other_service_counts(
         assert not requests.is_answered(send, client, (address(two.here, to[0]), TARGET), 0.3)
     except OSError:
         assert thieves == "none"
-
-
-@families
-@connecting
-def test_conntrack_forgets(two: TwoNodes, send: Send, v6: bool) -> None:
-    """What was open stays, although conntrack takes its next packet for the first of a flow."""
-    two.publish(two.service("web", 10, two.here), thief(two, two.here, pods=[two.twin]))
-    to = WEB.to("cluster", two.near, v6=v6)
-    with ExitStack() as stack:
-        client = stack.enter_context(requests.socket_of(send, two.sockets(two.hooked), to[0]))
-        client.connect(to)
-        client.send(b"?")
-        assert client.recv(64).startswith(b"here ")
-        for word in (b"one", b"two"):
-            with nodes.entered(two.near.netns):
-                conntrack.delete(conntrack.connections(lambda *_: True))
-            client.send(word)
-            answer = b""
-            while not answer.endswith(word):
-                answer += client.recv(64)

@@ -76,34 +76,6 @@ def test_the_next_flow_goes_to_the_backend_with_fewer(
         assert counted(node) == held(node) == alive(node, protocol)
 
 
-@pytest.mark.parametrize("end", ["fin", "fin of the backend", "client's reset", "backend's reset"])
-def test_a_connection_that_closes_is_counted_until_then(
-    node: PacketNode, places: Places, kind: str, client: str, end: str
-) -> None:
-    """Half of a close counts; late segments of a closed one count nothing more."""
-    where = serve(node, places, kind, "tcp", WORD, cluster=backends(places))
-    asked = established(node, client, where)
-    assert list(counted(node).values()) == [1]
-    if end == "client's reset":
-        node.through(segment(client, where, "R", seq=1001))
-    elif end == "backend's reset":
-        node.through(reply(asked, "R"))
-    elif end == "fin":
-        asked = node.through(segment(client, where, "FA", seq=1001, ack=5001))
-        assert list(counted(node).values()) == [1]
-        node.through(reply(asked, "FA"))
-    else:
-        node.through(reply(asked, "FA"))
-        assert list(counted(node).values()) == [1]
-        node.through(segment(client, where, "FA", seq=1001, ack=5002))
-    assert not counted(node)
-    assert not held(node)
-    node.through(segment(client, where, "A", seq=1002, ack=5002))
-    if "reset" not in end:
-        assert not counted(node)
-    assert counted(node) == held(node) == alive(node)
-
-
 def test_a_connection_that_goes_on_after_a_reset_counts_again(
     node: PacketNode, places: Places
 ) -> None:
@@ -115,19 +87,6 @@ def test_a_connection_that_goes_on_after_a_reset_counts_again(
     assert not counted(node)
     node.through(segment(client, where, "PA", seq=1001, ack=5001, payload=b"GET /"))
     assert list(counted(node).values()) == [1]
-    assert counted(node) == held(node) == alive(node)
-
-
-def test_a_flow_that_replaces_another_ends_its_count(node: PacketNode, places: Places) -> None:
-    """A SYN from the same port after the service has lost the backend."""
-    where = serve(node, places, "nodeport", "tcp", WORD, cluster=backends(places, 1))
-    (client,) = clients(places, 1)
-    node.through(segment(client, where))
-    former = counted(node)
-    serve(node, places, "nodeport", "tcp", WORD, cluster=backends(places)[1:])
-    node.maps["backend_slots"].write([(id, 2**32 - 1) for id in former])
-    node.through(segment(client, where))
-    assert counted(node).keys() != former.keys()
     assert counted(node) == held(node) == alive(node)
 
 

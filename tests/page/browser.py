@@ -85,14 +85,6 @@ def _end(driver: "subprocess.Popen[bytes] | None") -> None:
         driver.wait()
 
 
-def command(cluster: Cluster, *words: str) -> Any:
-    """What a command prints as JSON on the node."""
-    process = cluster.node.start(
-        [sys.executable, "-P", "-m", "ebpflb", *words, "-o", "json"], stdout=subprocess.PIPE
-    )
-    return json.loads(process.communicate()[0])
-
-
 @contextmanager
 def screen(page: "Page", width: int, height: int, scheme: str) -> Iterator[None]:
     """A window of this size, or a telephone's screen, in a colour scheme."""
@@ -135,11 +127,6 @@ class Page:
             caption,
         )
         return found
-
-    def keys(self, *words: str) -> None:
-        from selenium.webdriver import ActionChains
-
-        ActionChains(self.driver).send_keys(*words).perform()
 
     def requests(self) -> list[str]:
         """All addresses that the page has asked for since the last call."""

@@ -84,10 +84,6 @@ def opened_by_the_page(page: Page) -> dict[str, str]:
     }
 
 
-def icon(page: Page) -> str:
-    return str(page.script("return document.getElementById('icon').href.split('/').pop()"))
-
-
 def test_a_service_shows_the_numbers_of_the_maps(page: Page, cluster: Cluster) -> None:
     """And the same again, without a click, when connections have been made meanwhile."""
     page.open("/service/default/web")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from ebpflb.errors import NodeError
-from ebpflb.lab.agents import wait_until
 from ebpflb.tools import rates
 from ebpflb.tools.rates import DROPPED, Rate, Sample
 
@@ -160,17 +159,6 @@ def test_reading_takes_a_tenth_of_the_time_at_most(node: Counters) -> None:
     node.now += 1
     made.of([])
     assert node.read == 2
-
-
-def test_a_slow_reading_is_no_new_beginning(node: Counters) -> None:
-    """With many Services one takes seconds, so the next is due after half a minute."""
-    made = meter(node)
-    node.takes = 3.0
-    made.of([])
-    for _ in range(2):
-        node.now += 31
-        wait_until("it is read", lambda: bool(made.of([]).ages))
-    assert made.latest() == {"default/web": (7.0, 1.0)}
 
 
 def test_after_a_while_without_clients_it_begins_again(node: Counters) -> None:

@@ -114,7 +114,6 @@ MORE = (
     "tests/network/test_netfilter_floods.py",
     "tests/network/test_netfilter_operation.py",
     "tests/network/test_route_sources.py",
-    "tests/network/test_auto_packet_path.py",
     "tests/network/test_packet_mark.py",
     "tests/network/test_single_peer_endpoint.py",
     "tests/network/test_other_filters.py",

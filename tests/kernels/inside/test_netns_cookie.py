@@ -11,8 +11,7 @@ import pytest
 
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach import cgroup_links
-from ebpflb.kernel.node import namespaces
-from ebpflb.kernel.programs import compiler, loader
+from ebpflb.kernel.programs import loader
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")
 ATTACH = loader.HOOK_TYPES[loader.GETSOCKNAME4]
@@ -59,13 +58,6 @@ def test_namespaces_differ(cache: Path, inside: Path) -> None:
     assert cgroup_links.cookie_by_program(cache) == cgroup_links.cookie_by_program(cache)
 
 
-def test_goes(cache: Path) -> None:
-    """When it has told, nothing is attached and no descriptor is left."""
-    before = attached(), os.listdir("/proc/self/fd")
-    cgroup_links.cookie_by_program(cache)
-    assert (attached(), os.listdir("/proc/self/fd")) == before
-
-
 def test_without_mark(cache: Path) -> None:
     """While it is attached, no one else's socket hears it."""
     with (
@@ -76,11 +68,3 @@ def test_without_mark(cache: Path) -> None:
         assert other.getsockname()[0] == "127.0.0.1"
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unbound:
             assert unbound.getsockname() == ("0.0.0.0", 0)
-
-
-def test_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where neither tells, the answer is that no one knows."""
-    monkeypatch.setattr(namespaces, "own_cookie", lambda: None)
-    monkeypatch.setattr(compiler, "bcc_version", lambda: None)
-    monkeypatch.setattr(compiler, "BROUGHT", tmp_path)
-    assert cgroup_links.netns_cookie(tmp_path) is None
