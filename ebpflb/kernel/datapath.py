@@ -27,7 +27,6 @@ from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.attach.cgroup_links import HeldLinks
 from ebpflb.kernel.attach.device_programs import DevicePrograms
 from ebpflb.kernel.map_writer import MapWriter
-from ebpflb.kernel.maps import occupancy
 from ebpflb.kernel.maps.layout import MapSpec
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import Gate
@@ -81,7 +80,6 @@ class Datapath(MapWriter):
         with suppress(ValueError, OSError):  # before 5.11; not allowed in a container
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
         state.prepare()
-        occupancy.renew_if_lost(state, specs or state.specs)
         self.state = state
         super().__init__(state.open_maps(specs))
         self._draw_secret()

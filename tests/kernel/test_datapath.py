@@ -275,17 +275,6 @@ def test_open_connections_of_former_backends(datapath: Datapath) -> None:
     assert loads.get(5) == BackendLoad(open=0, generation=9, uncounted=2)
 
 
-@pytest.mark.parametrize("lost", ["socket_places", "sockets", "connections", "backend_loads"])
-def test_lost_pin_of_a_map_that_counts(datapath: Datapath, lost: str) -> None:
-    """Where what has counted connections is gone, none counts, and none left takes any back."""
-    datapath.maps["backend_loads"].write([(5, BackendLoad(open=3, generation=7))])
-    (datapath.state.persistent_directory / lost).unlink()
-    with closing(Datapath(StateDir(datapath.state.directory))) as second:
-        counted = second.maps["backend_loads"].get(5)
-    assert counted.open == 0
-    assert counted.generation not in (0, 7)
-
-
 def tags(ns: Namespace, device: str) -> dict[str, bytes]:
     """The tags of the programs at a device, which are hashes of their code."""
     found = {}

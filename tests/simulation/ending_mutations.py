@@ -11,7 +11,7 @@ from ebpflb.agent.missed_ends import EndedConnections
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale import SearchWorker
 from ebpflb.entries.flows import Expired, Timeouts
-from ebpflb.kernel.maps import occupancy, sweep
+from ebpflb.kernel.maps import sweep
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, SweptTable
 from ebpflb.kernel.stale import Ended, SocketEnder
 from ebpflb.plan.stale import Ends, Resets, Stale, Watched
@@ -43,11 +43,6 @@ _end = SweptTable._end
 def forgotten_connections_stay_counted() -> Any:
     """Connections whose flow a sweep has deleted stay counted."""
     return patch.object(EndedConnections, "sweep", lambda self: 0)
-
-
-def counts_outlive_what_was_counted() -> Any:
-    """Of the maps that count, only one that has lost its pin is made again."""
-    return patch.object(occupancy, "renew_if_lost", lambda state, specs: None)
 
 
 def open_sockets_count_as_ended() -> Any:
@@ -116,7 +111,7 @@ def what_was_removed_is_not_known() -> Any:
 
 
 OF_ENDINGS: list[Mutation] = [
-    counts_outlive_what_was_counted, sweeps_take_open_flows, sweeps_leave_flows,
+    sweeps_take_open_flows, sweeps_leave_flows,
     forgotten_connections_stay_counted,
     open_sockets_count_as_ended, kept_connections_are_reset, the_grace_is_ignored,
     connections_to_gone_endpoints_stay, stale_sockets_stay,

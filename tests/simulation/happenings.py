@@ -7,11 +7,11 @@ reach the agent in any order among themselves, as separate watches do.
 
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from ebpflb.agent.loop import Stop
 from ebpflb.errors import KernelError
-from ebpflb.kernel.maps.occupancy import COUNTED
 from ebpflb.kernel.programs.loader import SECTIONS
 from ebpflb.model.events import Kind
 from tests.simulation.cluster import event_of, slice_name
@@ -27,6 +27,7 @@ VERSIONS = ((4,), (6,), FAMILIES)
 _HOOKS = [hook.attach_type for hook in SECTIONS.values()]
 # Maps that the agent writes and nothing else, of which an entry can be removed or changed.
 _DAMAGED = ("services", "service_names", "backend_names", "cluster_ips", "node_addresses")
+_COUNT = ("socket_places", "sockets", "sockets_full", "connections", "backend_loads")
 
 
 class Happenings:
@@ -159,24 +160,20 @@ class Happenings:
             self.away = away
 
     def unpin(self, which: int) -> None:
-        """Someone removes a pin. The agent holds what it leads to."""
+        """Someone removes a pin. The agent holds what it leads to.
+
+        Not of a map that counts: if the agent dies before it sees that, the next one counts on.
+        """
         if self.node.life and self.node.serving:
-            pins = sorted(self.node.kernel.pins)
-            self._unpin(pins[which % len(pins)])
+            pins = sorted(it for it in self.node.kernel.pins if PurePath(it).name not in _COUNT)
+            path = pins[which % len(pins)]
+            self.node.kernel.pins.pop(path)
+            self.missing.add(path)
 
     def lose_table(self) -> None:
         """Someone removes netfilter's table while no agent owns it."""
         if self.node.life is None:
             self.node.table.elements = None
-
-    def lose_counts(self, which: int) -> None:
-        """One of the maps that count connections loses its pin."""
-        name = COUNTED[which]
-        self._unpin(next(pin for pin in self.node.kernel.pins if pin.endswith(f"/{name}")))
-
-    def _unpin(self, path: str) -> None:
-        self.node.kernel.pins.pop(path)
-        self.missing.add(path)
 
     def detach(self, which: int) -> None:
         """Someone detaches a hook."""

@@ -169,17 +169,6 @@ def losing_netfilters_table() -> list[Step]:
     return [*begin, *away, Step("slice", (0, 0, 0, 1, 0, 0)), *delivered, Step("wait", (1100,))]
 
 
-def losing_counts(which: int) -> list[Step]:
-    """Someone removes the pin of one of COUNTED while connections are open, and the agent dies
-    before it sees that.
-    """
-    delivered = [Step("deliver", (kind, 9)) for kind in range(4)]
-    begin = [Step("service", (0, 0, 3, LEAST_CONNECTIONS)), *_slices(0), *delivered]
-    clients = [Step(name, (which,)) for which in range(8) for name in ("open", "flow")]
-    lost = [Step("lose_counts", (which,)), Step("slice", (0, 0, 0, 1, 0, 0)), Step("die", (1, 0))]
-    return [*begin, Step("wait", (1100,)), *clients, *lost, *delivered, Step("wait", (1100,))]
-
-
 def _slices(service: int) -> list[Step]:
     return [Step("slice", (service, part, 0, ALL_READY, 0, 0)) for part in range(SLICES)]
 

@@ -6,7 +6,6 @@ from itertools import chain
 
 import pytest
 
-from ebpflb.kernel.maps.occupancy import COUNTED
 from tests.simulation.api_mutations import OF_THE_API
 from tests.simulation.canary_mutations import OF_CANARIES
 from tests.simulation.ending_mutations import OF_ENDINGS
@@ -23,7 +22,6 @@ from tests.simulation.steps import (
     draw_api,
     losing_an_event,
     losing_conntrack,
-    losing_counts,
     losing_netfilters_table,
     removing_endpoints,
 )
@@ -38,7 +36,6 @@ MADE = [
         deleting_a_service(),
         claiming_a_canarys_frontends(),
         losing_netfilters_table(),
-        *map(losing_counts, range(len(COUNTED))),
     ),
     *map(removing_endpoints, (AT_ONCE, SOON, KEPT)),
 ]

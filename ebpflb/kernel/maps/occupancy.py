@@ -5,8 +5,6 @@ The kernel keeps no count of a map's entries, so they are counted by reading all
 does this, a slice at a time with pauses between; readers get the result of the last count.
 """
 
-import logging
-import secrets
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,58 +12,11 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 
 from ebpflb.entries.flows import Hook
-from ebpflb.entries.services import BackendLoad
-from ebpflb.kernel.maps.bpf_map import Map, MappedArray
-from ebpflb.kernel.maps.layout import MAPS, MapSpec, columns, names
-from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.layout import MAPS, columns, names
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, SWEEP_PAUSE_FACTOR, SWEEP_SLICE
 from ebpflb.model.services import Protocol
 from ebpflb.workers import Count
-
-# Keep the counts of open connections consistent if one of their maps lost its pin.
-#
-# When an element of socket_places, sockets or connections ends, it subtracts from backend_loads
-# what it added (bpf/core/connection.h). If one of the maps were created again beside the
-# others, the counts of lost elements would stay forever, or elements would subtract what was never
-# added. So backend_loads is created again too, with a generation that no element has. The programs
-# of an earlier agent keep using their own maps.
-#
-# The programs ask the map sockets only if a count in sockets_full says that it has entries
-# (bpf/sockets/place.h). If that map lost its pin, they ask it always.
-
-_LOADS = "backend_loads"
-COUNTED = ("socket_places", "sockets", "connections", _LOADS)
-_ALWAYS = 1 << 32  # more entries than the map sockets can ever have
-_GENERATION_BITS = 31  # the generation grows by one per removed backend, and must fit into 32 bits
-
-log = logging.getLogger(__name__)
-
-
-def renew_if_lost(state: StateDir, specs: Mapping[str, MapSpec]) -> None:
-    """Renew the counts before maps are opened.
-
-    If the agent is killed meanwhile, the next start finds a missing map again.
-    """
-    lost = [name for name in COUNTED if not state.is_pinned(specs[name])]
-    if 0 < len(lost) < len(COUNTED):
-        log.warning(
-            "map %s has lost its pin: backends' connections are counted again from 0",
-            ", ".join(lost),
-        )
-        state.renew(specs[_LOADS], _begin_counts)
-    if state.is_pinned(specs["sockets"]) and not state.is_pinned(specs["sockets_full"]):
-        state.renew(specs["sockets_full"], _ask_always)
-
-
-def _ask_always(full: Map) -> None:
-    full.write([(0, (0, 0, _ALWAYS))])
-
-
-def _begin_counts(loads: Map) -> None:
-    assert isinstance(loads, MappedArray)
-    load = loads.value.pack(BackendLoad(generation=secrets.randbits(_GENERATION_BITS)))
-    loads.memory[0 : loads.spec.entries * loads.stride] = load * loads.spec.entries
-
 
 COUNT_INTERVAL = 60.0  # seconds between two counts, if metrics are read
 

@@ -16,8 +16,8 @@ import hashlib
 import os
 import stat
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -277,18 +277,6 @@ class StateDir:
         opening = [partial(self._adopt_or_create, spec) for spec in wanted.values()]
         fds = side_by_side(opening, os.close)
         return {name: open_map(wanted[name], fd) for name, fd in zip(wanted, fds, strict=True)}
-
-    def is_pinned(self, spec: MapSpec) -> bool:
-        """Whether ``open_maps`` would adopt this map."""
-        with bpf.opened(self._pin(spec)) as fd:
-            return fd is not None and _fits(fd, spec)
-
-    def renew(self, spec: MapSpec, fill: Callable[[Map], None]) -> None:
-        """Pin a new map instead of this one; no other program sees it before ``fill`` is done."""
-        with closing(open_map(spec, create_map(spec))) as made:
-            fill(made)
-            self._pin(spec).unlink(missing_ok=True)
-            bpf.pin(made.fd, str(self._pin(spec)))
 
     def read_maps(self) -> dict[str, Map]:
         """Open the pinned maps for reading. Raises NodeError if maps are missing or do not fit."""

@@ -2,7 +2,7 @@
 """Packets that try netfilter: whether the kernel translates, and whether a device's arrive there.
 
 Whether this kernel translates by the netfilter engine's table: one packet is sent and received. The
-test uses a temporary network namespace and a pair of veth devices. A rule writes the choice
+test uses a temporary network namespace and a veth device. A rule writes the choice
 into the packet's priority, as the program at ingress does. Needed kernel modules are loaded, if
 they are installed.
 """
@@ -66,22 +66,24 @@ BACKEND_ID = 1
 # RFC 5737: used in the namespace only
 _CLIENT, _ENDPOINT, _SERVICE = map(IPv4Address, ("203.0.113.1", "203.0.113.2", "203.0.113.3"))
 _CLIENT_PORT, _ENDPOINT_PORT, _SERVICE_PORT = 1111, 2222, 3333
-_SENDER, _RECEIVER = "probe0", "probe1"
-_LINK_ADDRESSES = {_SENDER: b"\2\0\0\0\0\1", _RECEIVER: b"\2\0\0\0\0\2"}
+_RECEIVER, _LINK_ADDRESS = "probe", bytes.fromhex("020000000002")
 _IPV4, _IPV6 = 0x0800, 0x86DD  # ETH_P_*
 # rtnetlink's messages (linux/rtnetlink.h, linux/if_link.h, linux/if_addr.h).
 _NEW_LINK, _NEW_ADDRESS = 16, 20  # RTM_*
 _LINK_HEADER = struct.Struct("=BxHiII")  # struct ifinfomsg: family, type, device, flags, change
-_LINK_ADDRESS, _NAME, _LINK_INFO = 1, 3, 18  # IFLA_*
-_KIND, _DATA, _PEER = 1, 2, 1  # IFLA_INFO_KIND, IFLA_INFO_DATA, VETH_INFO_PEER
+_ADDRESS, _NAME, _LINK_INFO, _KIND = 1, 3, 18, 1  # IFLA_*, IFLA_INFO_KIND
 _UP = 1  # IFF_UP
 _ADDRESS_HEADER = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, bits, flags, scope, device
 _OWN_ADDRESS = 2  # IFA_LOCAL
 _UDP, _SCTP = socket.IPPROTO_UDP, socket.IPPROTO_SCTP
-_UDP_PACKET = struct.pack(">HHHH", _CLIENT_PORT, _SERVICE_PORT, 9, 0) + b"?"
+_PACKETS = {
+    _UDP: struct.pack(">HHHH", _CLIENT_PORT, _SERVICE_PORT, 9, 0) + b"?",
+    # an INIT (RFC 9260, 3.3.2), whose checksum conntrack verifies
+    _SCTP: bytes.fromhex("04570d05 00000000 dc038ea9 01000014 00000001 00010000 00010001 00000001"),
+}
 _ATTEMPTS, _ATTEMPT_SECONDS, _POLL_SECONDS = 3, 0.05, 0.01
 _EXPRESSIONS, _CHAIN = 4, 2  # NFTA_RULE_*
-_EXPRESSION, _CONTENT, _PACKETS = 1, 2, 2  # NFTA_EXPR_*, NFTA_COUNTER_PACKETS
+_EXPRESSION, _CONTENT, _COUNTED = 1, 2, 2  # NFTA_EXPR_*, NFTA_COUNTER_PACKETS
 _REDIRECT_CLONE = bytes.fromhex(
     "6112080000000000"  # r2 = skb->mark, a device's ifindex
     "b703000001000000"  # r3 = BPF_F_INGRESS
@@ -150,7 +152,7 @@ def _in_scratch_namespace(protocol: int) -> bool:
 
 
 def _is_translated(protocol: int) -> bool:
-    _add_devices()
+    _add_device()
     with closing(NetfilterTable(_OPTIONS)) as table:
         table.build()
         Elements(table.session, _OPTIONS).write([(BACKEND_ID, _ENDPOINT, _ENDPOINT_PORT)])
@@ -158,24 +160,17 @@ def _is_translated(protocol: int) -> bool:
         return _reaches_endpoint(protocol)
 
 
-def _add_devices() -> None:
-    """Add the devices, the receiver first: the sender's queue works at once if it has a carrier."""
-    peer = netlink.attribute(_PEER, _LINK_HEADER.pack(0, 0, 0, 0, 0) + _device(_RECEIVER))
-    info = netlink.text(_KIND, "veth") + netlink.nested(_DATA, peer)
-    pair = _LINK_HEADER.pack(0, 0, 0, 0, 0) + _device(_SENDER) + netlink.nested(_LINK_INFO, info)
+def _add_device() -> None:
+    """Add the receiver, a veth device whose peer is not used, with the endpoint's address."""
+    header = _LINK_HEADER.pack(0, 0, 0, _UP, _UP)
+    named = netlink.text(_NAME, _RECEIVER) + netlink.attribute(_ADDRESS, _LINK_ADDRESS)
+    kind = netlink.nested(_LINK_INFO, netlink.text(_KIND, "veth"))
     with netlink.route_socket() as kernel:
-        netlink.request(kernel, _NEW_LINK, pair, netlink.ACK | netlink.NEW)
-        receiver, sender = map(socket.if_nametoindex, (_RECEIVER, _SENDER))
-        address = _ADDRESS_HEADER.pack(socket.AF_INET, 24, 0, 0, receiver)
+        netlink.request(kernel, _NEW_LINK, header + named + kind, netlink.ACK | netlink.NEW)
+        index = socket.if_nametoindex(_RECEIVER)
+        address = _ADDRESS_HEADER.pack(socket.AF_INET, 24, 0, 0, index)
         address += netlink.attribute(_OWN_ADDRESS, _ENDPOINT.packed)
         netlink.request(kernel, _NEW_ADDRESS, address, netlink.ACK | netlink.NEW)
-        for index in (receiver, sender):
-            up = _LINK_HEADER.pack(0, 0, index, _UP, _UP)
-            netlink.request(kernel, _NEW_LINK, up, netlink.ACK)
-
-
-def _device(name: str) -> bytes:
-    return netlink.text(_NAME, name) + netlink.attribute(_LINK_ADDRESS, _LINK_ADDRESSES[name])
 
 
 def _choose_and_count(protocol: int) -> None:
@@ -190,11 +185,10 @@ def _choose_and_count(protocol: int) -> None:
 
 
 def _reaches_endpoint(protocol: int) -> bool:
-    packet = _UDP_PACKET if protocol == _UDP else sctp_init(_CLIENT_PORT, _SERVICE_PORT)
-    receiver = socket.if_nametoindex(_RECEIVER)
+    frame, receiver = _frame(protocol, _PACKETS[protocol]), socket.if_nametoindex(_RECEIVER)
     with bpf.closing(_load_redirect()) as program:
         for _ in range(_ATTEMPTS):
-            run_program(program, _frame(protocol, packet), mark=receiver)
+            run_program(program, frame, mark=receiver)
             until = time.monotonic() + _ATTEMPT_SECONDS
             while time.monotonic() < until:
                 if any(_counted(_CHOICE_TABLE)["arrived"]):
@@ -219,31 +213,15 @@ def _counted(table: nft.Name) -> dict[str, list[int]]:
             each = map(netlink.attributes, netlink.list_items(rule[_EXPRESSIONS]))
             named = {netlink.from_text(it[_EXPRESSION]): it.get(_CONTENT, b"") for it in each}
             if counter := named.get("counter"):
-                packets = netlink.attributes(counter)[_PACKETS]
+                packets = netlink.attributes(counter)[_COUNTED]
                 counts[netlink.from_text(rule[_CHAIN])].append(int.from_bytes(packets))
     return counts
 
 
 def _frame(protocol: int, payload: bytes) -> bytes:
-    ethernet = _LINK_ADDRESSES[_RECEIVER] + _LINK_ADDRESSES[_SENDER]
-    return ethernet + _network(_CLIENT, _SERVICE, protocol, len(payload)) + payload
-
-
-def sctp_init(source: int, destination: int) -> bytes:
-    """Return an SCTP packet that opens an association (RFC 9260, 3.3.2) between two ports."""
-    ports_and_tag = struct.pack(">HHI", source, destination, 0)
-    chunk = struct.pack(">BBHIIHHI", 1, 0, 20, 1, 65536, 1, 1, 1)
-    checksum = _crc32c(ports_and_tag + bytes(4) + chunk)
-    return ports_and_tag + struct.pack("<I", checksum) + chunk
-
-
-def _crc32c(data: bytes) -> int:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ 0x82F63B78 * (crc & 1)
-    return crc ^ 0xFFFFFFFF
+    return (
+        _LINK_ADDRESS + _SENDER_MAC + _network(_CLIENT, _SERVICE, protocol, len(payload)) + payload
+    )
 
 
 # Whether requests reach netfilter from a device's ingress with the choice of the program there.

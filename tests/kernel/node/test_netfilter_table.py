@@ -38,6 +38,8 @@ OPTIONS = TableOptions(0x4000, ((20000, 20099),), drops_invalid=True, sctp=True)
 MASQUERADE = 0x800000
 HERE_AND_THERE = "02:00:00:00:00:01", "02:00:00:00:00:02"
 PORT, SERVICE_PORT = 8080, 80
+# An SCTP INIT from port 5555 to SERVICE_PORT, with its checksum
+INIT = bytes.fromhex("15b30050000000008916e7e20100001400000001000100000001000100000001")
 
 
 class Addresses(NamedTuple):
@@ -218,8 +220,7 @@ def _send_sctp(addresses: Addresses, seconds: float = 5) -> bytes:
         _socket(CLIENT, addresses, socket.SOCK_RAW, protocol) as client,
     ):
         endpoint.settimeout(seconds)
-        packet = probe.sctp_init(5555, SERVICE_PORT)
-        client.sendto(packet, (addresses.service, 0))
+        client.sendto(INIT, (addresses.service, 0))
         return endpoint.recv(999)[20 if addresses is V4 else 0 :]
 
 
