@@ -53,6 +53,13 @@ def open_regular(path: Path, most: int, *, follow: bool = True) -> IO[bytes]:
     raise UnusableFile(_too_large(most) if is_regular else "not a regular file")
 
 
+def says_one(path: Path) -> bool:
+    """Whether a file of the kernel has the number 1; no if it cannot be read."""
+    with suppress(OSError):
+        return path.read_text().strip() == "1"
+    return False
+
+
 def decode_regular(path: Path, type: type[Decoded], most: int = MAX_BYTES) -> Decoded | None:
     """Return the content of an agent's JSON file; None if there is none.
 

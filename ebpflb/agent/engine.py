@@ -103,7 +103,7 @@ class NetfilterSync:
             self._beside_flows = self._may_have_flows()
             self._table.set_ports(self._either[self._beside_flows])
             wanted = dict(self._wanted.packed())
-            if not (self._table.is_owned and self._table.is_intact()):
+            if not (self._table.is_owned and not self._table.differences()):
                 self._table.build()
             if not self._table.is_owned:
                 self._keeper.open()

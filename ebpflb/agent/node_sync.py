@@ -87,7 +87,7 @@ class HostChanges:
         """
         sysctls.set_up_conntrack(self._options.conntrack_wanted, former=self._settings)
         record, ports = self._options.paths.ports_file, self._options.masquerade_ports
-        return sysctls.try_to_reserve_ports(record, *ports)
+        return sysctls.reserve_ports(record, *ports)
 
     def undo(self) -> None:
         """Undo all changes; failures are logged."""

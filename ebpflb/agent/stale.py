@@ -393,11 +393,11 @@ def _following(taken: Iterable[Search], now: float) -> Iterator[Search]:
 
 def _ending_protocols() -> Iterator[Protocol]:
     """Yield the protocols whose sockets this kernel ends; warns of the others."""
-    for protocol, can_end, lost in (
-        (Protocol.UDP, sock_diag.can_destroy, "connected UDP sockets keep a removed endpoint"),
-        (Protocol.TCP, sock_diag.can_destroy_tcp, "on-removal: reset resets no sockets"),
+    for protocol, lost in (
+        (Protocol.UDP, "connected UDP sockets keep a removed endpoint"),
+        (Protocol.TCP, "on-removal: reset resets no sockets"),
     ):
-        if can_end():
+        if sock_diag.can_destroy(protocol):
             yield protocol
         else:
             name = protocol.name

@@ -137,7 +137,7 @@ _NUMBERS = {"x86_64": 321, "aarch64": 280}
 _LOAD_ATTEMPTS = 5
 ENOTSUPP = 524  # an errno of the kernel that is missing in errno(3)
 _MAP_CREATE, _LOOKUP, _UPDATE, _DELETE, _NEXT_KEY, _PROG_LOAD, _PIN, _GET = range(8)
-_PROG_BY_ID, OBJ_GET_INFO, _QUERY, _BTF_LOAD, _LOOKUP_AND_DELETE = 13, 15, 16, 18, 21
+_PROG_BY_ID, OBJ_GET_INFO, _QUERY, _BTF_LOAD = 13, 15, 16, 18
 _LOOKUP_BATCH, _UPDATE_BATCH, _DELETE_BATCH = 24, 26, 27
 _LINK_CREATE, _LINK_UPDATE, _ENABLE_STATS, _LINK_DETACH = 28, 29, 32, 34
 
@@ -203,15 +203,11 @@ def _element(map_fd: int, key: bytes, value: Any, flags: int = 0) -> tuple[Any, 
     return attr, keep
 
 
-def map_lookup(map_fd: int, key: bytes, value_size: int, *, delete: bool = False) -> bytes | None:
-    """Return the value, or None for an unknown key.
-
-    ``delete`` also deletes the key (hashes: 5.14).
-    """
+def map_lookup(map_fd: int, key: bytes, value_size: int) -> bytes | None:
+    """Return the value, or None for an unknown key."""
     value = bytearray(value_size)
     attr, _keep = _element(map_fd, key, value)
-    found = find(_LOOKUP_AND_DELETE if delete else _LOOKUP, "map look-up", attr)
-    return None if found is None else bytes(value)
+    return None if find(_LOOKUP, "map look-up", attr) is None else bytes(value)
 
 
 def map_update(map_fd: int, key: bytes, value: bytes, *, known: bool = False) -> None:
@@ -219,10 +215,10 @@ def map_update(map_fd: int, key: bytes, value: bytes, *, known: bool = False) ->
     bpf(_UPDATE, "map update", _element(map_fd, key, value, 2 * known)[0])
 
 
-def map_delete(map_fd: int, key: bytes) -> None:
-    """Delete a key, if it exists."""
+def map_delete(map_fd: int, key: bytes) -> bool:
+    """Delete a key; return whether it existed."""
     attr, _keep = _element(map_fd, key, None)
-    find(_DELETE, "map delete", attr)
+    return find(_DELETE, "map delete", attr) is not None
 
 
 def map_next_key(map_fd: int, key: bytes | None, key_size: int) -> bytes | None:
@@ -266,9 +262,9 @@ def prog_load(
     *,
     name: str,
     program_type: int,
-    attach_type: int,
+    attach_type: int = 0,
     code: bytes,
-    log: bytearray | None,
+    log: bytearray | None = None,
     log_level: int = 1,
 ) -> int:
     """Load a program and return its descriptor.

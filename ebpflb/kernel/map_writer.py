@@ -145,8 +145,8 @@ def capacity(specs: Mapping[str, MapSpec]) -> Capacity:
 
 
 def capacity_of(maps: Mapping[str, Map]) -> Capacity:
-    """Return the capacity of these maps; maps of the past may be incomplete."""
-    return capacity(layout.LARGEST | {name: opened.spec for name, opened in maps.items()})
+    """Return the capacity of these maps."""
+    return capacity({name: opened.spec for name, opened in maps.items()})
 
 
 CAPACITY = capacity(layout.MAPS)  # of maps with the usual sizes

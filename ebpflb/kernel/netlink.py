@@ -5,7 +5,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Union
@@ -69,10 +69,10 @@ class Subscription:
             return None
         return taken
 
-    def tells_of(self, kinds: Collection[int]) -> bool:
-        """Whether there are messages of these types, or some were lost."""
+    def has_news(self, is_news: Callable[[int, bytes], bool]) -> bool:
+        """Take all messages; return whether one is news, or some were lost."""
         taken = self.take()
-        return taken is None or any(kind in kinds for kind, _ in taken)
+        return taken is None or any(is_news(*message) for message in taken)
 
 
 def request(kernel: socket.socket, kind: int, content: bytes, flags: int = 0) -> bytes:

@@ -16,7 +16,7 @@ from ebpflb.kernel.maps import state_dir
 from ebpflb.kernel.maps.layout import MapSpec
 from ebpflb.kernel.node import namespaces
 from ebpflb.kernel.programs import loader
-from ebpflb.kernel.programs.loader import HOOK_TYPES, PACKET_SECTIONS, HookType
+from ebpflb.kernel.programs.loader import HOOK_TYPES, PACKET_SECTIONS, SCHED_CLS, HookType
 
 _SET_RETVAL, _COARSE_CLOCK, _FIB_LOOKUP, _READ_KERNEL = 187, 160, 69, 113
 _ROUTE_SOURCE = 16  # a flag of bpf_fib_lookup
@@ -48,16 +48,9 @@ def _call(helper: int, *arguments: int | str) -> bytes:
     return b"".join([*zeros, *loads, _instruction(_CALL, number=helper)])
 
 
-def _load(hook: HookType, code: bytes) -> int:
-    program_type, attach_type = hook
-    return bpf.prog_load(
-        name="probe", program_type=program_type, attach_type=attach_type, code=code, log=None
-    )
-
-
 def _loads(hook: HookType, code: bytes) -> bool:
     try:
-        os.close(_load(hook, code))
+        os.close(bpf.prog_load(name="probe", code=code, **hook._asdict()))
     except KernelError:
         return False
     return True
@@ -90,7 +83,7 @@ def route_source() -> bool:
     """
     code = _call(_FIB_LOOKUP, _CONTEXT, _STACK, _BYTES, _ROUTE_SOURCE) + _RETURN
     try:
-        program = _load(PACKET_SECTIONS["tc/ingress"], code)
+        program = bpf.prog_load(name="probe", program_type=SCHED_CLS, code=code)
     except KernelError:
         return False
     with bpf.closing(program):
@@ -102,7 +95,7 @@ def clsact_filters() -> bool:
 
     Raises OSError if this cannot be tried, KernelError if there are no such programs.
     """
-    with bpf.closing(_load(PACKET_SECTIONS["tc/ingress"], _ALLOW)) as program:
+    with bpf.closing(bpf.prog_load(name="probe", program_type=SCHED_CLS, code=_ALLOW)) as program:
         return namespaces.call_in_new(lambda: _filters(program))
 
 

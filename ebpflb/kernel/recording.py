@@ -17,16 +17,16 @@ from ebpflb.kernel import bpf, datapath
 from ebpflb.kernel.maps import bpf_map, layout, state_dir
 from ebpflb.kernel.maps.bpf_map import Map, possible_cpus
 from ebpflb.kernel.maps.layout import MapSpec
+from ebpflb.kernel.netfilter.probe import ip_header
 from ebpflb.kernel.programs import compiler, loader, precompile
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
 
 # Packets for questions: the first of a connection, and its reply.
 #
-# Their checksums are arbitrary, because programs update them by the difference.
+# Checksums of TCP, UDP and SCTP are arbitrary, because programs update them by the difference.
 
-_LINK, _IPV6, _IPV4 = 14, 0x86DD, 0x0800
-_SUM, _HOPS = 0x1234, 64
+_LINK, _SUM = 14, 0x1234
 _SYN, _ACK = 0x02, 0x10
 _INIT, _INIT_ACK = 1, 2  # SCTP's chunks
 _MACS = bytes.fromhex("ffffffffffff020000000002")  # broadcast: a packet for this host, too
@@ -64,14 +64,8 @@ def _transport(ends: Ends, protocol: Protocol, flags: int, chunk: int) -> bytes:
 
 
 def _framed(ends: Ends, protocol: Protocol, transport: bytes) -> bytes:
-    source, destination = ends.source.packed, ends.destination.packed
-    if ends.source.version == 6:
-        kind, size = _IPV6, len(transport)
-        header = struct.pack("!IHBB", 6 << 28, size, int(protocol), _HOPS)
-    else:
-        kind, size = _IPV4, 20 + len(transport)
-        header = struct.pack("!BBHHHBBH", 0x45, 0, size, 1, 0x4000, _HOPS, int(protocol), _SUM)
-    return _MACS + struct.pack("!H", kind) + header + source + destination + transport
+    header = ip_header(ends.source, ends.destination, protocol, len(transport))
+    return _MACS + header + transport
 
 
 # The maps for a question: pinned ones, by their descriptors, if programs only read them, and

@@ -20,7 +20,6 @@ from ebpflb.entries.services import (
     Frontend,
     Range,
     ServiceEntry,
-    SourceRange,
 )
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.bpf_map import Map
@@ -42,24 +41,27 @@ class ValidContents:
 
     def __init__(self, maps: Mapping[str, Map], capacity: Capacity, *, repair: bool) -> None:
         self._maps, self._capacity, self._repair = maps, capacity, repair
+        self._is_valid: dict[str, Callable[[Any, Any], bool]] = {
+            "services": self._is_service,
+            "service_names": self._is_service_name,
+            "backend_names": lambda id, _: 0 < id < capacity.backend_ids,
+            "source_ranges": lambda key, _: (
+                key.length <= _SOURCE_RANGE_BITS and 0 < key.service < capacity.service_ids
+            ),
+        }
 
-    def services(self) -> list[tuple[Frontend, ServiceEntry]]:
-        return list(self._items("services", self._is_service))
-
-    def service_names(self) -> dict[int, PortName]:
-        return dict(self._items("service_names", self._is_service_name))
+    def items(self, name: str) -> Iterator[tuple[Any, Any]]:
+        """Yield the entries of a hash."""
+        is_valid = self._is_valid.get(name, _any)
+        return valid_items(self._maps[name], is_valid, repair=self._repair)
 
     def backend_names(self) -> dict[int, BackendName]:
         """Return the names; backends share the texts of nodes and zones, of which there are few."""
-        ids, texts = self._capacity.backend_ids, dict[str, str]()
-        share = texts.setdefault
+        share = dict[str, str]().setdefault
         return {
             id: BackendName(share(node, node), target, share(zone, zone))
-            for id, (node, target, zone) in self._items("backend_names", lambda id, _: 0 < id < ids)
+            for id, (node, target, zone) in self.items("backend_names")
         }
-
-    def source_ranges(self) -> list[SourceRange]:
-        return [key for key, _ in self._items("source_ranges", self._is_source_range)]
 
     def slots(self, block: Range) -> list[Backend]:
         found: list[Backend] = self._maps["slots"].get_range(*block)
@@ -71,7 +73,7 @@ class ValidContents:
 
         Names are sorted by block, so that each part of the slots array is mapped only once.
         """
-        services, names = self.services(), self.service_names()
+        services, names = list(self.items("services")), dict(self.items("service_names"))
         blocks = {entry.id: entry.block for _, entry in services}
         return read_back(
             services,
@@ -79,20 +81,14 @@ class ValidContents:
             self._backend_slots(),
             {id: names[id] for id in sorted(names, key=lambda id: blocks.get(id, _NO_BLOCK))},
             self.backend_names(),
-            self.source_ranges(),
-            [key for key, _ in self._items("cluster_ips", lambda key, _: True)],
+            [key for key, _ in self.items("source_ranges")],
+            [key for key, _ in self.items("cluster_ips")],
         )
 
     def _backend_slots(self) -> Callable[[int], int]:
-        """Return a function like ``backend_slot``, for which the map is read at once."""
+        """Return a function that returns a backend's slot; the map is read at once."""
         found: list[int] = self._maps["backend_slots"].get_range(0, self._capacity.backend_ids)
-        return lambda id: self._valid_slot(found[id])
-
-    def _valid_slot(self, slot: int) -> int:
-        return slot if slot < self._capacity.slots else NO_SLOT
-
-    def _items(self, name: str, is_valid: Callable[[Any, Any], bool]) -> Iterator[tuple[Any, Any]]:
-        return valid_items(self._maps[name], is_valid, repair=self._repair)
+        return lambda id: found[id] if found[id] < self._capacity.slots else NO_SLOT
 
     def _is_service(self, frontend: Frontend, entry: ServiceEntry) -> bool:
         lists = (entry.cluster, entry.local)
@@ -108,16 +104,17 @@ class ValidContents:
         known = name.protocol in _PROTOCOLS and name.family in _FAMILIES
         return known and 0 < id < self._capacity.service_ids
 
-    def _is_source_range(self, key: SourceRange, _: object) -> bool:
-        return key.length <= _SOURCE_RANGE_BITS and 0 < key.service < self._capacity.service_ids
-
     def _fits(self, part: Range) -> bool:
         return part.base + part.size <= self._capacity.slots
 
 
+def _any(_key: object, _value: object) -> bool:
+    return True
+
+
 def valid_items(
     opened: Map,
-    is_valid: Callable[[Any, Any], bool] = lambda key, value: True,
+    is_valid: Callable[[Any, Any], bool] = _any,
     *,
     repair: bool = True,
 ) -> Iterator[tuple[Any, Any]]:

@@ -277,7 +277,7 @@ class Reading:
 
     def _look_at_hooks(self) -> dict[str, Samples]:
         datapath = self._sources.datapath
-        used = device_programs.run_times(datapath.state, datapath.programs)
+        used = device_programs.run_times(datapath.programs)
         return {
             "ebpflb_hook_statistics_enabled": device_programs.statistics_enabled(),
             "ebpflb_hook_run_seconds_total": {hook: it.seconds for hook, it in used.items()},

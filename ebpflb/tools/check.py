@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from ebpflb import files
 from ebpflb.errors import EbpflbError
 from ebpflb.kernel import probe
 from ebpflb.kernel.netfilter.probe import left_answers, netfilter_obstacle
 from ebpflb.kernel.node import device_watch, namespaces, sock_diag
 from ebpflb.kernel.node.sysctls import bridge_calls
 from ebpflb.model import packet_path
+from ebpflb.model.services import Protocol
 from ebpflb.options import Paths
 from ebpflb.tools import neighbours
 from ebpflb.tools.node_checks import CheckResult, feature, missing_requirements, required_results
@@ -70,7 +72,7 @@ def _one_packet_a_cpu() -> CheckResult:
     6.18.
     """
     name, apart = "one packet a CPU", "yes"
-    if not _is_one(REALTIME):
+    if not files.says_one(REALTIME):
         return CheckResult(name, True, False, apart, "")
     config = _kernel_config()
     if config is None:
@@ -81,12 +83,6 @@ def _one_packet_a_cpu() -> CheckResult:
         detail = f"no: PREEMPT_RT without {_BH_LOCK}"
     lost = "packets may be translated with the data of another one: use a kernel that has this lock"
     return CheckResult(name, False, False, detail, lost)
-
-
-def _is_one(path: Path) -> bool:
-    with suppress(OSError):
-        return path.read_text().strip() == "1"
-    return False
 
 
 def _kernel_config() -> str | None:
@@ -120,11 +116,15 @@ def _bridged_pods() -> CheckResult:
 def _stale_sockets() -> Iterator[CheckResult]:
     """Yield whether sockets of removed endpoints can be ended (kube-proxy.md 11.1, on-removal)."""
     lost = "connected UDP sockets keep a removed endpoint (modprobe udp_diag)"
-    yield feature("destroying UDP sockets", sock_diag.can_destroy(), "4.9, INET_DIAG_DESTROY", lost)
-    lost = "with on-removal: reset, TCP sockets keep a removed endpoint (modprobe tcp_diag)"
     yield feature(
-        "destroying TCP sockets", sock_diag.can_destroy_tcp(), "4.5, INET_DIAG_DESTROY", lost
+        "destroying UDP sockets",
+        sock_diag.can_destroy(),
+        "4.9, INET_DIAG_DESTROY",
+        lost,
     )
+    lost = "with on-removal: reset, TCP sockets keep a removed endpoint (modprobe tcp_diag)"
+    ends_tcp = sock_diag.can_destroy(Protocol.TCP)
+    yield feature("destroying TCP sockets", ends_tcp, "4.5, INET_DIAG_DESTROY", lost)
     can_enter = "CAP_SYS_ADMIN" in namespaces.capabilities()
     detail = "yes" if can_enter else "no (needs CAP_SYS_ADMIN)"
     remedy = "" if can_enter else "connected UDP sockets of pods keep a removed backend"

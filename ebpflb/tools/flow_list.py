@@ -82,9 +82,9 @@ def flush_flows(maps: Mapping[str, Map], only: FlowFilter) -> FlushResult:
         keys = [key for flow in flows for key in flow]
         table = FlowTable(maps, name)
         table.count(len(keys))
-        missing = sum(maps[name].pop(key) is None for key in keys)
-        table.count(-missing)
-        entries += len(keys) - missing
+        deleted = maps[name].delete(keys)
+        table.count(deleted - len(keys))
+        entries += deleted
     return FlushResult(sum(map(len, matching.values())), entries)
 
 

@@ -33,11 +33,11 @@ class Snapshot:
 
     @cached_property
     def services(self) -> dict[Frontend, ServiceEntry]:
-        return dict(self._valid.services())
+        return dict(self._valid.items("services"))
 
     @cached_property
     def service_names(self) -> dict[int, PortName]:
-        return self._valid.service_names()
+        return dict(self._valid.items("service_names"))
 
     @cached_property
     def backend_names(self) -> dict[int, BackendName]:

@@ -213,7 +213,7 @@ class FakeHost:
 
     def make(self) -> str | None:
         record, ports = self.options.paths.ports_file, self.options.masquerade_ports
-        return sysctls.try_to_reserve_ports(record, *ports)
+        return sysctls.reserve_ports(record, *ports)
 
 
 class FakeSource:

@@ -28,7 +28,7 @@ def test_each_change_is_undone_whatever_the_others_do(
 
     monkeypatch.setattr(sysctls, "restore_conntrack", restore)
     monkeypatch.setattr(sysctls, "set_up_conntrack", set_up)
-    monkeypatch.setattr(sysctls, "try_to_reserve_ports", lambda *_: None)
+    monkeypatch.setattr(sysctls, "reserve_ports", lambda *_: None)
     monkeypatch.setattr(sysctls, "release_ports", lambda record: undone.append("ports"))
     monkeypatch.setattr(nft, "exists", lambda table: False)
     monkeypatch.setattr(netfilter_table, "remove", lambda: undone.append("table"))

@@ -58,7 +58,7 @@ def machine_left_alone(network: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysctls, "set_up_conntrack", lambda *_: None)
     monkeypatch.setattr(namespaces, "adjust_oom_score", lambda *_: None)
     monkeypatch.setattr(namespaces, "raise_file_limit", lambda: None)
-    monkeypatch.setattr(sysctls, "try_to_reserve_ports", lambda *_: None)
+    monkeypatch.setattr(sysctls, "reserve_ports", lambda *_: None)
 
 
 @pytest.fixture

@@ -138,7 +138,7 @@ def unplanned(key: Any) -> Any:
     return UNPLANNED
 
 
-Change = Callable[[Map, Any, Any], None]
+Change = Callable[[Map, Any, Any], object]
 # By someone: an entry that serves what no Service asks for, too.
 CHANGES: dict[str, Change] = {
     "removed": lambda opened, key, value: opened.delete([key]),

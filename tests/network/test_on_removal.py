@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What becomes of connections when their endpoint goes: on-removal, of sockets and of packets."""
 
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +24,7 @@ WEB, BESIDE = Frontends(10), Frontends(20)
 A_MOMENT = 1.0  # seconds in which a reset would have come
 
 ends_sockets = pytest.mark.skipif(
-    not sock_diag.can_destroy_tcp(), reason="this kernel ends no sockets"
+    not sock_diag.can_destroy(socket.IPPROTO_TCP), reason="this kernel ends no sockets"
 )
 
 

@@ -206,13 +206,8 @@ class SimKernel:
     def array_memory(self, map_fd: int, size: int, *, writable: bool) -> SimMemory:
         return SimMemory(self, self._map(map_fd), size)
 
-    def map_lookup(
-        self, map_fd: int, key: bytes, value_size: int, *, delete: bool = False
-    ) -> bytes | None:
-        opened = self._map(map_fd)
-        found = opened.lookup(key)
-        if found is not None and delete:
-            self.map_delete(map_fd, key)
+    def map_lookup(self, map_fd: int, key: bytes, value_size: int) -> bytes | None:
+        found = self._map(map_fd).lookup(key)
         return found and found + bytes(value_size - len(found))
 
     def map_update(
@@ -224,9 +219,11 @@ class SimKernel:
         if done:
             raise KernelError("map update", -done, os.strerror(-done))
 
-    def map_delete(self, map_fd: int, key: bytes) -> None:
+    def map_delete(self, map_fd: int, key: bytes) -> bool:
         opened = self._map(map_fd)
+        existed = opened.lookup(key) is not None
         self.change(f"delete {opened.name}", lambda: opened.lib.map_delete(opened.place, key), True)
+        return existed
 
     def map_next_key(self, map_fd: int, key: bytes | None, key_size: int) -> bytes | None:
         keys = [each for each, _ in self._map(map_fd).items()]

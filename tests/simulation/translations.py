@@ -136,9 +136,6 @@ class _Table:
     def differences(self) -> list[str]:
         return [] if self._table.elements is not None else ["the table is missing"]
 
-    def is_intact(self) -> bool:
-        return not self.differences()
-
     def set_ports(self, options: object) -> None:
         pass
 

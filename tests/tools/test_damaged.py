@@ -95,7 +95,7 @@ def test_every_reader_survives_any_content_of_the_maps(
     for name in ROWS:
         dump_maps(maps, (name,))
     list_flows(maps, FlowFilter())
-    list(ValidContents(maps, capacity_of(maps), repair=False).services())
+    list(ValidContents(maps, capacity_of(maps), repair=False).items("services"))
     program = FrameProgram(precompile.FLOW_END, maps, cache)
     for name in FLOW_MAPS:
         table = SweptTable(maps, name, Timeouts(), program.run)

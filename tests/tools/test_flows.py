@@ -2,7 +2,7 @@
 """The flows that `ebpflb flows` shows and ends, from maps filled by hand."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
 
 import pytest
@@ -136,14 +136,16 @@ def test_flushed_entries_are_not_called_evicted(
     held = len(dict(maps["tcp_flows"].items()))
     table = SweptTable(maps, "tcp_flows", Timeouts(), lambda _: 0)
     count(maps["flow_stats"], 0, table.numbers.swept + table.numbers.evicted + held, 0, 0)
-    before, pop = table.numbers, Map.pop
+    before, delete = table.numbers, Map.delete
 
-    def pop_and_sweep(self: Map, key: object) -> object:
-        popped = pop(self, key)
-        list(table.sweep())
-        return popped
+    def delete_and_sweep(self: Map, keys: Sequence[object]) -> int:
+        deleted = 0
+        for key in keys:
+            deleted += delete(self, [key])
+            list(table.sweep())
+        return deleted
 
     with monkeypatch.context() as patch:
-        patch.setattr(Map, "pop", pop_and_sweep)
+        patch.setattr(Map, "delete", delete_and_sweep)
         flush_flows(maps, FlowFilter())
     assert table.numbers == before._replace(swept=before.swept + held, entries=0)

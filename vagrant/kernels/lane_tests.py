@@ -34,7 +34,6 @@ ALL_TESTS = (
     "--parameter-sets=1:tests/network/test_stale_udp.py",
     "--parameter-sets=1:tests/network/test_translated_once.py",
     # seconds of Python that ask the kernel nothing new
-    "--deselect=tests/kernel/programs/test_loader.py::test_relocation",
     "--deselect=tests/kernel/maps/test_state_dir.py::test_bpffs_is_mounted",
     "tests/kernels/inside",
     "tests/kernel/maps/test_maps.py",

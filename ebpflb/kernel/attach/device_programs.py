@@ -12,15 +12,14 @@ Besides: the programs' run times, and the removal of a whole state directory.
 import errno
 import logging
 import math
-import os
 import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+from ebpflb import files
 from ebpflb.errors import EbpflbError, KernelError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach import cgroup_links, tcx
@@ -50,44 +49,16 @@ class RunTime(NamedTuple):
 
 def statistics_enabled() -> bool:
     """Whether the sysctl is 1; BPF_ENABLE_STATS of another process cannot be detected."""
-    try:
-        return STATS_SWITCH.read_text().strip() == "1"
-    except OSError:
-        return False
+    return files.says_one(STATS_SWITCH)
 
 
-def run_times(state: StateDir, loaded: Iterable[Program]) -> dict[str, RunTime]:
-    """Return the run time by hook.
-
-    If nothing was ``loaded``, the programs of an earlier agent serve: they are found by their
-    links; those attached by clsact filters are not found. Raises KernelError; opening a program by
-    its id takes CAP_SYS_ADMIN.
-    """
-    own = [(program.name, program.fd) for program in loaded]
-    if own:
-        return _sums(own)
-    with ExitStack() as opened:
-        found = []
-        for name, number in sorted(_in_force(state)):
-            fd = bpf.prog_by_id(number)
-            opened.callback(os.close, fd)
-            found.append((name, fd))
-        return _sums(found)
-
-
-def _in_force(state: StateDir) -> set[tuple[str, int]]:
-    """Return hook and program id of every pinned link, at the cgroup and by tcx at devices."""
-    at_devices = Tcx(state.devices_directory)
-    packets = (at_devices.programs(index).items() for index in at_devices.recorded())
-    return {*cgroup_links.attached(state).items(), *(pair for pairs in packets for pair in pairs)}
-
-
-def _sums(programs: Iterable[tuple[str, int]]) -> dict[str, RunTime]:
+def run_times(loaded: Iterable[Program]) -> dict[str, RunTime]:
+    """Return the run time by hook. Raises KernelError."""
     sums: dict[str, RunTime] = {}
-    for name, fd in programs:
-        info = bpf.info(fd, "prog_info")
-        seconds, runs = sums.get(name, (0.0, 0))
-        sums[name] = RunTime(seconds + info.run_time / 1e9, runs + info.run_count)
+    for program in loaded:
+        info = bpf.info(program.fd, "prog_info")
+        seconds, runs = sums.get(program.name, (0.0, 0))
+        sums[program.name] = RunTime(seconds + info.run_time / 1e9, runs + info.run_count)
     return sums
 
 

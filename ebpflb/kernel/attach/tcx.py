@@ -30,9 +30,7 @@ _PASS = bytes.fromhex("b7000000ffffffff9500000000000000")  # return TC_ACT_UNSPE
 
 def works() -> bool:
     """Whether the kernel has tcx: then attaching fails only because there is no such device."""
-    loaded = bpf.prog_load(
-        name="probe", program_type=SCHED_CLS, attach_type=0, code=_PASS, log=None
-    )
+    loaded = bpf.prog_load(name="probe", program_type=SCHED_CLS, code=_PASS)
     with bpf.closing(loaded) as program:
         try:
             bpf.link_create(program, _NO_DEVICE, TCX_HOOKS["ingress"])

@@ -249,22 +249,9 @@ class Map:
         packed_key = self.key.pack(key)
         return packed_key, self.check.signed(packed_key, self.value.pack(value))
 
-    def delete(self, keys: Sequence[Any]) -> None:
-        """Delete those of the keys that exist."""
-        for key in keys:
-            bpf.map_delete(self.fd, self.key.pack(key))
-
-    def pop(self, key: Any) -> Any:
-        """Delete a hash's key; return its last value, or None for an unknown key."""
-        packed, size = self.key.pack(key), self.spec.value_size
-        try:
-            value = bpf.map_lookup(self.fd, packed, size, delete=True)
-        except KernelError as error:
-            if error.errno not in NO_BATCH:
-                raise
-            value = bpf.map_lookup(self.fd, packed, size)
-            bpf.map_delete(self.fd, packed)
-        return None if value is None else self.value.unpack(value)
+    def delete(self, keys: Sequence[Any]) -> int:
+        """Delete the keys; return how many of them existed."""
+        return sum(bpf.map_delete(self.fd, self.key.pack(key)) for key in keys)
 
     def replace(self, key: Any, value: Any) -> bool:
         """Write an existing key; return False, without writing, if the key does not exist."""

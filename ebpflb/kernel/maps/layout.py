@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ebpflb.kernel.bpf import SOURCES as SOURCES
 from ebpflb.kernel.bpf import c_types
-from ebpflb.model.addresses import MOST_ENTRIES, SIZES, Address, MapSizes
+from ebpflb.model.addresses import SIZES, Address, MapSizes
 
 _TYPES = """
 typedef uint8_t __u8; typedef uint16_t __u16; typedef uint32_t __u32; typedef uint64_t __u64;
@@ -141,10 +141,6 @@ def sized(sizes: MapSizes) -> dict[str, MapSpec]:
     return {
         name: spec._replace(entries=entries.get(name, spec.entries)) for name, spec in MAPS.items()
     }
-
-
-# The largest possible sizes: the sizes of maps of the past are unknown.
-LARGEST = sized(tuple((name, MOST_ENTRIES) for name in SIZES))
 
 
 @cache

@@ -147,41 +147,22 @@ class BackendCounters(NamedTuple):
     closed: int
 
 
+# Structs whose class has another name; the other classes have their struct's.
 _CLASSES: dict[str, Any] = {
-    "struct frontend": entries.Frontend,
-    "struct range": entries.Range,
+    "struct flow": Flow,
     "struct service": entries.ServiceEntry,
-    "struct backend": entries.Backend,
-    "struct prefix": entries.Prefix,
-    "struct settings": entries.Settings,
-    "struct backend_load": entries.BackendLoad,
-    "struct choice": entries.Choice,
-    "struct source_range": entries.SourceRange,
-    "struct service_range": entries.ServiceRange,
     "struct route": entries.RouteKey,
     "struct device": entries.DeviceEntry,
-    "struct timeout_key": entries.TimeoutKey,
-    "struct timeout": entries.Timeout,
     "struct service_name": PortName,
-    "struct backend_name": entries.BackendName,
-    "struct tuple": Tuple,
-    "struct flow": Flow,
-    "struct affinity_key": AffinityKey,
-    "struct affinity": Affinity,
-    "struct peer": Peer,
-    "struct peer_frontend": PeerFrontend,
-    "struct socket_entry": SocketEntry,
-    "struct half_open": HalfOpen,
-    "struct service_backend": ServiceBackend,
-    "struct backend_health": BackendHealth,
-    "struct expired_entry": ExpiredEntry,
-    "struct ended_socket": EndedSocket,
-    "struct sweep": Sweep,
     "struct event": MonitorEvent,
-    "struct monitor": Monitor,
-    "struct service_counters": ServiceCounters,
-    "struct backend_counters": BackendCounters,
 }
+
+
+def _class(ctype: str) -> Any:
+    """Return the NamedTuple of a struct, from this file or entries/services.py, or None."""
+    name = "".join(word.title() for word in ctype.removeprefix("struct ").split("_"))
+    return _CLASSES.get(ctype) or globals().get(name) or getattr(entries, name, None)
+
 
 _FLAGS = {
     "struct service": names("service_flag", "SERVICE_"),
@@ -310,7 +291,7 @@ class Record:
 @cache
 def record(ctype: str) -> Record:
     """Return the Record of a struct."""
-    return Record(ctype, _CLASSES.get(ctype))
+    return Record(ctype, _class(ctype))
 
 
 class Codec(NamedTuple):

@@ -17,7 +17,7 @@ import os
 import stat
 import struct
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -120,8 +120,11 @@ def mount_bpffs(path: Path) -> None:
 
 
 def create_map(spec: MapSpec) -> int:
-    """Create a map as defined by its line in maps.h."""
-    with lock_types(spec.value) as types:
+    """Create a map as defined by its line in maps.h. Raises KernelError."""
+    with ExitStack() as opened:
+        types = _NO_TYPES
+        if spec.value in LOCKED:
+            types = opened.enter_context(bpf.closing(bpf.btf_load(_btf(spec.value)))), 1, 3
         return bpf.map_create(
             name=spec.name,
             kind=kernel_kind(spec),
@@ -157,22 +160,6 @@ def _btf(value: str) -> bytes:
     types = struct.pack(f"={len(words)}I", *words)
     sizes = (0, len(types), len(types), len(_STRINGS))
     return struct.pack("=HBBIIIII", 0xEB9F, 1, 0, 24, *sizes) + types + _STRINGS
-
-
-@contextmanager
-def lock_types(value: str) -> Iterator[tuple[int, int, int]]:
-    """Yield types for ``bpf.map_create``, for a map whose key is a number.
-
-    Raises KernelError.
-    """
-    if value not in LOCKED:
-        yield _NO_TYPES
-        return
-    types = bpf.btf_load(_btf(value))
-    try:
-        yield types, 1, 3
-    finally:
-        os.close(types)
 
 
 # What an agent records in its state directory: its directories and sizes of maps.
@@ -253,9 +240,6 @@ class StateDir:
         self.persistent_directory = directory / f"{layout.persistent_hash()}{suffix}"
         self.links_directory = directory / "links"
         self.devices_directory = directory / "devices"
-
-    def __repr__(self) -> str:
-        return f"<State {self.directory}>"
 
     def prepare(self) -> None:
         """Create the directories."""
@@ -361,27 +345,24 @@ class StateDir:
 
         Raises NodeError if it is missing, or another object.
         """
-        pin = self._pin(spec)
-        not_ours = f"{pin} was made by another version: the next start of `ebpflb run` replaces it"
-        try:
+        pin, fd = self._pin(spec), None
+        with suppress(KernelError):
             fd = bpf.get(str(pin))
-        except KernelError as error:
-            raise NodeError(not_ours) from error
-        if fd is None:
-            has_others = pin.parent.is_dir() and any(pin.parent.iterdir())
-            raise NodeError(
-                f"the pin {pin} is missing: an agent with --audit=repair pins it again within"
-                " seconds, otherwise the next start of `ebpflb run` does"
-                if has_others
-                else self.why_no_maps()
-            )
-        try:
-            if _fits(fd, spec):
+            if fd is not None and _fits(fd, spec):
                 return fd
-        except KernelError:
-            pass
-        os.close(fd)
-        raise NodeError(not_ours)
+        if fd is not None:
+            os.close(fd)
+        if pin.exists():
+            raise NodeError(
+                f"{pin} was made by another version: the next start of `ebpflb run` replaces it"
+            )
+        has_others = pin.parent.is_dir() and any(pin.parent.iterdir())
+        raise NodeError(
+            f"the pin {pin} is missing: an agent with --audit=repair pins it again within seconds,"
+            " otherwise the next start of `ebpflb run` does"
+            if has_others
+            else self.why_no_maps()
+        )
 
     def why_no_maps(self) -> str:
         """Return why there are no maps, and what to do."""

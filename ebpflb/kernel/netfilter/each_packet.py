@@ -201,7 +201,9 @@ class EachPacketWatch(DescriptorWorker):
 
     def _has_changed(self) -> bool:
         former, self._sizes = self._sizes, _legacy_sizes()
-        changed = self._sizes != former or any(map(_has_news, self._changed))
+        changed = self._sizes != former or any(
+            each.has_news(_is_about_rules) for each in self._changed
+        )
         if changed and not self.stopped.wait(_GATHER_SECONDS):
             for each in self._changed:
                 each.take()
@@ -235,15 +237,8 @@ def _legacy_sizes() -> list[bytes]:
         return []
 
 
-def _has_news(changes: netlink.Subscription) -> bool:
-    """Take all messages; return whether one is about rules of others, or some were lost."""
-    taken = changes.take()
-    return taken is None or any(map(_is_about_rules, taken))
-
-
-def _is_about_rules(message: tuple[int, bytes]) -> bool:
+def _is_about_rules(kind: int, content: bytes) -> bool:
     """Whether it is one of rtnetlink, or of nftables about rules of another program."""
-    kind, content = message
     if kind < _TABLES:
         return True
     if kind not in _ABOUT_RULES:

@@ -13,7 +13,6 @@ import shutil
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -171,7 +170,6 @@ _LEGACY_TABLES: dict[int, Path] = {
     socket.AF_INET6: Path("/proc/thread-self/net/ip6_tables_names"),
 }
 
-_ATTEMPTS = 10  # to read a table that others change meanwhile
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -193,18 +191,10 @@ def legacy_has_chain(family: int, table: str, chain: str) -> bool:
     if table not in legacy_tables(family):
         return False
     try:
-        entries = _entries(family, table)
+        entries = read_table(family, table)
     except OSError as error:
         raise NodeError(f"table {table} of iptables-legacy: {error.strerror}") from error
     return re.search(_CHAIN % re.escape(chain.encode()), entries, re.DOTALL) is not None
-
-
-def _entries(family: int, table: str) -> bytes:
-    """Return the bytes of the table. Raises EAGAIN if its size changes at each reading."""
-    for _ in range(_ATTEMPTS):
-        with suppress(BlockingIOError):
-            return read_table(family, table)
-    return read_table(family, table)
 
 
 def read_table(family: int, table: str) -> bytes:

@@ -368,6 +368,6 @@ def differences(found: Contents | None, made: Contents) -> list[str]:
         return ["the flowtable or its rules had been removed or changed by another program"]
     lost = sorted(_existing(made.devices).keys() - found.devices.keys())
     said = [f"the flowtable's device {name} was missing" for name in lost]
-    counts = len(made.frontends - found.frontends), len(found.frontends - made.frontends)
-    names = ("frontends missing from the flowtable's sets", "extra entries in the flowtable's sets")
-    return said + [f"{count} {name}" for count, name in zip(counts, names, strict=True) if count]
+    if changed := len(made.frontends ^ found.frontends):
+        said.append(f"{changed} frontends were missing or unknown in the flowtable's sets")
+    return said

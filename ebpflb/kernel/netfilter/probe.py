@@ -199,9 +199,7 @@ def _reaches_endpoint(protocol: int) -> bool:
 
 def _load_redirect() -> int:
     """Load the program that puts a clone of its frame into a device's ingress."""
-    return bpf.prog_load(
-        name="canary", program_type=SCHED_CLS, attach_type=0, code=_REDIRECT_CLONE, log=None
-    )
+    return bpf.prog_load(name="canary", program_type=SCHED_CLS, code=_REDIRECT_CLONE)
 
 
 def _counted(table: nft.Name) -> dict[str, list[int]]:
@@ -220,7 +218,7 @@ def _counted(table: nft.Name) -> dict[str, list[int]]:
 
 def _frame(protocol: int, payload: bytes) -> bytes:
     return (
-        _LINK_ADDRESS + _SENDER_MAC + _network(_CLIENT, _SERVICE, protocol, len(payload)) + payload
+        _LINK_ADDRESS + _SENDER_MAC + ip_header(_CLIENT, _SERVICE, protocol, len(payload)) + payload
     )
 
 
@@ -362,11 +360,11 @@ def _bytes(frame: _Frame) -> bytes:
     checksum = internet_checksum(ends + struct.pack(">HH", _UDP, len(datagram)) + datagram)
     datagram = datagram[:6] + struct.pack(">H", checksum or 0xFFFF) + datagram[8:]
     mac = bytes.fromhex(frame.device.mac.replace(":", "")) or bytes(6)
-    return mac + _SENDER_MAC + _network(frame.source, to, _UDP, len(datagram)) + datagram
+    return mac + _SENDER_MAC + ip_header(frame.source, to, _UDP, len(datagram)) + datagram
 
 
-def _network(source: Address, to: Address, protocol: int, length: int) -> bytes:
-    """Return the EtherType and the IP header of a packet."""
+def ip_header(source: Address, to: Address, protocol: int, length: int) -> bytes:
+    """Return the EtherType and the IP header of a packet with ``length`` bytes of payload."""
     ends = source.packed + to.packed
     if to.version == 6:
         return struct.pack(">HIHBB", _IPV6, 6 << 28, length, protocol, 64) + ends

@@ -520,10 +520,6 @@ class NetfilterTable:
             change.add(nft.NEW_RULE, encode(rule.tree))
         change.commit(self.session)
 
-    def is_intact(self) -> bool:
-        """Whether the table is complete, except for the elements of maps. Raises NodeError."""
-        return not self.differences()
-
     def differences(self) -> list[str]:
         """Return the missing or changed parts of the table, in words.
 
@@ -587,18 +583,8 @@ def _compare(what: str, wanted: Mapping[str, Tree], existing: Mapping[str, bytes
 
 def _compare_rules(chain: str, wanted: Sequence[Rule], existing: list[bytes]) -> Iterator[str]:
     trees = [rule.tree for rule in wanted]
-    if len(existing) == len(trees) and all(map(has_attributes, existing, trees)):
-        return
-    places = []
-    for rule in wanted:
-        at = [n for n, data in enumerate(existing) if has_attributes(data, rule.tree)]
-        places += at
-        if not at:
-            yield f'chain {chain}: the rule "{rule.comment}" is missing or was changed'
-    if len(existing) > len(places):
-        yield f"chain {chain}: rules were added or changed"
-    if places != sorted(places):
-        yield f"chain {chain}: the order of the rules was changed"
+    if len(existing) != len(trees) or not all(map(has_attributes, existing, trees)):
+        yield f"chain {chain}: rules were removed, added, changed or moved"
 
 
 def _advice(refused: Refused) -> str:

@@ -100,6 +100,10 @@ _TABLES = 10 << 8  # NFNL_SUBSYS_NFTABLES
 _REMOVALS = {_TABLES | kind for kind in (2, 5, 8, 11, 24)}
 
 
+def _is_removal(kind: int, _: bytes) -> bool:
+    return kind in _REMOVALS
+
+
 class KeptTable(Protocol):
     """The table to keep (agent.netfilter_sync)."""
 
@@ -174,7 +178,7 @@ class NatWatch(DescriptorWorker):
             if self._has_news:
                 self._has_news = False
                 return False
-            if self.wait([self._changes], left) and self._changes.tells_of(_REMOVALS):
+            if self.wait([self._changes], left) and self._changes.has_news(_is_removal):
                 return True
         return True
 

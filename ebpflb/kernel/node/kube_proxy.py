@@ -206,9 +206,8 @@ def _iptables(tool: Tool, found: LeftoverSurvey) -> None:
     for removal in removals:
         name = f"{tool.name}, table {removal.table.name}"
         if removal:
-            found.removable.append(
-                Leftover(f"{name}: {removal.summary}", partial(_restore, tool, removal))
-            )
+            remove = partial(tool.restore, removal.script)
+            found.removable.append(Leftover(f"{name}: {removal.summary}", remove))
         if removal.retained:
             found.retained.append(f"{name}: {removal.retained}")
 
@@ -225,16 +224,6 @@ def _unreadable(tool: Tool) -> str:
         names = [nft.Name(NFT_FAMILY[tool.family], table) for table in IPTABLES]
         there = [name.table for name in names if any(map(is_chain, nft.chains(name)))]
     return f"the tables {', '.join(there)}" if there else ""
-
-
-def _restore(tool: Tool, removal: Removal) -> None:
-    """Apply the removal; try once more if the table has changed since it was read."""
-    try:
-        tool.restore(removal.script)
-    except NodeError:
-        for again in map(Removal, tool.tables()):
-            if again.table.name == removal.table.name and again:
-                tool.restore(again.script)
 
 
 def _ipvs(found: LeftoverSurvey) -> None:

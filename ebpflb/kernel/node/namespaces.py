@@ -15,13 +15,11 @@ import os
 import posixpath
 import resource
 import socket
-import struct
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from fcntl import ioctl
 from functools import partial
-from ipaddress import ip_address
 from itertools import chain
 from pathlib import Path
 from struct import Struct
@@ -29,6 +27,7 @@ from typing import Any, TypeVar
 
 from ebpflb.errors import NodeError, NotFound
 from ebpflb.kernel import bpf, netlink
+from ebpflb.kernel.node.device_watch import list_devices
 from ebpflb.model.addresses import Address
 
 log = logging.getLogger(__name__)
@@ -261,10 +260,6 @@ def identity(path: Path) -> _Identity | None:
 
 
 _OWN_UTS, _OWN_USER = Path("/proc/thread-self/ns/uts"), Path("/proc/thread-self/ns/user")
-_RT_SCOPE_UNIVERSE = 0
-_GET_ADDRESS = 22  # RTM_GETADDR
-_ADDRESS_HEADER = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, prefix, flags, scope, index
-_ADDRESS, _LOCAL = 1, 2  # IFA_ADDRESS, IFA_LOCAL: of a point-to-point device the own address
 
 
 def cookie(path: Path) -> int | None:
@@ -282,13 +277,7 @@ def addresses(path: Path) -> tuple[Address, ...]:
 
 def own_addresses() -> tuple[Address, ...]:
     """Return the same for the namespace of this thread."""
-    found = []
-    for message in netlink.dump(_GET_ADDRESS, bytes(_ADDRESS_HEADER.size)):
-        _, _, _, scope, _ = _ADDRESS_HEADER.unpack_from(message)
-        known = netlink.attributes(message, _ADDRESS_HEADER.size)
-        if scope == _RT_SCOPE_UNIVERSE:
-            found.append(ip_address(known.get(_LOCAL) or known[_ADDRESS]))
-    return tuple(found)
+    return tuple(it for device in list_devices().devices for it in device.sources)
 
 
 def by_cookie(wanted: int) -> Path | None:

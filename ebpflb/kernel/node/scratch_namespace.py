@@ -87,8 +87,8 @@ class ScratchNamespace:
                 words = {"dst": f"{address}/{length}", "oif": self.index, "scope": _SCOPE_LINK}
                 route.route("add", **words)
                 _know(route, self.index, str(address), there)
-            _wait_until_up(route, self.index)
-            self.call(_own_device_is_up)
+        _wait_until_up(self.name)
+        self.call(lambda: _wait_until_up("eth0"))
 
 
 def _link_address() -> str:
@@ -124,18 +124,15 @@ def _set_up(addresses: dict[Family, Address], gateway_link: str) -> str:
         return str(route.get_links(index)[0].get_attr("IFLA_ADDRESS"))
 
 
-def _own_device_is_up() -> None:
-    with IPRoute() as route:
-        _wait_until_up(route, route.link_lookup(ifname="eth0")[0])
-
-
-def _wait_until_up(route: Any, index: int) -> None:
+def _wait_until_up(device: str) -> None:
     """Wait until the device is up: the kernel drops packets sent before it notices both ends."""
     until = time.monotonic() + _UP_SECONDS
-    while route.get_links(index)[0].get_attr("IFLA_OPERSTATE") != "UP":
-        if time.monotonic() > until:
-            raise NodeError("no scratch namespace can be made: its device does not come up")
-        time.sleep(0.01)
+    with IPRoute() as route:
+        (index,) = route.link_lookup(ifname=device)
+        while route.get_links(index)[0].get_attr("IFLA_OPERSTATE") != "UP":
+            if time.monotonic() > until:
+                raise NodeError("no scratch namespace can be made: its device does not come up")
+            time.sleep(0.01)
 
 
 def _know(route: Any, index: int, neighbour: str, link_address: str) -> None:

@@ -141,25 +141,20 @@ class SockDiag:
             raise KernelError("sock_diag", number, os.strerror(number)) from error
 
 
-def can_destroy() -> bool:
-    """Whether the kernel ends a UDP socket on request (INET_DIAG_DESTROY); tries it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
-        try:
-            own.bind((_LOOPBACK, 0))
-            own.connect(own.getsockname())
-            return _is_ended(own, socket.IPPROTO_UDP)
-        except (KernelError, OSError):
-            return False
+def can_destroy(protocol: int = socket.IPPROTO_UDP) -> bool:
+    """Whether the kernel ends a socket on request (INET_DIAG_DESTROY), by the protocol's module.
 
-
-def can_destroy_tcp() -> bool:
-    """Whether the kernel ends a TCP socket, which has another diag module (tcp_diag)."""
-    with socket.socket() as listening, socket.socket() as own:
+    Tries it with a socket of our own: UDP, or TCP.
+    """
+    is_tcp = protocol == socket.IPPROTO_TCP
+    kind = socket.SOCK_STREAM if is_tcp else socket.SOCK_DGRAM
+    with socket.socket(type=kind) as peer, socket.socket(type=kind) as own:
         try:
-            listening.bind((_LOOPBACK, 0))
-            listening.listen(1)
-            own.connect(listening.getsockname())
-            return _is_ended(own, socket.IPPROTO_TCP)
+            peer.bind((_LOOPBACK, 0))
+            if is_tcp:
+                peer.listen(1)
+            own.connect(peer.getsockname())
+            return _is_ended(own, protocol)
         except (KernelError, OSError):
             return False
 

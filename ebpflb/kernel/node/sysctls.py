@@ -43,14 +43,7 @@ def sysctl_path(name: str) -> Path:
 
 def bridge_calls() -> dict[Family, bool]:
     """Return the answer by family; without the module br_netfilter there are no such sysctls."""
-    return {family: _is_on(name) for family, name in SYSCTLS.items()}
-
-
-def _is_on(name: str) -> bool:
-    try:
-        return sysctl_path(name).read_text().strip() == "1"
-    except OSError:
-        return False
+    return {family: files.says_one(sysctl_path(name)) for family, name in SYSCTLS.items()}
 
 
 # Reserve ebpflb's source ports: the node's own sockets do not get them while ebpflb runs.
@@ -78,11 +71,24 @@ class Reservation(msgspec.Struct):
             raise ValueError(f"{self.ports} are no ports")
 
 
-def reserve_ports(record: Path, first: int, last: int) -> None:
-    """Reserve these ports and no others for ebpflb. Raises OSError if that is not allowed."""
+def reserve_ports(record: Path, first: int, last: int) -> str | None:
+    """Reserve these ports and no others for ebpflb.
+
+    Returns the error if that is not allowed: the node's sockets may then get the same ports.
+    """
+    try:
+        _reserve(record, {*range(first, last + 1)})
+    except OSError as error:
+        reason = f"{error.filename or RESERVED}: {error.strerror}"
+        log.warning("ports %d-%d are not reserved: %s", first, last, reason)
+        return reason
+    return None
+
+
+def _reserve(record: Path, wanted: set[int]) -> None:
     reserved, before = parse_numbers(RESERVED.read_text()), _reserved_by_us(record)
     others = reserved - before
-    added = set(range(first, last + 1)) - others
+    added = wanted - others
     if others | added == reserved:
         return
     _remember(record, added | before)  # before the list is written, so that a crash loses nothing
@@ -92,17 +98,6 @@ def reserve_ports(record: Path, first: int, last: int) -> None:
         _remember(record, before)
         raise
     _remember(record, added)
-
-
-def try_to_reserve_ports(record: Path, first: int, last: int) -> str | None:
-    """Like reserve_ports, but return the error: the node's sockets may then get the same ports."""
-    try:
-        reserve_ports(record, first, last)
-    except OSError as error:
-        reason = f"{error.filename or RESERVED}: {error.strerror}"
-        log.warning("ports %d-%d are not reserved: %s", first, last, reason)
-        return reason
-    return None
 
 
 def release_ports(record: Path) -> None:
@@ -134,10 +129,7 @@ _PROC = Path("/proc")
 
 def supported_families(proc: Path = _PROC) -> frozenset[Family]:
     """Return the families: IPv6 unless the kernel lacks it or it is disabled on every device."""
-    try:
-        disabled = (proc / "sys/net/ipv6/conf/all/disable_ipv6").read_text().strip() == "1"
-    except OSError:
-        disabled = True
+    disabled = files.says_one(proc / "sys/net/ipv6/conf/all/disable_ipv6")
     has_v6 = not disabled and (proc / "net/if_inet6").exists()
     return frozenset(Family) if has_v6 else frozenset({Family.IPV4})
 

@@ -45,14 +45,13 @@ SUFFIX = ".msgpack"
 _DIGEST = hashlib.sha256().digest_size
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _MOST = 16 << 20  # bytes; an entry has a tenth of a megabyte
-_INSTRUCTION = 8  # bytes
 
 
 def read_cached(entry: Path) -> dict[str, bytes] | None:
     """Return bytecode by program name; None if there is no valid entry."""
     try:
         return _programs(entry, _content(entry))
-    except (OSError, ValueError, RecursionError, files.UnusableFile):
+    except (OSError, ValueError, files.UnusableFile):
         return None
 
 
@@ -76,10 +75,7 @@ def _programs(entry: Path, content: bytes) -> dict[str, bytes]:
     digest, packed = content[:_DIGEST], content[_DIGEST:]
     if digest != _digest(entry, packed):
         raise ValueError("the digest does not match the content")
-    programs = msgspec.msgpack.decode(packed, type=dict[str, bytes])
-    if not all(code and len(code) % _INSTRUCTION == 0 for code in programs.values()):
-        raise ValueError("not whole instructions")
-    return programs
+    return msgspec.msgpack.decode(packed, type=dict[str, bytes])
 
 
 def _digest(entry: Path, packed: bytes) -> bytes:

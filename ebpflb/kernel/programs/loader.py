@@ -233,7 +233,7 @@ def _load(name: str, compiled: compiler.Compiled, fds: Mapping[int, int]) -> Pro
 def load_one(name: str, hook: HookType, code: bytes) -> int:
     """Load one program and return its descriptor; a rejected one is loaded again with a log."""
     try:
-        return _prog_load(name, hook, code)
+        return bpf.prog_load(name=name, code=code, **hook._asdict())
     except KernelError as error:
         log = _verifier_log(name, hook, code)
         if not log:
@@ -247,20 +247,10 @@ def close(programs: list[Program]) -> None:
         os.close(program.fd)
 
 
-def _prog_load(name: str, hook: HookType, code: bytes, log: bytearray | None = None) -> int:
-    return bpf.prog_load(
-        name=name,
-        program_type=hook.program_type,
-        attach_type=hook.attach_type,
-        code=code,
-        log=log,
-    )
-
-
 def _verifier_log(name: str, hook: HookType, code: bytes) -> str:
     log = bytearray(_LOG_BYTES)
     try:
-        os.close(_prog_load(name, hook, code, log))
+        os.close(bpf.prog_load(name=name, code=code, log=log, **hook._asdict()))
     except KernelError:
         text = log.split(b"\0", 1)[0].decode(errors="replace").strip()
         return "\n".join(text.splitlines()[-_LOG_LINES:])

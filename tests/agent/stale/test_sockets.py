@@ -272,8 +272,7 @@ def test_a_kernel_that_ends_no_sockets(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What it lacks is logged once for each protocol, with its effect; nothing is searched for."""
-    monkeypatch.setattr(sock_diag, "can_destroy", lambda: False)
-    monkeypatch.setattr(sock_diag, "can_destroy_tcp", lambda: False)
+    monkeypatch.setattr(sock_diag, "can_destroy", lambda _: False)
     worker = stale.StaleWorker(world.maps, world.each, world.socket_end.run)
     world.remember(world.direct())
     worker.start()

@@ -14,7 +14,6 @@ from ebpflb.kernel.attach import cgroup_links, device_programs
 from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.programs.loader import SECTIONS, Program
-from tests.kernel.attach.device_namespace import Agent, Namespace
 from tests.kernel.variants import needs_root
 
 pytestmark = needs_root
@@ -39,21 +38,14 @@ def test_of_loaded_programs(
 ) -> None:
     """A hook that runs once more has run once more, and for a while; the others have not."""
     cgroup_links.attach(home, inside, loaded)
-    before = device_programs.run_times(home, loaded)
+    before = device_programs.run_times(loaded)
     assert set(before) == {section.partition("/")[2] for section in SECTIONS}
     connect()
-    after = device_programs.run_times(home, loaded)
+    after = device_programs.run_times(loaded)
     unpin_all(home)
     assert after["connect4"].runs == before["connect4"].runs + 1
     assert after["connect4"].seconds > before["connect4"].seconds
     assert after["connect6"] == before["connect6"]
-
-
-def test_at_devices(agent: Agent, home: StateDir, ns: Namespace, by: str) -> None:
-    """An earlier agent's packet programs are found by links at devices; filters are not."""
-    agent().update(ns.served())
-    expected = {"ingress", "egress"} if by == "tcx" else set()
-    assert set(device_programs.run_times(home, [])) == expected
 
 
 def test_enabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

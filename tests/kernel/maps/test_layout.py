@@ -4,7 +4,7 @@
 import shutil
 import subprocess
 from collections.abc import Iterator
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.entries.services import FIRST_BACKENDS, Chosen, Frontend, Range, ServiceEntry
+from ebpflb.entries.services import FIRST_BACKENDS, Chosen, Frontend
 from ebpflb.kernel import bpf
-from ebpflb.kernel.maps import bpf_map, layout, records
+from ebpflb.kernel.maps import layout, records
 from ebpflb.kernel.maps.records import Record, record
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
@@ -100,15 +100,6 @@ def test_bytes() -> None:
     assert record("struct assignment_key").pack(sender) == expected
 
 
-def test_padding_is_ignored() -> None:
-    """The padding does not change a value that is read."""
-    packed = bytearray(record("struct frontend").pack(Frontend(IPv6Address("fd00::1"), 80, 6)))
-    packed[-1] = 0xFF
-    assert record("struct frontend").unpack(bytes(packed)) == Frontend(
-        IPv6Address("fd00::1"), 80, 6
-    )
-
-
 def test_long_names_are_cut() -> None:
     """A name that does not fit loses its end, be it in the middle of a letter."""
     name = PortName("n" * 63, "s" * 63 + "éé", "p" * 99, 6, 4)  # type: ignore[arg-type]
@@ -130,21 +121,10 @@ class Swapped(NamedTuple):
     base: int
 
 
-class Short(NamedTuple):
-    base: int
-
-
-class Long(NamedTuple):
-    base: int
-    size: int
-    more: int
-
-
-@pytest.mark.parametrize("cls", [Swapped, Short, Long])
-def test_mismatch(cls: Any) -> None:
+def test_mismatch() -> None:
     """A value whose fields are not the struct's, in its order, is refused when it is declared."""
-    with pytest.raises(TypeError, match=rf"{cls.__name__}.*struct range\('base', 'size'\)"):
-        Record("struct range", cls)
+    with pytest.raises(TypeError, match=r"Swapped.*struct range\('base', 'size'\)"):
+        Record("struct range", Swapped)
 
 
 class Gap(NamedTuple):
@@ -195,18 +175,6 @@ def test_clang_would_disagree() -> None:
     """A wrong claim is noticed: the test before this one is not empty."""
     done = clang([("__builtin_offsetof(struct peer, port)", 25)])
     assert "is not 25" in done.stderr
-
-
-@pytest.mark.parametrize("name", list(layout.MAPS))
-def test_map_lines(name: str) -> None:
-    """Every line of maps.h names a kind, flags and types that the agent knows."""
-    spec = layout.MAPS[name]
-    assert bpf_map.kernel_kind(spec) in bpf.MAP_KINDS
-    assert set(spec.flags) <= set(bpf.MAP_FLAGS)
-    assert len(name) <= 15
-    for ctype in (spec.key, spec.value):
-        codec, zero = records.codec(ctype), bytes(layout.ffi.sizeof(ctype))
-        assert codec.pack(codec.unpack(zero)) == zero or "struct address" in ctype
 
 
 def test_bits_of_a_choice() -> None:
@@ -285,13 +253,3 @@ def test_persistent_maps_depend_on_nothing_else() -> None:
         (text,) = (text for text in texts if f"\n{struct} {{" in text)
         words = FLAGS.get(struct)
         assert not words or f"enum {struct.removeprefix('struct ')}_flag {{" in text
-
-
-def test_first_backends() -> None:
-    """entries/services.py and bpf/layout/service.h agree how many backends a service names."""
-    expected = {FIRST_BACKENDS: "FIRST_BACKENDS"}
-    assert layout.ffi.typeof("enum service_backends").elements == expected
-    first = layout.ffi.offsetof("struct service", "backends")
-    entry = ServiceEntry(1, frozenset(), 0, 2, Range(0, 2), Range(0, 0), backends=(7, 9))
-    packed = bytes([7, 0, 0, 0, 9, 0, 0, 0]) + bytes(4 * (FIRST_BACKENDS - 2))
-    assert record("struct service").pack(entry)[first:] == packed

@@ -17,7 +17,7 @@ from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.maps import layout, state_dir
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import MapSpec
-from ebpflb.kernel.maps.state_dir import BPFFS, StateDir, StateLock
+from ebpflb.kernel.maps.state_dir import StateDir, StateLock
 from ebpflb.options import Paths
 from tests.kernel.variants import needs_root, open_files
 
@@ -67,15 +67,6 @@ def test_upgrade(home: StateDir, opening: Open) -> None:
     assert not (home.directory / "0123456789ab").exists()
 
 
-def test_adopted(opening: Open) -> None:
-    """A pinned map that fits is adopted, with its entries."""
-    first = opening()["small"]
-    first.write([(1, 2)])
-    again = opening()["small"]
-    assert map_id(again) == map_id(first)
-    assert dict(again.items()) == {1: 2}
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -116,21 +107,6 @@ def test_remove(home: StateDir, opening: Open) -> None:
     unpin_all(home)
     assert not home.directory.exists()
     assert not home.exists()
-
-
-def test_forget_old_layouts(home: StateDir, opening: Open) -> None:
-    """Maps of other layouts are removed; this layout's maps and all links stay."""
-    opening()
-    pin_other(home.links_directory / "connect4", state_dir.create_map(SPEC))
-    (home.directory / "0123456789ab").mkdir()
-    pin_other(home.directory / "0123456789ab" / "services", state_dir.create_map(SPEC))
-    assert [path.name for path in home.old_layouts()] == ["0123456789ab"]
-    home.remove_old_layouts()
-    kept = {home.maps_directory, home.persistent_directory}
-    kept |= {home.links_directory, home.devices_directory}
-    assert set(home.directory.iterdir()) == kept
-    assert [path.name for path in home.links()] == ["connect4"]
-    assert [path.name for path in home.maps_directory.iterdir()] == ["small"]
 
 
 def test_no_bpffs(tmp_path: Path) -> None:
@@ -191,19 +167,6 @@ def test_one_holder(directory: Path, lock: StateLock) -> None:
     lock.release()
     assert not files.is_locked(directory) and not lock.holds()
     assert lock.take()
-
-
-def test_the_same_directory_by_another_mount(
-    directory: Path, lock: StateLock, tmp_path: Path
-) -> None:
-    """The lock belongs to the inode, not to the path: a container mounts the same directory."""
-    assert lock.take()
-    subprocess.run(["mount", "--bind", str(BPFFS), str(tmp_path)], check=True)
-    try:
-        assert files.is_locked(tmp_path / directory.name)
-        assert not StateLock(tmp_path / directory.name).take()
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 def test_a_directory_made_anew(directory: Path, lock: StateLock) -> None:

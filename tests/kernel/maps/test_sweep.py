@@ -128,7 +128,7 @@ def test_port_of_a_closed_connection_rests(table: SweptTable, kind: dict[str, bo
     assert run(table) == (len(entries), 0, 0)
 
 
-def meanwhile(table: SweptTable, happens: Callable[[], None]) -> None:
+def meanwhile(table: SweptTable, happens: Callable[[], object]) -> None:
     """Do something once, when the next flow was found expired and is not removed yet."""
     end_flow = table.end_flow
 

@@ -163,13 +163,6 @@ def test_read_only_hash_size(
     assert "hashsize: not set to 32768: Read-only file system" in caplog.text
 
 
-def test_read_only_size_is_fatal(sysctls: Sysctls, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A size that must be raised, but is read-only, ends the start."""
-    refuse(monkeypatch, errno.EROFS, "nf_conntrack_max")
-    with pytest.raises(NodeError, match="nf_conntrack_max: cannot be set to 131072"):
-        sysctls.set_up(ConntrackOptions())
-
-
 def test_not_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A kernel without conntrack gets nothing, and that is said."""
     caplog.set_level(logging.INFO)

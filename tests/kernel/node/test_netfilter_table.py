@@ -193,7 +193,7 @@ def test_several_ranges_of_ports(table: NetfilterTable) -> None:
     ranges = ((20000, 20499), (40000, 40999), (50000, 50499))
     table.set_ports(OPTIONS._replace(masquerade_ports=ranges))
     assert table.build()
-    assert table.is_intact()
+    assert not table.differences()
     shown = run("nft", "list", "chain", *_names("masquerade-marked"))
     assert "numgen random mod 2000 < 500" in shown and "numgen random mod 1500 < 1000" in shown
     _choose(V4, MASQUERADE)
@@ -350,7 +350,7 @@ def plain(node: None) -> Iterator[NetfilterTable]:
     with closing(nodes.SharedTable(OPTIONS)) as built:
         assert built.differences() == ["the table is missing"]
         assert not built.build()
-        assert built.is_intact()
+        assert not built.differences()
         Elements(built.session, OPTIONS).write([_backend(1, V4.endpoint)])
         yield built
 
@@ -359,9 +359,9 @@ def plain(node: None) -> Iterator[NetfilterTable]:
     ("tampering", "words", "is_kept"),
     [
         ("delete table inet ebpflb", "table is missing", False),
-        ("flush chain inet ebpflb translate", '"mark for masquerade" is missing', True),
-        ("add rule inet ebpflb choose accept", "chain choose: rules were added", True),
-        ("insert rule inet ebpflb choose accept", "chain choose: rules were added", True),
+        ("flush chain inet ebpflb translate", "chain translate: rules were", True),
+        ("add rule inet ebpflb choose accept", "chain choose: rules were", True),
+        ("insert rule inet ebpflb choose accept", "chain choose: rules were", True),
         ("add chain inet ebpflb new", "chain new was added", True),
         ("add set inet ebpflb new { type mark; }", "map or set new was added", True),
         ("add table inet ebpflb { flags dormant; }", "switched off", True),
@@ -401,24 +401,15 @@ def test_differences(plain: NetfilterTable, tampering: str, words: str, is_kept:
     assert sorted(run("nft", "-n", "list", "table", "inet", TABLE.table)) == sorted(before)
 
 
-def test_order_of_rules(plain: NetfilterTable) -> None:
-    """A rule in another place is noticed."""
-    listed = run("nft", "-a", "list", "chain", *_names("masquerade-marked")).splitlines()
-    rule, handle = next(line for line in listed if "unprivileged TCP" in line).split(" # handle ")
-    run("nft", "delete", "rule", *_names("masquerade-marked"), "handle", handle)
-    run("nft", "add", "rule", *_names("masquerade-marked"), rule.strip())
-    assert plain.differences() == ["chain masquerade-marked: the order of the rules was changed"]
-
-
 def test_other_options(plain: NetfilterTable) -> None:
     """A table for other options is another one, and keeps its elements where they have a place."""
     options = TableOptions(0x8000, ((30000, 30999),), drops_invalid=False, sctp=False)
     with closing(nodes.SharedTable(options)) as other:
-        assert not other.is_intact()
+        assert other.differences()
         assert other.build()
-        assert other.is_intact()
+        assert not other.differences()
         assert Elements(other.session, options).read().keys() == {1}
-    assert not plain.is_intact()
+    assert plain.differences()
     assert not plain.build()  # the sets of endpoints are new
 
 
@@ -433,7 +424,7 @@ def test_an_owned_table() -> None:
             pytest.skip("this kernel's tables cannot stay without their owner (Linux 6.9)")
         Elements(table.session, OPTIONS).write([_backend(1, V4.endpoint)])
         run("nft", "flush", "ruleset")
-        assert table.is_intact()
+        assert not table.differences()
         with closing(NetfilterTable(OPTIONS)) as second, pytest.raises(NodeError, match="owns"):
             second.build()
         with pytest.raises(NodeError, match="another process owns the table"):
@@ -441,7 +432,7 @@ def test_an_owned_table() -> None:
     with closing(NetfilterTable(OPTIONS)) as table:
         assert table.build()
         assert table.is_owned
-        assert table.is_intact()
+        assert not table.differences()
         assert Elements(table.session, OPTIONS).read().keys() == {1}
     remove()
     assert not nft.tables()

@@ -5,7 +5,7 @@ import errno
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address
 
 import pytest
 
@@ -141,16 +141,6 @@ def test_two_alike(opened: ExitStack, diag: SockDiag, place: tuple[int, str]) ->
     assert [error_of(one) for one in pair] == [errno.ECONNABORTED] * 2
 
 
-def test_bound_to_a_device(opened: ExitStack, diag: SockDiag) -> None:
-    """A socket that is bound to a device is found by it."""
-    there = server(opened, PLACES["v4"], socket.SOCK_DGRAM)
-    here = opened.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-    here.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
-    here.connect(there.getsockname())
-    assert diag.destroy(listed(diag, here))
-    assert error_of(here) == errno.ECONNABORTED
-
-
 @pytest.mark.parametrize("fixed", [False, True])
 def test_connects_anew(opened: ExitStack, diag: SockDiag, fixed: bool) -> None:
     """An ended datagram socket can be used again, with its own port if it had bound one."""
@@ -183,11 +173,3 @@ def test_unknown_protocol(diag: SockDiag) -> None:
     """A protocol without a diag module is an error, not an empty list."""
     with pytest.raises(KernelError):
         list(diag.connected(200))
-
-
-def test_address() -> None:
-    """A v4-mapped end of an IPv6 socket is decoded as an IPv4 address."""
-    mapped = bytes(10) + b"\xff\xff" + bytes((10, 0, 0, 1))
-    raw = (1).to_bytes(2, "big") + (2).to_bytes(2, "big") + mapped + mapped + bytes(12)
-    one = Connected(UDP, socket.AF_INET6, raw)
-    assert one.remote == (ip_address("10.0.0.1"), 2)

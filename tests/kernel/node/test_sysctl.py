@@ -94,7 +94,7 @@ def test_other_namespace(record: Path) -> None:
 def test_not_writable(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the list cannot be written, the reason is logged in one line."""
     monkeypatch.setattr(sysctls, "RESERVED", record.parent / "missing")
-    reason = sysctls.try_to_reserve_ports(record, 20000, 20009)
+    reason = sysctls.reserve_ports(record, 20000, 20009)
     assert reason == f"{record.parent}/missing: No such file or directory"
 
 
@@ -108,7 +108,7 @@ def test_refused(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sysctls.reserve_ports(record, 20000, 20009)
     with monkeypatch.context() as patched:
         patched.setattr(Path, "write_text", refuse)
-        reason = sysctls.try_to_reserve_ports(record, 30000, 30009)
+        reason = sysctls.reserve_ports(record, 30000, 30009)
     assert reason == f"{sysctls.RESERVED}: Read-only file system"
     sysctls.RESERVED.write_text("20000-20009,30000-30009\n")
     sysctls.release_ports(record)
@@ -131,6 +131,6 @@ def test_a_record_of_no_ports(record: Path, caplog: pytest.LogCaptureFixture, po
 def test_anything_in_the_place_of_the_record(record: Path, make: Callable[[Path], None]) -> None:
     """The ports are reserved, or it is said why not; nothing waits."""
     lay(make, record)
-    said = sysctls.try_to_reserve_ports(record, 20000, 20009)
+    said = sysctls.reserve_ports(record, 20000, 20009)
     assert (said is None) == (reserved() == "20000-20009")
     assert said is None or str(record) in said

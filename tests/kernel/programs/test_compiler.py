@@ -239,10 +239,6 @@ def a_pipe(entry: Path) -> None:
     os.mkfifo(entry)
 
 
-def half_an_instruction(entry: Path) -> None:
-    compiler.write_cached(entry, {"connect4": bytes(12)})
-
-
 WRONG: dict[str, Callable[[Path], object]] = {
     "cut short": lambda entry: entry.write_bytes(entry.read_bytes()[:-8]),
     "longer": lambda entry: entry.write_bytes(entry.read_bytes() + bytes(8)),
@@ -252,8 +248,6 @@ WRONG: dict[str, Callable[[Path], object]] = {
     "of another key": renamed,
     "a link": linked,
     "a pipe": a_pipe,
-    "half an instruction": half_an_instruction,
-    "no program": lambda entry: compiler.write_cached(entry, {"connect4": b""}),
     "writable by all": lambda entry: entry.chmod(0o666),
     "writable by the group": lambda entry: entry.chmod(0o664),
 }
