@@ -54,10 +54,25 @@ KINDS = {
     ("networking.k8s.io/v1", "ServiceCIDR"): Kind.SERVICE_CIDR,
 }
 MAX_NAME = 253  # characters of a name, the API's limit
+MOST_LEVELS = 100  # of lists and mappings in each other: libyaml's loader has no bound of its own
 
 
 class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Without dates and base 60: creationTimestamp stays text, and so does 2001:2:3:4:5:6:7:8."""
+    """Without dates and base 60: creationTimestamp stays text, and so does 2001:2:3:4:5:6:7:8.
+
+    Raises ValueError for more than MOST_LEVELS, which would overflow the stack of the process.
+    """
+
+    _levels = 0
+
+    def descend_resolver(self, node: Any, index: Any) -> None:
+        """The parser calls this at each node, before those inside of it."""
+        self._levels += 1
+        if self._levels > MOST_LEVELS:
+            raise ValueError(f"nested more than {MOST_LEVELS} levels deep")
+
+    def ascend_resolver(self) -> None:
+        self._levels -= 1
 
 
 Loader.yaml_implicit_resolvers = {

@@ -47,6 +47,8 @@ CONTENTS = {
     "an open mapping": "{",
     "a null character": "\0",
     "digits": "9" * 10**6,
+    "braces in braces": '{"a":' * 10**5 + "1" + "}" * 10**5,
+    "lists in lists": "- " * 10**5 + "a",
 }
 
 

@@ -68,6 +68,7 @@ def test_wrong_types(file: Path, values: dict[str, Any], said: str) -> None:
         b"\x00\x01\x02",
         b"kind: \xff\xfe",
         b"? [a]\n: 1\n",
+        b'{"a":' * 10**5 + b"1" + b"}" * 10**5,
         b"a: &x [*x]\n",
         b"a: !!python/object:os.system x\n",
     ],
