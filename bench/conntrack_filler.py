@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pyroute2 import netns
 
-from ebpflb.entries.flows import STATUS, Ends
+from ebpflb.entries.flows import SEEN_REPLY, Ends
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.kernel.netfilter.conntrack import ORIGINAL, REPLY, TuplePart
 from ebpflb.kernel.netlink import ACK, REQUEST, attribute, nested
@@ -23,6 +23,7 @@ from ebpflb.model.addresses import Address
 _CREATE, _EXCLUSIVE = 0x400, 0x200  # NLM_F_*
 _STATUS, _SOURCE_NAT, _TIMEOUT, _DESTINATION_NAT = 3, 6, 7, 13  # CTA_*
 _PORTS = 3  # CTA_NAT_PROTO
+_ASSURED, _CONFIRMED = 1 << 2, 1 << 3  # enum ip_conntrack_status
 _FIRST_SOURCES = {4: ip_address("10.128.0.0"), 6: ip_address("fd80::")}
 _PORT = 1000
 _SECONDS = 600
@@ -73,7 +74,7 @@ def fill(numbers: range, served: Served | None = None) -> None:
     They lead to nowhere, or through a Service to an endpoint. The kernel gives none of them up for
     new ones. Raises OSError.
     """
-    status = STATUS["seen-reply"] | STATUS["confirmed"] | STATUS["assured"]
+    status = SEEN_REPLY | _ASSURED | _CONFIRMED
     rest = attribute(_STATUS, struct.pack(">I", status))
     destination, port = served.frontend if served else (ip_address("10.192.0.0"), _PORT)
     if served:

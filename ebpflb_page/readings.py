@@ -13,10 +13,11 @@ from ebpflb.entries.services import Frontend
 from ebpflb.history import records
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.monitoring import DECISIONS, USUAL, decision_mask
+from ebpflb.kernel.node import namespaces
 from ebpflb.options import Paths
 from ebpflb.serve.service_page import ServicePage, ServiceRow
 from ebpflb.tools import node_status, pins, service_pages
-from ebpflb.tools.events import EventFilter, EventNames, EventStream, Senders, Teller, find_senders
+from ebpflb.tools.events import EventFilter, EventNames, EventStream, Teller
 from ebpflb.tools.explain import answer
 from ebpflb.tools.explain.asking import NamedService
 from ebpflb.tools.map_fill import MapFill, map_fill
@@ -122,6 +123,36 @@ class Asked(NamedTuple):
     to: Frontend | NamedService
     sender: str
     port: int | None
+
+
+# The names for `ebpflb explain --from`: the pods that are found on this node.
+
+
+class Sender(msgspec.Struct):
+    """A pod, or another network namespace that has a name."""
+
+    name: str
+    addresses: list[str]
+
+
+class Senders(msgspec.Struct):
+    """The clients that have a name; ``node`` has the node's own addresses."""
+
+    pods: list[Sender]
+    node: list[str]
+
+
+def find_senders(state: StateDir) -> Senders:
+    """Return the clients, sorted by name. Raises NodeError."""
+    with pins.pinned_maps(state.directory) as maps:
+
+        def find() -> Senders:
+            named = (owner for owner in EventNames(maps).pods() if owner.pod and owner.addresses)
+            pods = [Sender(it.pod, [*map(str, it.addresses)]) for it in named]
+            own = [str(it) for it in namespaces.own_addresses() if not it.is_loopback]
+            return Senders(sorted(pods, key=lambda pod: pod.name), own)
+
+        return namespaces.call_in(pins.node_namespace(maps), find)
 
 
 class Readings:

@@ -37,65 +37,22 @@ from importlib import import_module
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from ebpflb import redaction
 from ebpflb.errors import EbpflbError, escaped, in_words
 from ebpflb.files import DOCS
 from ebpflb.version import VERSION
 
-
-def _complete_help(
-    context: click.Context, _argument: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Return the subcommands of the command that the typed words name."""
-    command: click.Command | None = context.find_root().command
-    for word in context.params.get("words") or ():
-        command = command.get_command(context, word) if isinstance(command, click.Group) else None
-    if not isinstance(command, click.Group):
-        return []
-    return [
-        CompletionItem(it) for it in command.list_commands(context) if it.startswith(incomplete)
-    ]
-
-
-@click.command("help")
-@click.argument("words", metavar="[COMMAND]...", nargs=-1, shell_complete=_complete_help)
-@click.pass_context
-def _print_help(context: click.Context, words: tuple[str, ...]) -> None:
-    """Show the help of a command.
-
-    \b
-    $ ebpflb help
-    $ ebpflb help services get
-    $ ebpflb help run
-    """
-    command, context = context.find_root().command, context.find_root()
-    for word in words:
-        if not isinstance(command, click.Group):
-            raise click.UsageError(f"{context.info_name} has no commands", context)
-        name, found, _ = command.resolve_command(context, [word])
-        assert found  # else resolve_command has raised an error
-        command, context = found, click.Context(found, info_name=name, parent=context)
-    click.echo(command.get_help(context))
-
-
 # In the order of --help, which imports them all; other uses import one.
 COMMANDS = (
     *("run", "status", "check", "doctor", "services", "explain", "monitor", "top"),
-    *("flows", "maps", "history", "report", "ui", "cleanup", "demo", "version", "help"),
+    *("flows", "maps", "history", "report", "ui", "cleanup", "demo", "version"),
 )
 # As kubectl takes the singular and a short name of what it lists.
 ALIASES = {"service": "services", "svc": "services", "flow": "flows", "map": "maps"}
 
 
 _SUMMARY = 100  # characters
-
-
-def _summary(group: click.Group, context: click.Context, name: str) -> str:
-    """Return the first sentence of a command's help."""
-    command = group.get_command(context, name)
-    return command.get_short_help_str(_SUMMARY) if command else ""
 
 
 class Commands(click.Group):
@@ -105,24 +62,15 @@ class Commands(click.Group):
         return sorted(COMMANDS)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the first sentence of each command's help."""
+        found = {name: self.get_command(ctx, name) for name in COMMANDS}
         with formatter.section("Commands"):
-            formatter.write_dl([(name, _summary(self, ctx, name)) for name in COMMANDS])
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return the names of commands, and the options."""
-        return [
-            *(
-                CompletionItem(name, help=_summary(self, ctx, name))
-                for name in COMMANDS
-                if name.startswith(incomplete)
-            ),
-            *click.Command.shell_complete(self, ctx, incomplete),
-        ]
+            formatter.write_dl(
+                [(name, it.get_short_help_str(_SUMMARY)) for name, it in found.items() if it]
+            )
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         name = ALIASES.get(name, name)
-        if name == "help":
-            return _print_help
         if name not in COMMANDS:
             return None
         command: click.Command = getattr(import_module(f"ebpflb.cli.{name}"), name)

@@ -13,7 +13,7 @@ from ebpflb.options import Paths
 from ebpflb.serve import status
 from ebpflb.tools import pins
 from ebpflb.tools.check import check_node
-from ebpflb.tools.node_checks import CheckResult
+from ebpflb.tools.node_checks import WARNING, WRONG, CheckResult, judged
 
 
 @click.command()
@@ -54,7 +54,7 @@ def _print(results: list[CheckResult], output: Output) -> None:
 
 
 def _lacking(results: list[CheckResult]) -> list[str]:
-    return [result.feature for result in results if result.required and not result.ok]
+    return [result.feature for result in results if result.result == WRONG]
 
 
 def _of_agent(paths: Paths) -> Iterator[CheckResult]:
@@ -63,12 +63,10 @@ def _of_agent(paths: Paths) -> Iterator[CheckResult]:
     if not published or not published.lists_complete or not status.is_running(paths):
         return
     for name, text in published.removed_settings.items():
-        yield CheckResult(f"setting {name}", False, False, "has no effect", text)
+        yield CheckResult(f"setting {name}", WARNING, "has no effect", text)
     if state := published.flowtable:
         is_there = not state.startswith("none")
-        lost = "" if is_there else "--fast-forward has no effect"
-        yield CheckResult("flowtable", is_there, False, state, lost)
+        yield judged("flowtable", is_there, state, "--fast-forward has no effect")
     unknown = published.node_unknown
     lost = "/healthz answers 503, no endpoint counts as local; set --hostname-override"
-    detail = unknown or published.node
-    yield CheckResult("this node's Node", not unknown, False, detail, lost if unknown else "")
+    yield judged("this node's Node", not unknown, unknown or published.node, lost)

@@ -12,8 +12,6 @@ from ebpflb.kernel.attach.device_programs import attached_devices, unpin_all
 from ebpflb.kernel.maps.state_dir import (
     StateDir,
     StateLock,
-    mount_of,
-    state_directories,
     why_hidden,
 )
 from ebpflb.kernel.netfilter import flowtable, nft, watch
@@ -161,7 +159,7 @@ def remove_kube_proxy(paths: Paths, *, dry_run: bool = False, force: bool = Fals
     if failed or survey.unreadable:
         raise NodeError("some of what kube-proxy left behind could not be removed: see above")
     click.echo("nothing is left of kube-proxy" if survey.removable else NOTHING)
-    if survey.removable and not (found.running or _serves(paths)):
+    if survey.removable and not (found.running or cgroup_links.attached(StateDir(paths.state))):
         missing = f"ebpflb does not serve from {paths.state}"
         click.echo(f"warning: {missing}: services do not work on this node now")
     _print_dropping(paths)
@@ -171,31 +169,6 @@ def _print_dropping(paths: Paths) -> None:
     """Print the traffic that only kube-proxy's rules accept."""
     for each in dropping(paths.state):
         click.echo(f"warning: {each}")
-
-
-def _serves(paths: Paths) -> bool:
-    """Return whether programs of ebpflb, from any state directory, serve this network namespace."""
-    if cgroup_links.attached(StateDir(paths.state)):
-        return True
-    mount, _ = mount_of(paths.state)
-    return any(_serves_here(state) for state in state_directories(mount))
-
-
-def _serves_here(state: Path) -> bool:
-    """Return whether these maps belong to this network namespace.
-
-    False also if that is unknown: maps of another version, or a kernel without cookies (before
-    5.14).
-    """
-    try:
-        with pins.pinned_maps(state) as maps:
-            settings = maps["settings"].get(0)
-    except NodeError:
-        return False
-    is_here = settings.host_netns == namespaces.own_cookie()
-    return (
-        is_here and "shadow" not in settings.flags and bool(cgroup_links.attached(StateDir(state)))
-    )
 
 
 def _require_all_served(paths: Paths) -> None:

@@ -71,7 +71,7 @@ def demo(context: click.Context, keep: bool, remove: bool) -> None:
         _run(demo)
         if keep:
             demo.agent.start()
-            _print_hints(demo)
+            _print_hints()
             stack.pop_all()
             return
     _heading("everything is removed; `ebpflb demo --keep` keeps it, for commands such as")
@@ -160,19 +160,13 @@ def _run(demo: Demo) -> None:
     demo.connect()
     _heading("the Service is scaled from three endpoints to four")
     demo.grow()
-    _heading("the fourth endpoint becomes a canary: it gets a tenth of the connections")
-    demo.try_out()
     _heading("what the node serves, and why a connection goes where it goes")
     demo.ebpflb("services", "get", f"default/{WEB}")
     click.echo()
     demo.ebpflb("explain", f"{V4}:{PORT}", "--from", demo.client.v4)
     _heading("a client outside connects to a NodePort: one endpoint here, one elsewhere")
     demo.enter()
-    _heading("by netfilter, the default: the kernel's NAT translates, and conntrack knows it")
-    demo.look_at_a_flow()
-    _heading("by the flow tables (--packet-path=flows): programs translate, not conntrack")
-    demo.change_engine()
-    demo.look_at_a_flow()
+    demo.ebpflb("flows", "list", "--service", "default/shop")
     _heading("the agent is killed with SIGKILL; new connections still work")
     demo.kill()
 
@@ -188,17 +182,10 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _print_hints(demo: Demo) -> None:
-    variables = environment(demo.agent.paths)
-    me, own = sys.argv[0], Path(sys.executable).parent
-    if shutil.which("ebpflb") != str(own / "ebpflb"):
-        variables["PATH"] = f"{own}:$PATH"
-    words = " ".join(f"{name}={value}" for name, value in variables.items())
-    _heading("the agent runs again, and everything is kept. This makes commands work here:")
-    click.echo(f"export {words}")
-    _heading("or open a shell on the node, and remove the demo at the end:")
-    click.echo(f"{me} demo shell\n{me} demo --remove")
-    _heading("try:")
+def _print_hints() -> None:
+    _heading("the agent runs again, and everything is kept. A shell on its node, and the end:")
+    click.echo(f"{sys.argv[0]} demo shell\n{sys.argv[0]} demo --remove")
+    _heading("try in the shell:")
     _print_commands()
 
 

@@ -19,7 +19,14 @@ from ebpflb.options import Paths
 from ebpflb.serve.conditions import judge
 from ebpflb.tools import ask, pins
 from ebpflb.tools.check import check_node
-from ebpflb.tools.node_checks import CheckResult, reach_results, settings_results
+from ebpflb.tools.node_checks import (
+    OK,
+    WARNING,
+    WRONG,
+    CheckResult,
+    reach_results,
+    settings_results,
+)
 from ebpflb.tools.node_status import facts_of
 
 
@@ -66,25 +73,24 @@ def doctor(
 
     def read() -> list[CheckResult]:
         found = _results(paths, cgroup_root, canary=canary)
-        return sorted(found, key=lambda each: (each.ok, not each.required))
+        return sorted(found, key=lambda each: (WRONG, WARNING, OK).index(each.result))
 
     def print_(found: list[CheckResult]) -> None:
         _print([each for each in found if not (quiet and each.ok)], output)
 
     results = show(read, print_, watch)
-    sys.exit(1 if _count_wrong(results) else 0)
+    sys.exit(1 if _count(WRONG, results) else 0)
 
 
 def _print(results: list[CheckResult], output: Output) -> None:
     print_results(results, output, "WRONG")
     if results and output.has_sentences:
-        wrong = _count_wrong(results)
-        warnings = sum(not each.ok for each in results) - wrong
+        wrong, warnings = (_count(it, results) for it in (WRONG, WARNING))
         click.echo(f"\nwrong: {wrong}, warnings: {warnings}")
 
 
-def _count_wrong(results: list[CheckResult]) -> int:
-    return sum(each.required and not each.ok for each in results)
+def _count(result: str, results: list[CheckResult]) -> int:
+    return sum(each.result == result for each in results)
 
 
 def _results(paths: Paths, cgroup: Path | None, *, canary: bool) -> Iterator[CheckResult]:
@@ -102,7 +108,7 @@ def _results(paths: Paths, cgroup: Path | None, *, canary: bool) -> Iterator[Che
         if maps:
             yield from _of_maps(paths, maps, canary=canary)
         else:
-            yield CheckResult("maps", False, True, "cannot be read", lacking)
+            yield CheckResult("maps", WRONG, "cannot be read", lacking)
 
 
 def _of_maps(paths: Paths, maps: Mapping[str, Map], *, canary: bool) -> Iterator[CheckResult]:
@@ -121,18 +127,16 @@ def _of_maps(paths: Paths, maps: Mapping[str, Map], *, canary: bool) -> Iterator
         try:
             yield from list(step())
         except (EbpflbError, OSError) as error:
-            yield CheckResult(name, False, True, "cannot be read", in_words(error))
+            yield CheckResult(name, WRONG, "cannot be read", in_words(error))
 
 
 def _verdict(paths: Paths) -> Iterator[CheckResult]:
     verdict, reasons = judge(facts_of(paths))
     if not reasons:
-        yield CheckResult("status", True, True, str(verdict), "")
+        yield CheckResult("status", OK, str(verdict))
     for reason in reasons:
-        what = f"status: {reason.cause}"
-        yield CheckResult(
-            what, False, True, str(reason.verdict), f"{reason.text} ({DOCS}/runbook.md)"
-        )
+        text = f"{reason.text} ({DOCS}/runbook.md)"
+        yield CheckResult(f"status: {reason.cause}", WRONG, str(reason.verdict), text)
 
 
 def _audit(paths: Paths) -> Iterator[CheckResult]:
@@ -143,10 +147,10 @@ def _audit(paths: Paths) -> Iterator[CheckResult]:
         report = ask.audit(paths)
     except ask.NoAnswer as reason:
         text = "unknown: objects and maps are compared by a running agent"
-        yield CheckResult("audit", False, False, text, str(reason))
+        yield CheckResult("audit", WARNING, text, str(reason))
         return
     found = list(_findings(report))
-    yield from found or [CheckResult("audit", True, True, "nothing differs", "")]
+    yield from found or [CheckResult("audit", OK, "nothing differs")]
 
 
 def _findings(report: AuditReport) -> Iterator[CheckResult]:
@@ -154,15 +158,15 @@ def _findings(report: AuditReport) -> Iterator[CheckResult]:
     if not report.repairs:
         put_back = "the agent only reports it (--audit=report); its next start repairs it"
     for each in report.drift:
-        yield CheckResult(f"audit: {each.part}", False, True, str(each), put_back)
+        yield CheckResult(f"audit: {each.part}", WRONG, str(each), put_back)
     for name, how in report.objects.items():
         lists = "restart the agent, which then lists all objects, and report this as a bug"
-        yield CheckResult("audit: objects", False, True, f"{name}: {how}", lists)
+        yield CheckResult("audit: objects", WRONG, f"{name}: {how}", lists)
     if report.not_listed:
         text = "unknown: not compared with the cluster"
-        yield CheckResult("audit: objects", False, False, text, report.not_listed)
+        yield CheckResult("audit: objects", WARNING, text, report.not_listed)
     for name, error in report.errors.items():
-        yield CheckResult("audit", False, True, f"the {name} cannot be compared", error)
+        yield CheckResult("audit", WRONG, f"the {name} cannot be compared", error)
     for name in report.unfinished:
         text = f"unknown: the {name} are still being compared"
-        yield CheckResult("audit", False, False, text, "`ebpflb status` names what differs")
+        yield CheckResult("audit", WARNING, text, "`ebpflb status` names what differs")

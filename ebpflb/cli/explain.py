@@ -2,17 +2,15 @@
 """``ebpflb explain``: why a connection goes where it goes."""
 
 import sys
-from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from ebpflb.cli import common
 from ebpflb.cli.output import (
     Output,
-    Row,
+    limit_option,
     output_option,
     percent,
     print_as,
@@ -26,42 +24,21 @@ from ebpflb.serve import status
 from ebpflb.tools import pins
 from ebpflb.tools.explain import answer
 from ebpflb.tools.explain.answer import Explained
-from ebpflb.tools.explain.asking import NamedService, Share, parse_question
-
-PAGE = 20  # endpoints
-
-
-def _clients(context: click.Context, option: click.Parameter, incomplete: str) -> list[str]:
-    words = [word for word in ("node", "outside") if word.startswith(incomplete)]
-    return words + common.pod_names(context, option, incomplete)
-
-
-class _Question(click.ParamType):  # type: ignore[type-arg]
-    name = "ADDRESS:PORT[/PROTOCOL]"
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        return [CompletionItem(name) for name in common.service_names(ctx, param, incomplete)]
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Frontend | NamedService:
-        try:
-            return parse_question(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+from ebpflb.tools.explain.asking import NamedService, parse_question
 
 
 @click.command("explain")
-@click.argument("to", metavar="ADDRESS:PORT|NAMESPACE/NAME[:PORT]", type=_Question())
+@click.argument(
+    "to",
+    metavar="ADDRESS:PORT|NAMESPACE/NAME[:PORT]",
+    callback=common.parsed(parse_question),
+)
 @click.option(
     "--from",
     "sender",
     metavar="CLIENT",
     default="node",
     show_default=True,
-    shell_complete=_clients,
     help="The client: a pod (NAME or NAMESPACE/NAME), an address, a network namespace (name or "
     "path),"
     " a PID, node, or outside.",
@@ -71,9 +48,7 @@ class _Question(click.ParamType):  # type: ignore[type-arg]
     type=click.IntRange(1, 65535),
     help="The client's port; with it the endpoint of a packet is exact.  [default: any]",
 )
-@click.option(
-    "--page", type=click.IntRange(1), default=1, help=f"Which {PAGE} of the endpoints to list."
-)
+@limit_option
 @common.state_dir
 @common.run_dir
 @watch_option
@@ -82,7 +57,7 @@ def explain(
     to: Frontend | NamedService,
     sender: str,
     from_port: int | None,
-    page: int,
+    limit: int | None,
     state_dir: Path,
     run_dir: Path | None,
     watch: float | None,
@@ -114,61 +89,29 @@ def explain(
             found.notes.append(f"set aside, as they do not answer this node: {aside}")
         return found
 
-    explained = show(read, lambda found: _print(found, page, output), watch)
+    explained = show(read, lambda found: _print(found, output.most_rows(limit), output), watch)
     sys.exit(explained.status)
 
 
-def _print(explained: Explained, page: int, output: Output) -> None:
+def _print(explained: Explained, most: int, output: Output) -> None:
     if output.is_data:
-        print_as(output, _data(explained))
+        print_as(output, explained.as_data())
     else:
-        _print_tables(explained, page, output)
+        _print_tables(explained, most, output)
     for note in explained.notes:
         click.echo(f"note: {note}", err=True)
 
 
-def _data(explained: Explained) -> dict[str, Any]:
-    """Return the whole answer, with the words of the tables."""
-    return {
-        **explained.as_data(),
-        "protocol": explained.protocol.upper(),
-        "steps": [*_steps(explained, wide=True)],
-        "endpoints": [{**_endpoint(it), "chance": it.chance} for it in explained.shares],
-    }
+def _print_tables(explained: Explained, most: int, output: Output) -> None:
+    """Print two tables: the steps, the last of which is the verdict, and the endpoints.
 
-
-def _print_tables(explained: Explained, page: int, output: Output) -> None:
-    """Print two tables: the steps, the last of which is the verdict, and the endpoints."""
-    print_table([*_steps(explained, wide=output.is_wide)], output)
-    if not explained.shares:
-        return
-    click.echo()
-    shown = explained.shares[(page - 1) * PAGE : page * PAGE]
-    print_table([_endpoint(share) for share in shown], output)
-    pages = -(-len(explained.shares) // PAGE)
-    if max(page, pages) > 1:
-        click.echo(f"page {page} of {pages}, {len(explained.shares)} endpoints: --page", err=True)
-
-
-def _steps(explained: Explained, *, wide: bool) -> Iterator[Row]:
-    """Return the rows of steps; -o wide also names the row of the map that a step has read."""
-    asked = f"{explained.asked}/{explained.protocol} from {explained.client}"
-    steps = [
-        ("connection", asked, ""),
-        *((it.step, it.says, f"{it.map} {it.row}".strip()) for it in explained.rows),
-    ]
-    steps.append(("verdict", f"{explained.verdict}: {explained.says}", ""))
-    for step, says, source in steps:
-        yield {"step": step, "what": says, **({"read_from": source} if wide else {})}
-
-
-def _endpoint(share: Share) -> Row:
-    return {
-        "chance": percent(share.chance, 1),
-        "endpoint": share.endpoint,
-        "pod": share.pod,
-        "node": share.node,
-        "zone": share.zone,
-        "slot": share.slot,
-        "note": share.note,
-    }
+    -o wide also names the row of the map that a step has read.
+    """
+    steps = [dict(islice(it.items(), 3 if output.is_wide else 2)) for it in explained.steps()]
+    print_table(steps, output)
+    if shares := explained.shares:
+        click.echo()
+        shown = [{**it._asdict(), "chance": percent(it.chance, 1)} for it in shares[:most]]
+        print_table(shown, output)
+        if len(shares) > most:
+            click.echo(f"{len(shares) - most} more endpoints: --limit 0 shows all", err=True)

@@ -27,17 +27,10 @@ from ebpflb.tools.snapshot import require_service
 _NARROW = ("protocol", "state", "client", "frontend", "backend")
 
 
-def _client(_context: object, _option: object, text: str | None) -> Address | None:
-    try:
-        return None if text is None else parse_address(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-
-
 client = click.option(
     "--client",
     metavar="ADDRESS",
-    callback=_client,
+    callback=common.parsed(parse_address),
     help="Only the flows of this client.",
 )
 
@@ -97,7 +90,7 @@ def list_(
         rows = (row for row in _read(state_dir, only) if common.is_in(namespace, row["service"]))
         return [row for row in rows if not states or row["state"] in states]
 
-    show(read, lambda rows: _print(rows, output, namespace), watch)
+    show(read, lambda rows: _print(rows, output), watch)
 
 
 @contextmanager
@@ -115,10 +108,9 @@ def _read(state_dir: Path, only: FlowFilter) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["service"], row["client"], row["frontend"]))
 
 
-def _print(rows: list[dict[str, Any]], output: Output, namespace: str) -> None:
+def _print(rows: list[dict[str, Any]], output: Output) -> None:
     shown = rows if output.is_whole else [{name: row[name] for name in _NARROW} for row in rows]
-    names = (f"{row['client']}->{row['frontend']}/{row['protocol']}" for row in rows)
-    print_list(shown, output, names=names, what="flows", namespace=namespace)
+    print_list(shown, output, what="flows")
 
 
 @flows.command()

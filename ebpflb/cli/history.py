@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ebpflb history``: how Services have changed in the maps, when, and because of what."""
 
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
@@ -19,6 +20,7 @@ from ebpflb.history.records import (
     ServiceChange,
     WriteCause,
     latest_changes,
+    parse_time,
 )
 from ebpflb.serve.conditions import span
 from ebpflb.tools import pins
@@ -32,7 +34,7 @@ FEW = 3  # names of one sort in a cell of a narrow table
 @click.option(
     "--since",
     metavar="TIME",
-    callback=common.moment,
+    callback=common.parsed(lambda text: parse_time(text, time.time())),
     help="Only records since a time, such as 10m (ago), 14:03 or 2026-11-22T14:03:10.",
 )
 @limit_option
@@ -67,18 +69,17 @@ def history(
     def read() -> LatestChanges:
         return latest_changes(paths, wanted, since, most)
 
-    show(read, lambda found: _show(found, output, most, namespace), watch)
+    show(read, lambda found: _show(found, output, most), watch)
 
 
-def _show(found: LatestChanges, output: Output, most: int, namespace: str) -> None:
+def _show(found: LatestChanges, output: Output, most: int) -> None:
     make = _items if output.is_data else partial(_rows, wide=output.is_wide)
     every = [row for change in found.changes for row in make(change)]
     rows = every[-most:]
-    names = (row["service"] for row in rows if row["service"])
     notes = [f"history begins at {found.begins}", *found.notes]
     if found.earlier or len(rows) < len(every):
         notes.append("earlier changes are not shown: --limit 0 shows all")
-    print_list(rows, output, names=names, notes=notes, what="changes", namespace=namespace)
+    print_list(rows, output, notes=notes, what="changes")
 
 
 def _items(change: Change) -> Iterator[dict[str, Any]]:

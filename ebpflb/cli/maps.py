@@ -12,7 +12,6 @@ from ebpflb.cli.output import (
     list_option,
     print_as,
     print_list,
-    print_names,
     print_none_found,
     print_table,
     show,
@@ -58,8 +57,7 @@ def dump(
     Without MAP, --all and --service: how many entries each map has. With --service alone: the
     entries of that Service in every map.
 
-    Reads the pinned maps; no agent has to run. "conntrack" is the kernel's own table: its entries
-    that lead to an address and port of a service. "translations" are the elements of netfilter's
+    Reads the pinned maps; no agent has to run. "translations" are the elements of netfilter's
     table: the endpoint of each backend id.
 
     \b
@@ -93,7 +91,7 @@ def _print_counts(dumped: Dump, output: Output) -> None:
     """Print how many entries each map has."""
     rows = [{"map": name, "entries": len(rows)} for name, rows in dumped.maps.items() if rows]
     notes = [CHANGED] if dumped.changed_while_reading else []
-    print_list(rows, output, names=(row["map"] for row in rows), notes=notes, what="entries")
+    print_list(rows, output, notes=notes, what="entries")
     if output.has_sentences:
         click.echo("`ebpflb maps dump MAP` prints the entries of a map, --all of all", err=True)
 
@@ -106,14 +104,11 @@ def _print(dumped: Dump, output: Output) -> None:
         print_as(output, {"items": items, "notes": notes})
         return
     tables = {name: rows for name, rows in dumped.maps.items() if rows}
-    if output.form == "name":
-        print_names(tables)
-    else:
-        for number, (name, rows) in enumerate(tables.items()):
-            first = {"map": name} if len(dumped.maps) > 1 else {}
-            if number:
-                click.echo()
-            print_table([first | _columns(row, name, output) for row in rows], output)
+    for number, (name, rows) in enumerate(tables.items()):
+        first = {"map": name} if len(dumped.maps) > 1 else {}
+        if number:
+            click.echo()
+        print_table([first | _columns(row, output) for row in rows], output)
     if not tables:
         print_none_found("entries")
     if dumped.changed_while_reading:
@@ -123,7 +118,6 @@ def _print(dumped: Dump, output: Output) -> None:
 _COUNTERS = {*ServiceCounters._fields, *BackendCounters._fields, "open"}
 
 
-def _columns(row: Row, name: str, output: Output) -> dict[str, object]:
-    """Return the columns; without counters, unless all are wanted or the map has only counters."""
-    shows_all = output.is_wide or name.endswith("_stats")
-    return {key: value for key, value in row.items() if shows_all or key not in _COUNTERS}
+def _columns(row: Row, output: Output) -> dict[str, object]:
+    """Return the columns; without counters, unless all are wanted."""
+    return {key: it for key, it in row.items() if output.is_wide or key not in _COUNTERS}

@@ -5,7 +5,6 @@ import sys
 from contextlib import closing
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -19,7 +18,7 @@ from ebpflb.cli.output import (
     stream_option,
     table_lines,
 )
-from ebpflb.errors import NodeError, one_line
+from ebpflb.errors import NodeError
 from ebpflb.kernel.monitoring import DECISIONS, FREQUENT, USUAL, decision_mask
 from ebpflb.tools import pins
 from ebpflb.tools.events import EventFilter, EventNames, EventStream, Teller, Told
@@ -89,28 +88,22 @@ def _process(told: Told) -> str:
 _ENDED = "the agent has stopped or reloaded its programs: run `ebpflb monitor` again"
 
 
-class _Clients(click.ParamType):  # type: ignore[type-arg]
-    name = "ADDRESS[/PREFIX]"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> IPv4Network | IPv6Network:
-        try:
-            return ip_network(value)
-        except ValueError:
-            text = one_line(str(value))
-            self.fail(f'"{text}" is not an address or network such as 10.244.1.0/24', param, ctx)
+def _parse_clients(text: str) -> IPv4Network | IPv6Network:
+    try:
+        return ip_network(text)
+    except ValueError:
+        raise ValueError(f'"{text}" is not an address or network such as 10.244.1.0/24') from None
 
 
 @click.command()
-@click.option(
-    "--service",
-    metavar="NAMESPACE/NAME",
-    shell_complete=common.service_names,
-    help="Only events of this Service.",
-)
+@common.service
 @common.namespace
-@click.option("--client", type=_Clients(), help="Only events of clients with these addresses.")
+@click.option(
+    "--client",
+    metavar="ADDRESS[/PREFIX]",
+    callback=common.parsed(_parse_clients),
+    help="Only events of clients with these addresses.",
+)
 @click.option(
     "--verdict",
     "verdicts",
@@ -124,7 +117,7 @@ class _Clients(click.ParamType):  # type: ignore[type-arg]
 @common.run_dir
 @stream_option("one object a line")
 def monitor(
-    service: str | None,
+    service: tuple[str, str] | None,
     namespace: str,
     client: IPv4Network | IPv6Network | None,
     verdicts: tuple[str, ...],
@@ -146,11 +139,12 @@ def monitor(
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)
     with pins.pinned_maps(state_dir) as maps:
-        if service:
-            require_service(maps, service)
+        name = "/".join(service) if service else None
+        if name:
+            require_service(maps, name)
         click.echo("waiting for the agent to load the monitor's programs", err=True)
         mask = decision_mask(verdicts or USUAL)
-        teller = Teller(EventNames(maps), EventFilter(service, client, namespace))
+        teller = Teller(EventNames(maps), EventFilter(name, client, namespace))
         with closing(EventStream(paths, mask)) as stream:
             click.echo("watching; press Ctrl-C to stop", err=True)
             ended = _Watch(stream, teller, EventLines(output)).run(verdicts, count)

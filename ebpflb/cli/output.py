@@ -37,7 +37,7 @@ _NUMBER = re.compile(r"(\d+(\.\d+)?( ?(%|[nµm]?s|min|h|d))?|[-?])?")
 class Output(NamedTuple):
     """The chosen output: ``-o`` and ``--no-headers``."""
 
-    form: str = "table"  # or wide, json, yaml, name
+    form: str = "table"  # or wide, json, yaml
     headers: bool = True
 
     @property
@@ -56,7 +56,7 @@ class Output(NamedTuple):
 
     def most_rows(self, limit: int | None, on_terminal: int = TABLE_ROWS) -> int:
         """Return how many rows --limit allows; without it only a terminal's table is limited."""
-        if limit is None and sys.stdout.isatty() and self.form in ("table", "wide"):
+        if limit is None and sys.stdout.isatty() and not self.is_data:
             return on_terminal
         return limit or sys.maxsize
 
@@ -98,7 +98,7 @@ _no_headers = click.option(
     help="Print the rows of tables alone: no heads, and no sentences below.",
 )
 data_option = output_option("json", "yaml")
-list_option = output_option("wide", "json", "yaml", "name")
+list_option = output_option("wide", "json", "yaml")
 
 
 limit_option = click.option(
@@ -226,44 +226,32 @@ def print_as(output: Output, value: Any) -> None:
         click.echo(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())
 
 
-def print_names(names: Iterable[object]) -> None:
-    """Print ``-o name``: a name on each line, once."""
-    for name in dict.fromkeys(names):
-        click.echo(escaped(str(name)))
-
-
-def print_none_found(what: str = "resources", namespace: str = "") -> None:
-    """Say on stderr that a list is empty, in kubectl's words."""
-    found = f"No resources found in {namespace} namespace." if namespace else f"No {what} found"
-    click.echo(found, err=True)
+def print_none_found(what: str = "Services") -> None:
+    """Say on stderr that a list is empty."""
+    click.echo(f"No {what} found", err=True)
 
 
 def print_list(
     rows: Sequence[Row],
     output: Output,
     *,
-    names: Iterable[object],
     data: Iterable[Any] | None = None,
     notes: Iterable[str] = (),
-    what: str = "resources",
-    namespace: str = "",
+    what: str = "Services",
     text_last: bool = False,
     colours: Mapping[str, str] = NO_COLOURS,
 ) -> None:
-    """Print a list as ``output`` asks: JSON or YAML, the names, or a table of the rows.
+    """Print a list as ``output`` asks: JSON or YAML, or a table of the rows.
 
-    JSON has ``data``, which uses the same words as the rows, or the rows themselves. Tables and
-    names have the notes on stderr, and a sentence there if there is no row, as with kubectl.
+    JSON has ``data``, which uses the same words as the rows, or the rows themselves. A table has
+    the notes on stderr, and a sentence there if there is no row, as with kubectl.
     """
     if output.is_data:
         print_as(output, {"items": [*(rows if data is None else data)], "notes": [*notes]})
         return
-    if output.form == "name":
-        print_names(names)
-    else:
-        print_table(rows, output, text_last=text_last, colours=colours)
+    print_table(rows, output, text_last=text_last, colours=colours)
     if not rows:
-        print_none_found(what, namespace)
+        print_none_found(what)
     for note in notes:
         click.echo(escaped(note), err=True)
 
@@ -360,13 +348,12 @@ _RESULT_COLOURS = {"ok": "green", "warning": "yellow", "WRONG": "red", "MISSING"
 def print_results(results: "Sequence[CheckResult]", output: Output, lacking: str) -> None:
     """Print a table, and below it what to do about each result that is not ok.
 
-    ``lacking``: the word for what is required and not ok.
+    ``lacking``: the word for what is wrong.
     """
     if not (results or output.is_data):
         return
     rows = [_result_row(each, lacking, output) for each in results]
-    names = (each.feature for each in results)
-    print_list(rows, output, names=names, text_last=True, colours=_RESULT_COLOURS)
+    print_list(rows, output, text_last=True, colours=_RESULT_COLOURS)
     if output.has_sentences:
         for each in results:
             if each.remedy:
@@ -374,13 +361,9 @@ def print_results(results: "Sequence[CheckResult]", output: Output, lacking: str
 
 
 def _result_row(result: "CheckResult", lacking: str, output: Output) -> Row:
-    row: dict[str, object] = {
-        "result": "ok" if result.ok else lacking if result.required else "warning",
-        "check": result.feature,
-    }
-    if output.is_whole:
-        row |= {"required": result.required, "what_to_do": result.remedy}
-    return {**row, "found": result.detail}
+    word = lacking if result.result == "wrong" else result.result
+    more = {"what_to_do": result.remedy} if output.is_whole else {}
+    return {"result": word, "check": result.feature, **more, "found": result.detail}
 
 
 def microseconds(nanoseconds: int) -> str:

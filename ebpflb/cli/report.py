@@ -27,7 +27,6 @@ from ebpflb.tools.report import Source, collect
     "services",
     metavar="NAMESPACE/NAME[:PORT]",
     multiple=True,
-    shell_complete=common.service_names,
     help="Explain this Service; may be repeated.  [default: the first 10 ports]",
 )
 @click.option(

@@ -20,7 +20,7 @@ from ebpflb.config.fields import (
 )
 from ebpflb.config.parameters import EFFECTIVE_WITH_CONFIG, PARAMETERS, SWITCHES, Parameter, type_of
 from ebpflb.config.validation import FieldError
-from ebpflb.errors import ConfigurationError, in_json_words, plain
+from ebpflb.errors import ConfigurationError, in_json_words
 from ebpflb.model.addresses import Duration
 from ebpflb.options import REMOVED_OPTIONS, Flag, Options, Paths, flags_of
 from ebpflb.redaction import redact
@@ -40,8 +40,6 @@ _TYPES = {
     **dict.fromkeys(("healthz-port", "metrics-port"), int),
 }
 _FILE_FLAGS = {"config", "kubeconfig", "write-config-to"}
-
-_Callback = Callable[[click.Context, click.Parameter, Any], Any]
 
 
 def kube_proxy_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,7 +70,7 @@ def _flag(parameter: Parameter) -> Callable[[Any], Any]:
         type=click.Path(exists=True, dir_okay=False) if is_kubeconfig else click.STRING,
         multiple=_is_collection(kind),
         metavar=_metavar(parameter, kind),
-        callback=_converted_to(kind),
+        callback=common.parsed(_converted_to(kind)),
         help=parameter.help + _default_text(parameter),
         hidden=parameter.ignored,
         **without_value,
@@ -101,22 +99,20 @@ def _is_collection(kind: Any) -> bool:
     return get_origin(kind) in (tuple, dict)
 
 
-def _converted_to(kind: Any) -> _Callback:
-    """Return a callback for click that converts the text to the type of the field."""
+def _converted_to(kind: Any) -> Callable[[Any], Any]:
+    """Return a function that converts the flag's text to the type of the field."""
 
-    def callback(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
-        if value is None or value == ():
-            return None
+    def convert(value: Any) -> Any:
         try:
             return msgspec.convert(_split(kind, value), kind, strict=False, dec_hook=decode)
-        except UnicodeError as error:
-            raise click.BadParameter("is not UTF-8") from error
+        except UnicodeError:
+            raise ValueError("is not UTF-8") from None
         except ValueError as error:  # msgspec's among them
             text = value if isinstance(value, str) else ",".join(value)
             reason = in_json_words(str(error).partition(" - at ")[0])
-            raise click.BadParameter(plain(f'"{text}": {reason}')) from error
+            raise ValueError(f'"{text}": {reason}') from error
 
-    return callback
+    return convert
 
 
 def _split(kind: Any, value: Any) -> Any:
@@ -167,7 +163,7 @@ def _own_option(flag: Flag, default: Any) -> Callable[[Any], Any]:
         default=None,
         multiple=flag.repeated,
         metavar=flag.metavar,
-        callback=_parsed_by(flag),
+        callback=common.parsed(flag.parse or (lambda value: value)),
         help=f"{flag.help}  [default: {shown}]" if shown else flag.help,
         **alone,
     )
@@ -189,20 +185,6 @@ class _Choice(click.Choice[str]):
             removed_settings(ctx)[f"{self._flag.name}={value}"] = text
             value = str(instead)
         return super().convert(value, param, ctx)
-
-
-def _parsed_by(flag: Flag) -> _Callback:
-    """Return a callback for click that parses the value; a ValueError becomes a usage error."""
-
-    def callback(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
-        if value is None or value == ():
-            return None
-        try:
-            return flag.parse(value) if flag.parse else value
-        except ValueError as error:
-            raise click.BadParameter(plain(str(error))) from error
-
-    return callback
 
 
 def format_value(value: Any) -> str:

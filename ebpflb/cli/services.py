@@ -16,12 +16,11 @@ from ebpflb.cli.output import (
     percent,
     print_as,
     print_list,
-    print_names,
     print_table,
     show,
     watch_option,
 )
-from ebpflb.errors import escaped, one_line
+from ebpflb.errors import escaped
 from ebpflb.model.annotations import KEEP, RANDOM
 from ebpflb.model.services import parse_requirements, show_requirements
 from ebpflb.serve.service_page import (
@@ -40,21 +39,11 @@ from ebpflb.tools.service_pages import Wanted
 # The tables of ``ebpflb services``.
 
 
-def show_list(found: ServiceList, output: Output, namespace: str) -> None:
+def show_list(found: ServiceList, output: Output) -> None:
     """Print a row for each Service, and on stderr what is unknown."""
     rows = [_list_row(row, output.is_wide) for row in found.services]
-    names = (row.service for row in found.services)
-    notes = _more(found.more) + found.notes
-    data = found.services
-    print_list(
-        rows,
-        output,
-        data=data,
-        names=names,
-        notes=notes,
-        namespace=namespace,
-        text_last=True,
-    )
+    notes, data = _more(found.more) + found.notes, found.services
+    print_list(rows, output, data=data, notes=notes, text_last=True)
 
 
 def _list_row(row: ServiceRow, wide: bool) -> Row:
@@ -88,9 +77,6 @@ def show_page(page: ServicePage, output: Output, limit: int) -> None:
     """
     if output.is_data:
         print_as(output, page)
-        return
-    if output.form == "name":
-        print_names([page.service])
         return
     print_table([*_frontends(page, output.is_wide)], output, text_last=True)
     rows = [(port.port, row) for port in page.ports for row in port.endpoints]
@@ -174,18 +160,8 @@ def _percent(share: float | None) -> str:
 NOT_SERVED = 3  # exit status: a frontend serves nothing, or something does not fit
 
 
-def _name(_context: object, _argument: object, text: str) -> tuple[str, str]:
-    namespace, slash, name = text.rpartition("/")
-    if not name or "/" in namespace or (slash and not namespace) or ":" in text:
-        raise click.BadParameter(f'"{one_line(text)}" is not NAMESPACE/NAME such as default/web')
-    return namespace, name
-
-
-def _selector(_context: object, _option: object, text: str) -> str:
-    try:
-        return show_requirements(parse_requirements(text))
-    except ValueError as error:
-        raise click.BadParameter(one_line(str(error))) from error
+def _parse_selector(text: str) -> str:
+    return show_requirements(parse_requirements(text))
 
 
 @click.group()
@@ -207,14 +183,13 @@ def services() -> None:
     "patterns",
     metavar="[NAME|NAMESPACE/NAME]...",
     nargs=-1,
-    shell_complete=common.service_names,
 )
 @common.namespace
 @click.option(
     "-l",
     "--selector",
     default="",
-    callback=_selector,
+    callback=common.parsed(_parse_selector),
     help="Only Services with these labels, as in kubectl: app=web,tier!=db,stage in (test,canary).",
 )
 @limit_option
@@ -239,7 +214,7 @@ def list_(
     \b
     $ ebpflb services list
     $ ebpflb services list -n shop 'web-*' -o wide
-    $ ebpflb services list -l app=web -o name
+    $ ebpflb services list -l app=web -o json
     """
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)
@@ -248,27 +223,18 @@ def list_(
     )
     wanted = Wanted(names, output.most_rows(limit), selector)
 
-    def read(wanted: Wanted = wanted) -> ServiceList:
+    def read() -> ServiceList:
         with pins.maps_if_any(state_dir) as maps:
             return pages.listed(paths, maps, wanted)
 
-    found = show(read, lambda value: show_list(value, output, namespace), watch)
-    if not found.services and len(patterns) == 1 and not namespace:
-        name = patterns[0]
-        if "/" not in name and read(Wanted((f"{name}/*",), 1)).services:
-            click.echo(f"{name} is a namespace: -n {name} lists its Services", err=True)
+    show(read, lambda value: show_list(value, output), watch)
 
 
 @services.command()
 @click.argument(
-    "service", metavar="NAMESPACE/NAME", callback=_name, shell_complete=common.service_names
-)
-@click.option(
-    "-n",
-    "--namespace",
-    default="",
-    shell_complete=common.namespace_names,
-    help="Where SERVICE is only a NAME.  [default: default, or the only one that has it]",
+    "service",
+    metavar="NAMESPACE/NAME",
+    callback=common.parsed(common.parse_service),
 )
 @limit_option
 @watch_option
@@ -277,7 +243,6 @@ def list_(
 @list_option
 def get(
     service: tuple[str, str],
-    namespace: str,
     limit: int | None,
     watch: float | None,
     state_dir: Path,
@@ -291,7 +256,7 @@ def get(
 
     \b
     $ ebpflb services get shop/cart
-    $ ebpflb services get cart -n shop --watch
+    $ ebpflb services get shop/cart --watch
     $ ebpflb services get shop/cart -o json
     """
     common.require_capabilities()
@@ -299,8 +264,7 @@ def get(
 
     def read() -> ServicePage:
         with pins.maps_if_any(state_dir) as maps:
-            within = service[0] or namespace or pages.namespace_of(paths, maps, service[1])
-            return pages.page(paths, maps, within, service[1])
+            return pages.page(paths, maps, *service)
 
     found = show(read, lambda value: show_page(value, output, output.most_rows(limit)), watch)
     sys.exit(NOT_SERVED if found.problems else 0)

@@ -69,7 +69,7 @@ def top(
         def show(rows: list[Rate]) -> None:
             found = [row for row in rows if common.is_in(namespace, row.service)]
             height = shutil.get_terminal_size().lines
-            _show(found, output, output.most_rows(limit, max(1, height - _AROUND)), namespace)
+            _show(found, output, output.most_rows(limit, max(1, height - _AROUND)))
 
         if once or not sys.stdout.isatty():
             show(meter.read())
@@ -89,7 +89,7 @@ class _Meter:
         return rates.rates(self._maps, before, self._last)
 
 
-def _show(rows: list[Rate], output: Output, limit: int, namespace: str) -> None:
+def _show(rows: list[Rate], output: Output, limit: int) -> None:
     table = [
         {
             "service": row.service,
@@ -108,6 +108,6 @@ def _show(rows: list[Rate], output: Output, limit: int, namespace: str) -> None:
         return
     print_table(table, output)
     if not rows:
-        print_none_found(namespace=namespace)
+        print_none_found()
     if len(rows) > limit:
         click.echo(f"{len(rows) - limit} more rows: --limit", err=not sys.stdout.isatty())

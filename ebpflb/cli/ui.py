@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ebpflb ui``: a page in the browser."""
 
-from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ebpflb.cli import common
-from ebpflb.errors import NodeError, in_words, one_line
+from ebpflb.errors import NodeError, in_words
+from ebpflb.model.addresses import Address, parse_host_port
 
 UI_PORT = 10251
 _MISSING = (
@@ -18,27 +17,11 @@ _MISSING = (
 _LEAST_TOKEN = 16  # characters
 
 
-class _Address(click.ParamType):  # type: ignore[type-arg]
-    name = "ADDRESS:PORT"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, int]:
-        host, _, port = str(value).rpartition(":")
-        try:
-            address = ip_address(host.strip("[]"))
-            if not 0 <= int(port) < 65536:
-                raise ValueError
-        except ValueError:
-            text = one_line(str(value))
-            self.fail(f'"{text}" is not ADDRESS:PORT such as 127.0.0.1:10251', param, ctx)
-        return str(address), int(port)
-
-
 @click.command()
 @click.option(
     "--listen",
-    type=_Address(),
+    metavar="ADDRESS:PORT",
+    callback=common.parsed(parse_host_port),
     default=f"127.0.0.1:{UI_PORT}",
     show_default=True,
     help="Where to listen; other addresses than loopback need --token-file.",
@@ -60,7 +43,7 @@ class _Address(click.ParamType):  # type: ignore[type-arg]
 @common.state_dir
 @common.run_dir
 def ui(
-    listen: tuple[str, int],
+    listen: tuple[Address, int],
     token_file: Path | None,
     hosts: tuple[str, ...],
     state_dir: Path,
@@ -78,7 +61,7 @@ def ui(
     $ ebpflb ui --listen 192.0.2.1:10251 --token-file /etc/ebpflb/token
     """
     token = _token(token_file) if token_file else ""
-    if not ip_address(listen[0]).is_loopback and not token:
+    if not listen[0].is_loopback and not token:
         raise NodeError(
             f"--listen {listen[0]}: everyone who reaches this address could read the node's "
             "state: add --token-file"
@@ -91,7 +74,7 @@ def ui(
         if (error.name or "").startswith("ebpflb"):
             raise
         raise NodeError(_MISSING) from None
-    where = Listen(*listen, hosts, token)
+    where = Listen(str(listen[0]), listen[1], hosts, token)
     readings = Readings(state_dir, run_dir)
     serve(readings, state_dir, where, lambda url: click.echo(f"{url}  (press Ctrl-C to stop)"))
 

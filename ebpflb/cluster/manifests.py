@@ -256,7 +256,7 @@ class ManifestDirectory:
         self._node_name = node_name
         self._settled_after = settled_after
         self._files: dict[str, _File] = {}
-        self._owners: dict[ObjectName, tuple[str, ...]] = {}  # object -> its files
+        self._twice: dict[ObjectName, list[str]] = {}  # object -> the files that define it
         self._served: dict[ObjectName, ReadObject] = {}
         self._listed = False
         self.skipped = False
@@ -280,17 +280,41 @@ class ManifestDirectory:
 
     def read(self, names: Iterable[str]) -> list[Event]:
         """Return the events for the files of these names, which need not exist any more."""
-        changed: set[ObjectName] = set()
         errors: list[Event] = []
         for name in sorted(names):
             before = self._files.pop(name, _File())
             after = self._parse(name, before)
-            changed |= self._replace(name, before, after)
+            if after.signature is not None:
+                self._files[name] = after
             if before.error != after.error:
                 where = one_line(str(self._directory / name))
                 errors.append(SourceStatus(where, after.error))
-        updates = (self._update(name) for name in sorted(changed))
-        return [event for event in updates if event] + errors
+        return [*self._changes(), *errors]
+
+    def _changes(self) -> Iterator[Event]:
+        """Yield how the objects differ from those that were served until now."""
+        former, self._served = self._served, self._merged()
+        names = former.keys() | self._served.keys()
+        for name in sorted(it for it in names if former.get(it) != self._served.get(it)):
+            found = self._served.get(name)
+            yield Changed(*name, found) if found else Removed(*name)
+
+    def _merged(self) -> dict[ObjectName, ReadObject]:
+        """Return the selected objects of all files; of several definitions the first by file."""
+        defined: dict[ObjectName, ReadObject] = {}
+        twice: dict[ObjectName, list[str]] = {}
+        for file in sorted(self._files):
+            source = one_line(file)
+            for name, found in self._files[file].objects.items():
+                first = defined.setdefault(name, ReadObject(found, source))
+                if first.source != source:
+                    twice.setdefault(name, [first.source]).append(source)
+        for name in twice:
+            if twice[name] != self._twice.get(name):
+                shown = one_line(" and ".join(twice[name]))
+                log.warning("%s: also in %s: the first file is used", name, shown)
+        self._twice = twice
+        return {name: it for name, it in defined.items() if self._is_selected(name, it.object)}
 
     def _signatures(self) -> dict[str, Signature]:
         try:
@@ -302,16 +326,6 @@ class ManifestDirectory:
 
     def _is_settled(self, file: Signature | None) -> bool:
         return file is None or not 0 <= time.time() - file.modified / 1e9 < self._settled_after
-
-    def _replace(self, name: str, before: _File, after: _File) -> set[ObjectName]:
-        """Replace a file; return the names of all objects that it defines or defined."""
-        if after.signature is not None:
-            self._files[name] = after
-        for removed in before.objects.keys() - after.objects.keys():
-            self._owners[removed] = tuple([it for it in self._owners[removed] if it != name])
-        for defined in after.objects.keys() - before.objects.keys():
-            self._owners[defined] = (*self._owners.get(defined, ()), name)
-        return before.objects.keys() | after.objects.keys()
 
     def _parse(self, name: str, before: _File) -> _File:
         """Parse the file; if it is completely or partly unreadable, its former objects stay."""
@@ -331,17 +345,6 @@ class ManifestDirectory:
             return _File(signature, known, one_line("; ".join(content.unnamed)))
         return _File(signature, objects)
 
-    def _update(self, name: ObjectName) -> Event | None:
-        """Return the event for an object whose files changed; None if it stays equal."""
-        found = self._first_definition(name)
-        if found and not self._is_selected(name, found.object):
-            found = None
-        served = self._served.pop(name, None)
-        if found is None:
-            return Removed(name.kind, name.key) if served else None
-        self._served[name] = found
-        return None if found == served else Changed(name.kind, name.key, found)
-
     def _compact(self, name: ObjectName, found: Object | InvalidObject) -> Found:
         """Return a slice in its stored form, if its labels, which are not stored, select it."""
         if isinstance(found, InvalidObject) or not self._is_selected(name, found):
@@ -355,16 +358,6 @@ class ManifestDirectory:
         if isinstance(object, InvalidObject):
             return name.kind is not Kind.NODE or name.key.name == self._node_name
         return decoding.is_selected(object, self._node_name)
-
-    def _first_definition(self, name: ObjectName) -> ReadObject | None:
-        files = sorted(self._owners[name])
-        if not files:
-            del self._owners[name]
-            return None
-        if files[1:]:
-            shown = one_line(" and ".join(files))
-            log.warning("%s: also in %s: the first file is used", name, shown)
-        return ReadObject(self._files[files[0]].objects[name], one_line(files[0]))
 
     def _replace_all(self) -> list[Event]:
         objects: dict[Kind, dict[Key, ReadObject]] = {kind: {} for kind in Kind}

@@ -233,16 +233,7 @@ def _has_been_seen(side: Collection[Flags]) -> bool:
 # Connections in the kernel's conntrack: their translation and their state.
 
 # enum ip_conntrack_status of include/uapi/linux/netfilter/nf_conntrack_common.h
-STATUS = {
-    "expected": 1 << 0,
-    "seen-reply": 1 << 1,
-    "assured": 1 << 2,
-    "confirmed": 1 << 3,
-    "source-nat": 1 << 4,
-    "destination-nat": 1 << 5,
-    "offload": 1 << 14,
-}
-SEEN_REPLY, DESTINATION_NAT = STATUS["seen-reply"], STATUS["destination-nat"]
+SEEN_REPLY, DESTINATION_NAT = 1 << 1, 1 << 5
 
 # enum tcp_conntrack of include/uapi/linux/netfilter/nf_conntrack_tcp.h
 TCP_STATES = (
@@ -295,7 +286,7 @@ class Connection(NamedTuple):
     protocol: Protocol
     original: Ends
     reply: Ends
-    status: int = 0  # bits of STATUS
+    status: int = 0  # bits of enum ip_conntrack_status
     seconds: int = 0  # until it times out
     tcp_state: int = 0  # an index of TCP_STATES
     mark: int = 0

@@ -27,19 +27,14 @@ from ebpflb.model.services import Protocol
 # Checksums of TCP, UDP and SCTP are arbitrary, because programs update them by the difference.
 
 _LINK, _SUM = 14, 0x1234
-_SYN, _ACK = 0x02, 0x10
-_INIT, _INIT_ACK = 1, 2  # SCTP's chunks
+_SYN = 0x02
+_INIT = 1  # SCTP's chunk
 _MACS = bytes.fromhex("ffffffffffff020000000002")  # broadcast: a packet for this host, too
 
 
 def request_frame(ends: Ends, protocol: Protocol) -> bytes:
     """Return the frame that begins a connection or flow."""
-    return _framed(ends, protocol, _transport(ends, protocol, _SYN, _INIT))
-
-
-def reply_frame(ends: Ends, protocol: Protocol) -> bytes:
-    """Return the frame that answers a request, with these ends."""
-    return _framed(ends, protocol, _transport(ends, protocol, _SYN | _ACK, _INIT_ACK))
+    return _framed(ends, protocol, _transport(ends, protocol))
 
 
 def ends_of(frame: bytes) -> Ends:
@@ -51,16 +46,14 @@ def ends_of(frame: bytes) -> Ends:
     return Ends(ip_address(source), ip_address(destination), *ports)
 
 
-def _transport(ends: Ends, protocol: Protocol, flags: int, chunk: int) -> bytes:
+def _transport(ends: Ends, protocol: Protocol) -> bytes:
     ports = ends.source_port, ends.destination_port
     if protocol is Protocol.TCP:
-        acknowledged = 1001 if flags & _ACK else 0
-        return struct.pack("!HHIIBBHHH", *ports, 1000, acknowledged, 5 << 4, flags, 65535, _SUM, 0)
+        return struct.pack("!HHIIBBHHH", *ports, 1000, 0, 5 << 4, _SYN, 65535, _SUM, 0)
     if protocol is Protocol.UDP:
         return struct.pack("!HHHH", *ports, 16, _SUM) + bytes(8)
-    init = struct.pack("!BBHIIHHI", chunk, 0, 20, 7, 65535, 1, 1, 9)
-    tag = 0 if chunk == _INIT else 7
-    return struct.pack("!HHII", *ports, tag, _SUM) + init
+    init = struct.pack("!BBHIIHHI", _INIT, 0, 20, 7, 65535, 1, 1, 9)
+    return struct.pack("!HHII", *ports, 0, _SUM) + init
 
 
 def _framed(ends: Ends, protocol: Protocol, transport: bytes) -> bytes:

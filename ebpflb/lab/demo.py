@@ -3,14 +3,12 @@
 
 Two nodes with pods, a client outside, and an agent that reads manifests, which each step writes:
 connections to a ClusterIP over TCP and UDP, IPv4 and IPv6; a service scaled from three endpoints to
-four; a canary that gets a tenth of them; what `services get` and `explain` say; connections from
-outside to a NodePort with both traffic policies, by either engine; and connections after the agent
-was killed.
+four; what `services get` and `explain` say; connections from outside to a NodePort with both
+traffic policies; and connections after the agent was killed.
 """
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,13 +18,12 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from ebpflb.entries.services import Frontend, ServiceEntry
+from ebpflb.entries.services import Frontend
 from ebpflb.errors import NodeError
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab import cni, manifests, traffic
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab
-from ebpflb.model.annotations import DEFAULT_WEIGHT, WEIGHT_ANNOTATION
 from ebpflb.options import Paths
 
 WEB = "web"
@@ -35,7 +32,6 @@ SHOP = "10.96.0.20"
 SERVICE_RANGES = ("10.96.0.0/16", "fd00:96::/112")
 PORT, TARGET, NODEPORT, SHOP_NODEPORT = 80, 8080, 30080, 30090
 TARGETS = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
-CANARY_WEIGHT = 33  # against three of 100: a tenth
 CONNECTIONS_A_LINE = 100  # connections in each line of the output
 TRAFFIC = Path(traffic.__file__)
 WIDTH = 80  # columns
@@ -77,26 +73,12 @@ class Demo:
 
     def scale(self, count: int) -> None:
         """Write the manifest with the first ``count`` pods as endpoints."""
-        self._write(_slices("web", self.pods[:count]))
-
-    def _write(self, slices: list[manifests.Manifest]) -> None:
+        slices = _slices(self.pods[:count])
         ports = [{**port, "port": PORT, "nodePort": NODEPORT} for port in TARGETS]
         service = manifests.service("web", [V4, V6], ports, type="NodePort")
         node = manifests.node("node", self.node.v4, self.node.v6)
         ranges = manifests.service_cidr(*SERVICE_RANGES)
         manifests.write(self.agent.manifests / "web.yaml", [node, ranges, service, *slices])
-
-    def try_out(self) -> None:
-        """Give the fourth pod a tenth of the connections, by slices of its own with a weight."""
-        annotations = {WEIGHT_ANNOTATION: str(CANARY_WEIGHT)}
-        canary = _slices("web-canary", self.pods[3:], annotations=annotations)
-        self._write([*_slices("web", self.pods[:3]), *canary])
-        wait_until("the weight is in force", lambda: self._weighted() == 2)
-        self.say(f"  {WEIGHT_ANNOTATION}: {CANARY_WEIGHT} against three times {DEFAULT_WEIGHT}")
-        self._request(self.client, "tcp", V4)
-        self._request(self.client, "udp", V6)
-        self.scale(3)
-        wait_until("the canary has gone", lambda: not self._weighted())
 
     def connect(self) -> None:
         """Connect with every protocol and family from a pod, and to a NodePort from the node."""
@@ -137,20 +119,6 @@ class Demo:
             for name, sources in sorted(answer["sources"].items()):
                 self.say(f"    {name} saw {' '.join(sources)}")
 
-    def look_at_a_flow(self) -> None:
-        """Connect once from outside; print the entries of conntrack and of `ebpflb flows list`."""
-        self._request(self.outside, "tcp", self.node.v4, NODEPORT, 1)
-        self._conntrack()
-        self.ebpflb("flows", "list", "--service", f"default/{WEB}")
-
-    def change_engine(self) -> None:
-        """Forget the earlier flow, and start the agent again with the flow tables."""
-        self.ebpflb("flows", "flush", "--service", f"default/{WEB}")
-        self.agent.stop()
-        self.agent.options = (*_PODS, "--packet-path=flows")
-        self.agent.start()
-        self.agent.options = _PODS
-
     def ebpflb(self, *words: str) -> None:
         """Print a command, and its output on the node."""
         self.say(f"  $ ebpflb {' '.join(words)}")
@@ -159,37 +127,12 @@ class Demo:
         if process.wait():
             raise NodeError(f"`ebpflb {' '.join(words)}` failed")
 
-    def _conntrack(self) -> None:
-        """Print the entries of connections to the NodePort, each in two lines."""
-        words = ("conntrack", "-L", "-p", "tcp", "--dport", str(NODEPORT))
-        self.say(f"  $ {' '.join(words)}")
-        if not shutil.which(words[0]):
-            self.say("  (conntrack is not installed here: apt install conntrack)")
-            return
-        process = self.node.start(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        entries = process.communicate()[0].splitlines()
-        for entry in entries:
-            request, reply, rest = " ".join(entry.split()).split(" src=", 2)
-            self.say(f"  {request} src={reply}")
-            self.say(f"  src={rest}")
-        if not entries:
-            self.say("  (no entry: the kernel's conntrack has not seen the connection)")
-
     def _in_force(self, policy: str) -> bool:
-        found = self._service(Frontend(ip_address("0.0.0.0"), SHOP_NODEPORT, 6))
-        return found is not None and ("local" in found.flags) == (policy == "Local")
-
-    def _weighted(self) -> int:
-        """Return how many of the two frontends for TCP use weights."""
-        found = [self._service(Frontend(ip_address(ip), PORT, 6)) for ip in (V4, V6)]
-        return sum(each is not None and each.table.size > 0 for each in found)
-
-    def _service(self, frontend: Frontend) -> ServiceEntry | None:
         maps = StateDir(self.agent.paths.state).read_maps()
-        found: ServiceEntry | None = maps["services"].get(frontend)
+        found = maps["services"].get(Frontend(ip_address("0.0.0.0"), SHOP_NODEPORT, 6))
         for opened in maps.values():
             opened.close()
-        return found
+        return found is not None and ("local" in found.flags) == (policy == "Local")
 
     def kill(self) -> None:
         """Kill the agent, and connect."""
@@ -236,7 +179,7 @@ def _shortened(line: str) -> str:
     return line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…"
 
 
-def _slices(name: str, pods: list[Host], **how: Any) -> list[manifests.Manifest]:
+def _slices(pods: list[Host]) -> list[manifests.Manifest]:
     """Return the EndpointSlices of the Service web, for both families."""
     return [
         manifests.endpoint_slice(
@@ -244,8 +187,6 @@ def _slices(name: str, pods: list[Host], **how: Any) -> list[manifests.Manifest]
             family,
             [_endpoint(pod, pod.v4 if family == "IPv4" else pod.v6) for pod in pods],
             TARGETS,
-            name=f"{name}-{family.lower()}",
-            **how,
         )
         for family in ("IPv4", "IPv6")
     ]

@@ -4,12 +4,13 @@
 import errno
 import time
 from contextlib import closing, suppress
+from http.client import HTTPConnection, HTTPException
 from typing import TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 
-from ebpflb import http_get, unix_socket
+from ebpflb import unix_socket
 from ebpflb.errors import NotFound, in_words
 from ebpflb.model.events import AuditAnswer, AuditReport
 from ebpflb.model.nodes import Pulse
@@ -57,11 +58,8 @@ def audit(paths: Paths) -> AuditReport:
     """Return what the agent finds now. Raises NoAnswer with the reason, Hangs among them."""
     until = time.monotonic() + AUDIT_SECONDS
     while time.monotonic() < until:
-        try:
-            if report := _get(paths, "/v1/audit", AuditAnswer).report:
-                return report
-        except NotFound:
-            raise NoAnswer(_OTHER_VERSION) from None
+        if report := _get(paths, "/v1/audit", AuditAnswer).report:
+            return report
         time.sleep(POLL_SECONDS)
     raise NoAnswer(f"the agent has not finished within {AUDIT_SECONDS:g} s")
 
@@ -98,15 +96,12 @@ def hold_canary(paths: Paths, nodeport: int) -> CanaryLease:
 
     Raises NoAnswer with the reason if the agent refuses.
     """
-    try:
-        return _get(paths, f"/v1/canary/hold?nodeport={nodeport}", CanaryLease)
-    except NotFound:
-        raise NoAnswer(_OTHER_VERSION) from None
+    return _get(paths, f"/v1/canary/hold?nodeport={nodeport}", CanaryLease)
 
 
 def end_canary(paths: Paths) -> None:
     """Withdraw the canary now, or leave it to the agent, which soon withdraws it by itself."""
-    with suppress(NoAnswer, NotFound):
+    with suppress(NoAnswer):
         _get(paths, "/v1/canary/end", CanaryLease)
 
 
@@ -114,13 +109,13 @@ def uplinks(paths: Paths) -> UplinkReport:
     """Return what becomes of requests that come in at each uplink. Raises NoAnswer with the
     reason.
     """
-    try:
-        return _get(paths, "/v1/canary/uplinks", UplinkReport, UPLINK_SECONDS)
-    except NotFound:
-        raise NoAnswer(_OTHER_VERSION) from None
+    return _get(paths, "/v1/canary/uplinks", UplinkReport, UPLINK_SECONDS)
 
 
 def _get(paths: Paths, path: str, kind: type[_Asked], seconds: float = SECONDS) -> _Asked:
+    """Return the answer. Raises NotFound for an unknown Service; NoAnswer, also if the agent does
+    not know the path.
+    """
     status, body = exchange(paths, path, seconds)
     try:
         if status == 200:
@@ -137,11 +132,15 @@ def exchange(paths: Paths, path: str, seconds: float) -> tuple[int, bytes]:
     """Return the status and the body of the agent's answer. Raises NoAnswer."""
     try:
         with closing(unix_socket.connect(paths.socket_file, seconds)) as connection:
-            return http_get.get(connection, path)
+            asking = HTTPConnection("ebpflb")
+            asking.sock = connection
+            asking.request("GET", path)
+            answer = asking.getresponse()
+            return answer.status, answer.read()
     except (TimeoutError, BlockingIOError) as error:
         raise Hangs(f"{paths.socket_file}: {in_words(error)}") from None
     except OSError as error:
         known = _GONE.get(error.errno or 0, "")
         raise NoAnswer(known or f"{paths.socket_file}: {in_words(error)}") from None
-    except ValueError:
+    except HTTPException:
         raise NoAnswer(_OTHER_VERSION) from None

@@ -44,7 +44,7 @@ from ebpflb.plan.canary import (
 )
 from ebpflb.tools import ask
 from ebpflb.tools.ask import NoAnswer
-from ebpflb.tools.node_checks import CheckResult
+from ebpflb.tools.node_checks import OK, WARNING, WRONG, CheckResult
 
 # One canary connection; both ends are in this process. The endpoint must get the request, and the
 # answer must come from the address that was asked: else only one direction was translated.
@@ -161,7 +161,7 @@ def canary_results(state: StateDir, paths: Paths, maps: Mapping[str, Map]) -> It
 
 
 def _not_tried(what: str, why: object, remedy: str = "") -> CheckResult:
-    return CheckResult(what, False, False, f"not tried: {why}", remedy)
+    return CheckResult(what, WARNING, f"not tried: {why}", remedy)
 
 
 def uplink_results(paths: Paths) -> Iterator[CheckResult]:
@@ -176,10 +176,11 @@ def uplink_results(paths: Paths) -> Iterator[CheckResult]:
         return
     bad = {name: text for name, text in report.uplinks.items() if text}
     for name, text in bad.items():
-        yield CheckResult(what, False, name in report.lost, f"{name}: {text}", _LOST)
+        found = WRONG if name in report.lost else WARNING
+        yield CheckResult(what, found, f"{name}: {text}", _LOST)
     if not bad:
         text = ", ".join(report.uplinks) or "not needed: the flow tables translate at the device"
-        yield CheckResult(what, True, True, text, "")
+        yield CheckResult(what, OK, text)
 
 
 def _free_nodeport(used: Collection[int], families: Collection[Family]) -> int:
@@ -263,7 +264,7 @@ class _Canary:
             text = f"--devices={self._lease.devices} leaves out doctor's own device"
             return _not_tried(what, text)
         text = f"{lacking[0].name}, which doctor created, got no programs"
-        return CheckResult(what, False, True, text, "see the agent's log, and `ebpflb status`")
+        return CheckResult(what, WRONG, text, "see the agent's log, and `ebpflb status`")
 
     def _is_served(self, namespace: ScratchNamespace) -> bool:
         device = Device(namespace.index, namespace.name, False, True, 0, (), ())
@@ -296,12 +297,11 @@ class _Canary:
             elif why := fault(protocol, address, port):
                 bad.append(f"{protocol.name} to {host_port(address, port)}: {why}")
         if bad:
-            yield CheckResult(what, False, True, "; ".join(bad), _NOT_TRANSLATED)
+            yield CheckResult(what, WRONG, "; ".join(bad), _NOT_TRANSLATED)
         if untried:
             yield _not_tried(what, "; ".join(untried), _NOT_FORWARDED)
         if targets and not bad and not untried:
-            text = ", ".join(host_port(*target) for target in targets)
-            yield CheckResult(what, True, True, text, "")
+            yield CheckResult(what, OK, ", ".join(host_port(*target) for target in targets))
         if not targets:
             why = "no address of this node serves them (--nodeport-addresses)"
             yield _not_tried(what, why)

@@ -21,9 +21,17 @@ from ebpflb.model import packet_path
 from ebpflb.model.services import Protocol
 from ebpflb.options import Paths
 from ebpflb.tools import neighbours
-from ebpflb.tools.node_checks import CheckResult, feature, missing_requirements, required_results
+from ebpflb.tools.node_checks import (
+    WARNING,
+    CheckResult,
+    feature,
+    judged,
+    missing_requirements,
+    required_results,
+)
 
-_NETFILTER, _BRIDGES = "NAT by nftables", "bridges of pods"
+_BRIDGES = "bridges of pods"
+_BY_FLOWS = "packets are translated by ebpflb's own flow tables"
 
 
 def check_node(paths: Paths, cgroup: Path | None) -> list[CheckResult]:
@@ -71,18 +79,13 @@ def _one_packet_a_cpu() -> CheckResult:
     before it has ended. With PREEMPT_RT that takes a lock, which such kernels can leave out since
     6.18.
     """
-    name, apart = "one packet a CPU", "yes"
-    if not files.says_one(REALTIME):
-        return CheckResult(name, True, False, apart, "")
-    config = _kernel_config()
+    detail, config = "yes", _kernel_config() if files.says_one(REALTIME) else ""
     if config is None:
         detail = f"unknown: a PREEMPT_RT kernel whose configuration is not readable ({_BH_LOCK})"
-    elif f"# {_BH_LOCK} is not set" not in config.splitlines():
-        return CheckResult(name, True, False, apart, "")
-    else:
+    elif f"# {_BH_LOCK} is not set" in config.splitlines():
         detail = f"no: PREEMPT_RT without {_BH_LOCK}"
     lost = "packets may be translated with the data of another one: use a kernel that has this lock"
-    return CheckResult(name, False, False, detail, lost)
+    return judged("one packet a CPU", detail == "yes", detail, lost)
 
 
 def _kernel_config() -> str | None:
@@ -99,8 +102,7 @@ def _netfilter(answers: Path) -> CheckResult:
     """Return whether the kernel allows --packet-path=auto to use netfilter."""
     left = left_answers(answers)
     missing = left.netfilter if left else netfilter_obstacle()
-    lost = "packets are translated by ebpflb's own flow tables" if missing else ""
-    return CheckResult(_NETFILTER, not missing, False, missing or "yes", lost)
+    return judged("NAT by nftables", not missing, missing or "yes", _BY_FLOWS)
 
 
 def _bridged_pods() -> CheckResult:
@@ -108,9 +110,8 @@ def _bridged_pods() -> CheckResult:
     try:
         found = packet_path.unsuited(device_watch.list_devices().devices, (), bridge_calls())
     except EbpflbError as error:
-        return CheckResult(_BRIDGES, False, False, str(error), "")
-    lost = "packets are translated by ebpflb's own flow tables" if found else ""
-    return CheckResult(_BRIDGES, not found, False, found or "none bypasses netfilter", lost)
+        return CheckResult(_BRIDGES, WARNING, str(error))
+    return judged(_BRIDGES, not found, found or "none bypasses netfilter", _BY_FLOWS)
 
 
 def _stale_sockets() -> Iterator[CheckResult]:
@@ -127,5 +128,5 @@ def _stale_sockets() -> Iterator[CheckResult]:
     yield feature("destroying TCP sockets", ends_tcp, "4.5, INET_DIAG_DESTROY", lost)
     can_enter = "CAP_SYS_ADMIN" in namespaces.capabilities()
     detail = "yes" if can_enter else "no (needs CAP_SYS_ADMIN)"
-    remedy = "" if can_enter else "connected UDP sockets of pods keep a removed backend"
-    yield CheckResult("listing pods' UDP sockets", can_enter, False, detail, remedy)
+    lost = "connected UDP sockets of pods keep a removed backend"
+    yield judged("listing pods' UDP sockets", can_enter, detail, lost)

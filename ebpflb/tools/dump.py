@@ -28,7 +28,6 @@ from ebpflb.kernel.node.namespaces import own_cookie
 from ebpflb.model.addresses import Address, Family, host_port
 from ebpflb.model.services import Protocol
 from ebpflb.plan.tables import scheduler_of
-from ebpflb.tools.flow_list import dump_connections
 from ebpflb.tools.snapshot import Row, Snapshot, seconds_since
 
 _FLOW_NUMBERS = 1 << 63  # bpf/engine/flows/count.h
@@ -70,11 +69,6 @@ def _entries(name: str, row: Each, order: Callable[[Any], Any] = repr) -> Rows:
     return rows
 
 
-def _written(name: str, row: Each) -> Rows:
-    """Return a function that makes a row for each element of an array that was written."""
-    return lambda s: (row(s, at, value) for at, value in s.maps[name].written_items())
-
-
 def _sorted(rows: Iterable[Row], *by: str) -> list[Row]:
     return sorted(rows, key=lambda row: [row[name] for name in by])
 
@@ -113,11 +107,6 @@ def _backend(s: Snapshot, backend: Backend) -> Row:
         "target": name.target,
         "id": backend.id,
     }
-
-
-def _backends(row: Callable[[Snapshot, int], Row]) -> Rows:
-    """Return a function that makes a row for each backend, by its id."""
-    return lambda s: (row(s, number) for number in sorted(s.backends()))
 
 
 def _slots(s: Snapshot) -> Iterable[Row]:
@@ -253,14 +242,6 @@ def _is_half_open(maps: Mapping[str, Map], place: HalfOpen) -> bool:
     return reply is not None and "seen" not in reply.flags
 
 
-def _flow_gate(s: Snapshot) -> list[Row]:
-    """Return whether programs look packets up in the flow tables, that is, whether flows
-    may exist.
-    """
-    gate = s.maps["flow_gate"].get(0)
-    return [{"opened": gate.opened, "is_open": gate.empty != gate.opened + 1}]
-
-
 def _fragments(s: Snapshot, key: Any, ports: Any) -> Row:
     return {
         **_way(key),
@@ -271,29 +252,6 @@ def _fragments(s: Snapshot, key: Any, ports: Any) -> Row:
         "destination_port": ports.destination_port,
         "idle_seconds": seconds_since(ports.seen),
     }
-
-
-def _flow_stats(s: Snapshot) -> Iterable[Row]:
-    fields = ("created", "deleted", "refused", "displaced")
-    for number, name in enumerate(FLOW_MAPS):
-        yield {"map": name, **dict(zip(fields, s.maps["flow_stats"].get(number), strict=True))}
-
-
-def _sweeps(s: Snapshot) -> Iterable[Row]:
-    for number, name in enumerate(FLOW_MAPS):
-        sweep = s.maps["sweeps"].get(number)._asdict()
-        yield {"map": name, **sweep, "capacity": s.maps[name].spec.entries}
-
-
-def _reject_budgets(s: Snapshot) -> Iterable[Row]:
-    """Yield the budgets that were used. The map's values are sums over CPUs, so times are
-    left out.
-    """
-    budgets = s.maps["reject_budgets"]
-    for number in range(budgets.spec.entries):
-        refilled, left = budgets.get(number)
-        if refilled:
-            yield {"replies": "answers to pings" if number else "refusals", "left": left}
 
 
 def _rotations(s: Snapshot) -> Iterable[Row]:
@@ -406,26 +364,17 @@ def _translations(s: Snapshot) -> list[Row]:
     ]
 
 
-# All maps except scratch, whose content lasts no longer than a packet, and the secret. Two more are
-# the kernel's: "conntrack" has its entries that lead to frontends, "translations" the elements of
+# The maps that say what is served and decided. Those of counters, which are columns here or
+# metrics, are left out, as are those that only programs use. "translations" has the elements of
 # netfilter's table.
 ROWS: dict[str, Rows] = {
     "services": _services,
     "slots": _slots,
     "choices": _choices,
-    "backend_slots": _backends(
-        lambda s, id: {"slot": s.maps["backend_slots"].get(id), **_backend(s, s.backends()[id])}
-    ),
     "node_addresses": _entries("node_addresses", _address, order=str),
     "own_addresses": _entries("own_addresses", _address, order=str),
     **{name: _entries(name, _affinity) for name in ("affinity", "new_affinity")},
     "sockets": _sockets,
-    "socket_places": lambda s: (
-        {"place": at, "socket": place.socket}
-        for at, place in s.maps["socket_places"].items()
-        if place.socket
-    ),
-    "sockets_full": lambda s: [s.maps["sockets_full"].get(0)._asdict()],
     "peers": _entries("peers", lambda s, peer, of: _peer(s, peer.socket, of)),
     "assignments": _entries(
         "assignments",
@@ -465,16 +414,6 @@ ROWS: dict[str, Rows] = {
             "has_failed": bool(attempt.has_failed),
         },
     ),
-    "recent_choices": _written(  # the last choices on the engine netfilter, by hash
-        "recent_choices",
-        lambda s, index, it: {
-            "index": index,
-            "service": s.service(it.choice >> 32),
-            "endpoint": s.endpoint(it.choice & Chosen.ID),
-            "masquerade": bool(it.choice & Chosen.MASQUERADE),
-        },
-    ),
-    "flow_gate": _flow_gate,
     "forwarded": _entries(
         "forwarded",
         lambda s, key, entry: {
@@ -484,17 +423,11 @@ ROWS: dict[str, Rows] = {
         },
     ),
     "fragments": _entries("fragments", _fragments),
-    "flow_stats": _flow_stats,
-    "sweeps": _sweeps,
-    "reject_budgets": _reject_budgets,
     "rotations": _rotations,
     "connections": _entries("connections", _connections),
-    "backend_loads": _backends(
-        lambda s, id: {
-            "id": id,
-            "endpoint": s.endpoint(id),
-            **s.maps["backend_loads"].get(id)._asdict(),
-        }
+    "backend_loads": lambda s: (
+        {"id": id, "endpoint": s.endpoint(id), **s.maps["backend_loads"].get(id)._asdict()}
+        for id in sorted(s.backends())
     ),
     "source_ranges": _source_ranges,
     "service_ranges": lambda s: _sorted(
@@ -514,15 +447,7 @@ ROWS: dict[str, Rows] = {
     ),
     "route_sources": _route_sources,
     "settings": lambda s: [_texts(s.maps["settings"].get(0))],
-    "conntrack": lambda s: dump_connections(s.maps),
     "translations": _translations,
-    "service_stats": lambda s: (
-        {"id": number, "service": s.service(number), **s.service_counters(number)}
-        for number in sorted(s.service_names)
-    ),
-    "backend_stats": _backends(
-        lambda s, id: {**_backend(s, s.backends()[id]), **s.backend_counters(id)}
-    ),
     "verdicts": lambda s: (
         {"verdict": name, "count": s.maps["verdicts"].get(number)[0]}
         for number, name in VERDICTS.items()

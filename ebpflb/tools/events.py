@@ -20,7 +20,6 @@ from ebpflb.kernel import monitoring
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import VERDICTS
 from ebpflb.kernel.maps.records import MonitorEvent
-from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.monitoring import (
     FLOW_KINDS,
     HANDED_OVER,
@@ -32,7 +31,6 @@ from ebpflb.kernel.monitoring import (
 from ebpflb.kernel.node import namespaces
 from ebpflb.model.addresses import Address, host_port
 from ebpflb.options import Paths
-from ebpflb.tools import pins
 from ebpflb.tools.snapshot import Snapshot
 from ebpflb.workers import readable
 
@@ -316,7 +314,6 @@ _LONGEST = 1 << 16  # bytes of an answer
 _NO_AGENT = (
     "no agent is running: start `ebpflb run`, because the agent loads the monitor's programs"
 )
-_OLDER = "the agent has another version, without a monitor: use the agent's own `ebpflb`"
 
 
 class EventBatch(NamedTuple):
@@ -379,44 +376,5 @@ def _connect(paths: Paths) -> socket.socket:
         return unix_socket.connect(paths.monitor_socket, BEGIN_SECONDS)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ECONNREFUSED):
-            raise NodeError(_NO_AGENT if not _answers(paths) else _OLDER) from None
+            raise NodeError(_NO_AGENT) from None
         raise NodeError(f"{paths.monitor_socket}: {in_words(error)}") from error
-
-
-def _answers(paths: Paths) -> bool:
-    """Return whether an agent listens for other commands."""
-    try:
-        unix_socket.connect(paths.socket_file, 1.0).close()
-    except OSError:
-        return False
-    return True
-
-
-# The names for `ebpflb explain --from`: the pods that are found on this node.
-
-
-class Sender(msgspec.Struct):
-    """A pod, or another network namespace that has a name."""
-
-    name: str
-    addresses: list[str]
-
-
-class Senders(msgspec.Struct):
-    """The clients that have a name; ``node`` has the node's own addresses."""
-
-    pods: list[Sender]
-    node: list[str]
-
-
-def find_senders(state: StateDir) -> Senders:
-    """Return the clients, sorted by name. Raises NodeError."""
-    with pins.pinned_maps(state.directory) as maps:
-
-        def find() -> Senders:
-            named = (owner for owner in EventNames(maps).pods() if owner.pod and owner.addresses)
-            pods = [Sender(it.pod, [*map(str, it.addresses)]) for it in named]
-            own = [str(it) for it in namespaces.own_addresses() if not it.is_loopback]
-            return Senders(sorted(pods, key=lambda pod: pod.name), own)
-
-        return namespaces.call_in(pins.node_namespace(maps), find)

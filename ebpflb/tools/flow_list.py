@@ -10,7 +10,6 @@ from functools import cache
 from typing import NamedTuple
 
 from ebpflb.entries.flows import (
-    STATUS,
     Connection,
     Ends,
     Entries,
@@ -149,7 +148,7 @@ def _reply_columns(inside: Tuple, masquerade: Flow | None) -> Row:
     return {"masqueraded_as": node, "reply": f"{backend} > {node}"}
 
 
-# Flows in conntrack, joined with services and backends: listed, deleted, and dumped.
+# Flows in conntrack, joined with services and backends: listed and deleted.
 #
 # A translated entry whose original destination is a frontend is a flow. An entry does not tell who
 # made it, so entries of a kube-proxy that serves, or has served, the same frontend are among them.
@@ -191,24 +190,6 @@ def flush_connections(maps: Mapping[str, Map], only: FlowFilter) -> FlushResult:
     """Delete the entries of the flows that match. Raises NodeError."""
     deleted = conntrack.delete(flow.entry for flow in _flows(maps, only))
     return FlushResult(deleted, deleted)
-
-
-def dump_connections(maps: Mapping[str, Map]) -> list[Row]:
-    """Return a row for every entry to a frontend as conntrack shows it, translated or not."""
-    joined = sorted(_joined(maps), key=lambda one: (one.service.id, one.entry.original))
-    return [
-        {
-            "protocol": entry.protocol.name,
-            "state": entry.state_name,
-            "service": _name(service),
-            "original": _ends(entry.original),
-            "reply": _ends(entry.reply),
-            "status": " ".join(word for word, bit in STATUS.items() if entry.status & bit),
-            "mark": f"{entry.mark:#x}",
-            "expires_seconds": entry.seconds,
-        }
-        for entry, service in joined
-    ]
 
 
 def _flows(maps: Mapping[str, Map], only: FlowFilter) -> Iterator[_Joined]:

@@ -29,16 +29,29 @@ from ebpflb.tools.snapshot import Snapshot
 # The result of `ebpflb check` for one feature of the node.
 
 
+OK, WARNING, WRONG = "ok", "warning", "wrong"  # wrong: ebpflb needs it
+
+
 class CheckResult(NamedTuple):
-    """The result for one feature. ``remedy``: "" if it is ok; else what to do, or what does not
-    work.
-    """
+    """The result for one feature. ``remedy``: what to do, or what does not work."""
 
     feature: str
-    ok: bool
-    required: bool
+    result: str  # OK, WARNING or WRONG
     detail: str
-    remedy: str
+    remedy: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.result == OK
+
+
+def judged(
+    feature: str, ok: bool, detail: str, remedy: str = "", *, required: bool = False
+) -> CheckResult:
+    """Return a result that is ok, or else has this remedy."""
+    if ok:
+        return CheckResult(feature, OK, detail)
+    return CheckResult(feature, WRONG if required else WARNING, detail, remedy)
 
 
 def feature(
@@ -46,7 +59,7 @@ def feature(
 ) -> CheckResult:
     """Return the result for a kernel feature; ``lost`` says what does not work without it."""
     detail = "yes" if ok else f"no (since kernel {since})"
-    return CheckResult(feature, ok, required, detail, "" if ok else lost)
+    return judged(feature, ok, detail, lost, required=required)
 
 
 # Sysctls of this network namespace that break services, and how full the maps are.
@@ -73,9 +86,7 @@ def _forwarding(versions: set[int]) -> Iterator[CheckResult]:
         name = _FORWARDING[version]
         on = _read(name) != "0"
         lost = f"packets are not forwarded to pods and other nodes: sysctl {_dotted(name)}=1"
-        yield CheckResult(
-            f"forwarding of IPv{version}", on, True, _dotted(name), "" if on else lost
-        )
+        yield judged(f"forwarding of IPv{version}", on, _dotted(name), lost, required=True)
 
 
 def _local_ports(frontends: list[Frontend]) -> CheckResult:
@@ -89,7 +100,7 @@ def _local_ports(frontends: list[Frontend]) -> CheckResult:
     common = {port for port in nodeports if port in local} - parse_numbers(_read(_RESERVED))
     detail = f"{first}-{last}, and {len(common)} of {len(nodeports)} NodePorts in it"
     remedy = f"sockets may get NodePorts: add {format_numbers(common)} to {_dotted(_RESERVED)}"
-    return CheckResult("local ports", not common, False, detail, remedy if common else "")
+    return judged("local ports", not common, detail, remedy)
 
 
 def _reverse_path() -> CheckResult:
@@ -105,7 +116,7 @@ def _reverse_path() -> CheckResult:
         "dropped: use 0 or 2"
     )
     detail = f"strict on {', '.join(strict)}" if strict else "strict nowhere"
-    return CheckResult("rp_filter", not strict, False, detail, remedy if strict else "")
+    return judged("rp_filter", not strict, detail, remedy)
 
 
 def _fill(fill: MapFill) -> CheckResult:
@@ -115,9 +126,8 @@ def _fill(fill: MapFill) -> CheckResult:
     elif fill.name in FLOW_MAPS:
         detail += " at the last sweep"
         lost = "the least recently used entries are evicted"
-    is_ok = fill.share < NEARLY_FULL
-    remedy = "" if is_ok else f"nearly full: {lost} ({DOCS}/limits.md)"
-    return CheckResult(f"map {fill.name}", is_ok, False, detail, remedy)
+    remedy = f"nearly full: {lost} ({DOCS}/limits.md)"
+    return judged(f"map {fill.name}", fill.share < NEARLY_FULL, detail, remedy)
 
 
 def _read(name: str) -> str:
@@ -154,16 +164,15 @@ def _processes(cgroup: Path) -> CheckResult:
     if not namespaces.sees_the_machine():
         detail = "unknown: a container sees only its own processes"
         remedy = "run doctor on the node itself, or in a container with the node's PID namespace"
-        return CheckResult("processes", False, False, detail, remedy)
+        return CheckResult("processes", WARNING, detail, remedy)
     there = {each: name for each in namespaces.processes() if (name := _name(each))}
     outside = [each for each in there if not namespaces.in_cgroup(each, cgroup)]
     if not outside:
-        return CheckResult("processes", True, False, f"all {len(there)} in reach of the hooks", "")
+        return CheckResult("processes", OK, f"all {len(there)} in reach of the hooks")
     named = _some([f"{there[each]} ({each.name})" for each in outside])
     return CheckResult(
         "processes",
-        False,
-        False,
+        WARNING,
         f"{len(outside)} of {len(there)} are outside {cgroup}: {named}",
         "no hook sees their sockets: packets of pods are translated at their device, those of the"
         " node itself are not. Let --cgroup-root be the root of cgroup v2",
@@ -185,10 +194,10 @@ def _routes(maps: Mapping[str, Map]) -> CheckResult:
     lacking = [f"{address} ({why})" for address, why in routes.without_route(asked)]
     if not lacking:
         detail = f"routes exist to {_of(len(asked), len(addresses))} endpoints"
-        return CheckResult("routes", True, False, detail, "")
+        return CheckResult("routes", OK, detail)
     detail = f"no route to {len(lacking)} of {_of(len(asked), len(addresses))}: {_some(lacking)}"
     remedy = "connections to such an endpoint fail: check the CNI's routes (ip route)"
-    return CheckResult("routes", False, False, detail, remedy)
+    return CheckResult("routes", WARNING, detail, remedy)
 
 
 def _of(asked: int, number: int) -> str:
@@ -219,7 +228,7 @@ def required_results(state_directory: Path, cgroup: Path | None) -> list[CheckRe
 
 def missing_requirements(results: list[CheckResult]) -> list[str]:
     """Return a line for each required feature that is missing."""
-    return [f"{r.feature}: {r.detail}; {r.remedy}" for r in results if r.required and not r.ok]
+    return [f"{r.feature}: {r.detail}; {r.remedy}" for r in results if r.result == WRONG]
 
 
 _NO_DESCRIPTOR = 2**32 - 1
@@ -236,10 +245,8 @@ def _required(state_directory: Path, cgroup: Path | None) -> Iterator[CheckResul
 
 def _capabilities() -> CheckResult:
     missing, needed = namespaces.missing_capabilities(), ", ".join(namespaces.NEEDED_CAPABILITIES)
-    if not missing:
-        return CheckResult("capabilities", True, True, needed, "")
-    detail = f"missing: {', '.join(missing)}"
-    return CheckResult("capabilities", False, True, detail, "run as root, or grant them")
+    detail = f"missing: {', '.join(missing)}" if missing else needed
+    return judged("capabilities", not missing, detail, "run as root, or grant them", required=True)
 
 
 def _clock() -> CheckResult:
@@ -248,24 +255,24 @@ def _clock() -> CheckResult:
     In a time namespace the agent would remove flows in use as idle, or never remove any.
     """
     if not (shift := namespaces.clock_shift()):
-        return CheckResult("monotonic clock", True, True, "the machine's", "")
+        return CheckResult("monotonic clock", OK, "the machine's")
     detail = f"{shift:+g} s from the machine's, by a time namespace"
-    return CheckResult("monotonic clock", False, True, detail, "run it outside that namespace")
+    return CheckResult("monotonic clock", WRONG, detail, "run it outside that namespace")
 
 
 def bcc_requirement() -> CheckResult:
     version = compiler.bcc_version()
     if version is None and precompile.is_brought():
-        return CheckResult("BCC", True, False, "missing; the installed bytecode is used", "")
-    remedy = "" if version else compiler.NO_BCC
-    return CheckResult("BCC", version is not None, True, version or "missing", remedy)
+        return CheckResult("BCC", OK, "missing; the installed bytecode is used")
+    is_there = version is not None
+    return judged("BCC", is_there, version or "missing", compiler.NO_BCC, required=True)
 
 
 def _try(feature: str, attempt: Callable[[], str], remedy: str) -> CheckResult:
     try:
-        return CheckResult(feature, True, True, attempt(), "")
+        return CheckResult(feature, OK, attempt())
     except (EbpflbError, OSError) as error:
-        return CheckResult(feature, False, True, in_words(error), remedy)
+        return CheckResult(feature, WRONG, in_words(error), remedy)
 
 
 def _bpf() -> CheckResult:
@@ -273,7 +280,7 @@ def _bpf() -> CheckResult:
     if _refuses_all() and namespaces.has_seccomp_filter():
         detail = "refused by the seccomp profile of this container"
         remedy = f"update the container runtime, or choose another profile: {DOCS}/install.md"
-        return CheckResult("bpf(2)", False, True, detail, remedy)
+        return CheckResult("bpf(2)", WRONG, detail, remedy)
     return _try("bpf(2)", _make_map, "run as root, outside a sandbox")
 
 
@@ -311,9 +318,7 @@ def _hooks() -> CheckResult:
     """Return whether the kernel has all hooks; a kernel that has them has our maps and helpers."""
     missing = [section for section in HOOK_TYPES if not probe.hook(section)]
     detail = f"missing: {', '.join(missing)}" if missing else "yes"
-    return CheckResult(
-        "kernel hooks", not missing, True, detail, "Linux 5.10 has them" * bool(missing)
-    )
+    return judged("kernel hooks", not missing, detail, "Linux 5.10 has them", required=True)
 
 
 # The kernel stops a device while it adds a qdisc (qdisc_graft, dev_deactivate).
@@ -336,6 +341,4 @@ def _clsact(*, required: bool) -> CheckResult:
     try:
         return feature("clsact filters", probe.clsact_filters(), "4.5", lost, required=required)
     except (EbpflbError, OSError) as error:
-        return CheckResult(
-            "clsact filters", False, False, f"cannot be checked: {in_words(error)}", lost
-        )
+        return CheckResult("clsact filters", WARNING, f"cannot be checked: {in_words(error)}", lost)

@@ -2,7 +2,6 @@
 """The state of this node as `ebpflb status` shows it."""
 
 import socket
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,8 +11,6 @@ import msgspec
 from ebpflb.errors import NodeError
 from ebpflb.kernel.attach import cgroup_links, device_programs
 from ebpflb.kernel.attach.cgroup_links import HeldLinks
-from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.readers import FrontendKeys
 from ebpflb.kernel.maps.state_dir import StateDir, mount_of, state_directories, why_hidden
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.kernel.netfilter import conntrack, nft
@@ -144,38 +141,22 @@ def _node(paths: Paths, state: StateDir, facts: Facts) -> dict[str, Any]:
         with pins.pinned_maps(paths.state) as maps:
             flows = {name: FlowTable(maps, name).numbers._asdict() for name in FLOW_MAPS}
             elsewhere = pins.why_elsewhere(maps)
-            tracked = {} if elsewhere else _conntrack(maps)
     except NodeError:
-        flows, elsewhere, tracked = {}, "", _conntrack(None)
+        flows, elsewhere = {}, ""
     seen = {"maps": state.foreign_maps(), "socket_hooks": facts.socket_hooks, "flows": flows}
     if elsewhere:
         return seen | {"network": f"unknown: {elsewhere}"}
     ahead = device_programs.others_programs(state).before
+    entries, limit = facts.conntrack
     return seen | {
         "devices": device_programs.attached_devices(state),
         "other_programs_first": {device: ", ".join(others) for device, others in ahead.items()},
-        "conntrack": tracked,
+        "conntrack": {"entries": entries, "limit": limit} if entries else {},
         "forwarding": dict(
             it.split(": ", 1) for it, is_now in facts.forwarding.items() if not is_now
         ),
         "kube_proxy": _kube_proxy(paths.state, facts.published if facts.runs else None),
     }
-
-
-def _conntrack(maps: Mapping[str, Map] | None) -> dict[str, int]:
-    """Return the number of all entries and of those that are flows; empty if nothing is tracked."""
-    if not conntrack.count():
-        return {}
-    numbers = {"entries": conntrack.count(), "limit": conntrack.limit()}
-    try:
-        return {"flows": _count_flows(maps), **numbers} if maps else numbers
-    except NodeError:
-        return numbers
-
-
-def _count_flows(maps: Mapping[str, Map]) -> int:
-    """Return the number of translated entries to frontends. Raises NodeError."""
-    return sum(each.is_translated for each in conntrack.connections(FrontendKeys(maps)))
 
 
 def _kube_proxy(state: Path, published: AgentStatus | None) -> str | None:

@@ -5,7 +5,6 @@ Only the agent knows labels, which endpoints are not used, and why.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from glob import escape
 from typing import NamedTuple, TypeVar
 
 from ebpflb.errors import NodeError, one_line
@@ -17,7 +16,6 @@ from ebpflb.tools import ask
 from ebpflb.tools.ask import NoAnswer
 
 _INSTEAD = "{}: only the agent knows its Services; `ebpflb maps dump {}` shows what the maps hold"
-_MOST_NAMED = 1000  # namespaces that have a Service of one name
 
 _Found = TypeVar("_Found", ServicePage, ServiceList)
 
@@ -43,20 +41,6 @@ def page(paths: Paths, maps: Mapping[str, Map] | None, namespace: str, name: str
     if maps is not None:
         _count(found, maps)
     return found
-
-
-def namespace_of(paths: Paths, maps: Mapping[str, Map] | None, name: str) -> str:
-    """Return the only namespace with a Service of this name; "default" if it has one, or none has.
-
-    Raises NodeError if several others have one.
-    """
-    found = listed(paths, maps, Wanted((f"*/{escape(name)}",), _MOST_NAMED)).services
-    names = [row.service for row in found]
-    if not names or f"default/{name}" in names:
-        return "default"
-    if len(names) > 1:
-        raise NodeError(f"{name} is the name of several Services: {' or '.join(names)}?")
-    return names[0].partition("/")[0]
 
 
 def listed(paths: Paths, maps: Mapping[str, Map] | None, wanted: Wanted) -> ServiceList:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ebpflb run --kubeconfig` from end to end: the real agent on a fake API server."""
 
-import socket
 import sys
 from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 from pyroute2 import netns
 
-from ebpflb import http_get
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Lab
@@ -122,7 +122,8 @@ def failing_parts(cluster: Cluster) -> dict[str, str]:
 def livez(cluster: Cluster) -> int:
     netns.pushns(cluster.node.netns)
     try:
-        with socket.create_connection(("127.0.0.1", 10256)) as connection:
-            return http_get.get(connection, "/livez")[0]
+        with closing(HTTPConnection("127.0.0.1", 10256)) as connection:
+            connection.request("GET", "/livez")
+            return connection.getresponse().status
     finally:
         netns.popns()

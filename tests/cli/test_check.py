@@ -72,8 +72,8 @@ def test_a_time_namespace() -> None:
 
 
 def test_columns(ebpflb: Ebpflb) -> None:
-    """A row for each feature; -o wide has what to do, -o name the features alone; --no-headers
-    leaves the rows, and no sentence below them.
+    """A row for each feature; -o wide has what to do; --no-headers leaves the rows, and no sentence
+    below them.
     """
     done = ebpflb("check", "--state-dir", NEVER)
     assert done.out.split()[:3] == ["RESULT", "CHECK", "FOUND"]
@@ -81,8 +81,6 @@ def test_columns(ebpflb: Ebpflb) -> None:
     rows = answers.results(ebpflb("check", "--state-dir", NEVER, "-o", "json").out)
     for row in rows:
         assert sum(f" {row['feature']}  " in line for line in wide) == 1
-    names = ebpflb("check", "--state-dir", NEVER, "-o", "name").out.splitlines()
-    assert names == [row["feature"] for row in rows]
     alone = ebpflb("check", "--state-dir", NEVER, "--no-headers").out.splitlines()
     assert len(alone) == len(rows)
 

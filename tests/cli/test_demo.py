@@ -3,7 +3,6 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -24,11 +23,8 @@ STEPS = [
     "serving",
     "# 100 connections",
     "# the Service is scaled",
-    "# the fourth endpoint becomes a canary",
     "# what the node serves",
     "# a client outside",
-    "# by netfilter",
-    "# by the flow tables",
     "# the agent is killed",
 ]
 COLUMNS = 80
@@ -84,9 +80,6 @@ def test_to_the_end() -> None:
         assert step in said
     for name in ("web-1", "web-2", "web-3", "web-4"):
         assert name in said
-    shares = [int(share) for share in re.findall(r"web-4 (\d+)%", section(said, "canary"))]
-    assert len(shares) == 2
-    assert all(1 <= share <= 25 for share in shares), "a tenth, of 100 connections"
     assert "far-1 saw 192.0.2.1\n" in said, "policy Cluster sends us to the other node as the node"
     assert said.count("web-1 saw 198.51.100.7\n") == 2, "an endpoint here sees us, by any policy"
     assert [line for line in said.splitlines() if len(line) > COLUMNS] == []
@@ -94,13 +87,9 @@ def test_to_the_end() -> None:
     assert [line.split()[0] for line in log if line] == ["programs", "packet", "serving"]
     assert "# everything is removed" in said
     wait_until("nothing is left", lambda: not left(demo.pid))
-    by_netfilter, by_flows = section(said, "by netfilter"), section(said, "by the flow tables")
     assert "packet path: netfilter" in said, "the default engine: the bridge has hairpin mode"
-    assert re.search(r"TCP +closed +198.51.100.7:\d+ +192.0.2.1:30080 +10.244.1.1", by_netfilter)
-    assert re.search(r"TCP +closed +198.51.100.7:\d+ +192.0.2.1:30080 +10.244.1.1", by_flows)
-    if shutil.which("conntrack"):
-        assert re.search(r"src=198.51.100.7 dst=192.0.2.1 .*\n +src=10.244.1.1\d ", by_netfilter)
-        assert "(no entry" in by_flows
+    flow = r"TCP +\w+ +198.51.100.7:\d+ +192.0.2.1:30090 +10.244.1.1"
+    assert re.search(flow, section(said, "a client outside"))
 
 
 def section(said: str, heading: str) -> str:

@@ -78,71 +78,12 @@ def test_reaches_its_fields(row: Parameter, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "value"),
-    [
-        (["--masquerade-all"], True),
-        (["--masquerade-all=true"], True),
-        (["--masquerade-all=TRUE"], True),
-        (["--masquerade-all=1"], True),
-        (["--masquerade-all=false"], False),
-        (["--masquerade-all", "--profiling"], True),
-        (["--masquerade_all"], True),
-        ([], False),
-    ],
-)
-def test_booleans_like_go(words: list[str], value: bool) -> None:
-    """Alone, with a value, and with underscores."""
-    assert config_of(*words).masquerade_section.masquerade_all is value
-
-
-@pytest.mark.parametrize(
     ("words", "verbosity"),
     [(["-v=2"], 2), (["-v", "2"], 2), (["-v2"], 2), (["--v=2"], 2), (["-v"], 4), ([], 0)],
 )
 def test_verbosity(words: list[str], verbosity: int) -> None:
     """In all the ways that klog takes; alone it asks for details."""
     assert config_of(*words).logging.verbosity == verbosity
-
-
-def test_lists_like_go() -> None:
-    """With commas, repeated, or both."""
-    found = config_of("--nodeport-addresses=10.0.0.0/8,11.0.0.0/8", "--nodeport-addresses", "::/0")
-    assert found.node_port_addresses == ("10.0.0.0/8", "11.0.0.0/8", "::/0")
-    assert config_of("--feature-gates", "A=true,B=false").feature_gates == {"A": True, "B": False}
-
-
-def test_node_name() -> None:
-    """--node-name is --hostname-override."""
-    assert config_of("--node-name=a").hostname_override == "a"
-    assert config_of("--hostname-override", "b").hostname_override == "b"
-
-
-@pytest.mark.parametrize(
-    ("words", "healthz", "metrics"),
-    [
-        ([], "0.0.0.0:10256", "127.0.0.1:10249"),
-        (["--bind-address=fd00::7"], "[::]:10256", "[::1]:10249"),
-        (["--healthz-bind-address=1.2.3.4"], "1.2.3.4:10256", "127.0.0.1:10249"),
-        (["--healthz-bind-address=1.2.3.4:5"], "1.2.3.4:5", "127.0.0.1:10249"),
-        (["--metrics-bind-address=[::]:5"], "0.0.0.0:10256", "[::]:5"),
-        (["--healthz-bind-address="], "", "127.0.0.1:10249"),
-        (["--metrics-bind-address", ""], "0.0.0.0:10256", ""),
-        (["--healthz-port=0"], "", "127.0.0.1:10249"),
-        (["--metrics-port=0", "--metrics-bind-address=1.2.3.4"], "0.0.0.0:10256", ""),
-        (["--healthz-port=7", "--healthz-bind-address=::"], "[::]:7", "127.0.0.1:10249"),
-    ],
-)
-def test_addresses(words: list[str], healthz: str, metrics: str) -> None:
-    """A port is appended where there is none; empty, or port 0, switches off."""
-    found = config_of(*words)
-    assert (found.healthz_bind_address, found.metrics_bind_address) == (healthz, metrics)
-
-
-def test_unknown_flag() -> None:
-    """An unknown flag is named."""
-    _, output = call("--masquerade-everything")
-    assert "--masquerade-everything" in output
-    assert "No such option" in output
 
 
 def test_beside_file() -> None:

@@ -55,16 +55,12 @@ def pins(maps: dict[str, Map]) -> list[str]:
 
 
 def test_columns(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
-    """By default the columns say who is connected to whom. -o name identifies each flow in
-    a word.
-    """
+    """By default the columns say who is connected to whom."""
     done = ebpflb("flows", "list", *pins)
     lines = done.out.splitlines()
     assert lines[0].split() == ["PROTOCOL", "STATE", "CLIENT", "FRONTEND", "BACKEND"]
     assert any(f"{CLIENT}:3002" in it and "10.96.0.2:80" in it for it in lines), done.out
     assert sum("10.244.1.11:8080" in it for it in lines) == len(FLOWS)
-    names = ebpflb("flows", "list", *pins, "-o", "name").out.splitlines()
-    assert f"{CLIENT}:3002->10.96.0.2:80/TCP" in names and len(names) == len(FLOWS)
 
 
 @pytest.mark.parametrize(
@@ -123,8 +119,7 @@ def test_netfilters_flows(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map])
         assert "default/web:tcp/TCP" in line
         assert "None" not in line
         said = json.loads(ebpflb("status", *pins, "-o", "json").out)
-        assert said["conntrack"] == {"flows": 1, "entries": 1, "limit": conntrack.limit()}
-        assert "127.0.0.7:53" in ebpflb("maps", "dump", "conntrack", *pins).out
+        assert said["conntrack"] == {"entries": 1, "limit": conntrack.limit()}
         assert ebpflb("flows", "flush", "--all", *pins).out == "flows flushed: 4 (9 entries)\n"
         assert conntrack.count() == 0
         assert json.loads(ebpflb("status", *pins, "-o", "json").out)["conntrack"] == {}

@@ -86,16 +86,6 @@ def test_files(ebpflb: Ebpflb, paths: Paths, make: Callable[[Path], None]) -> No
     assert not paths.state.exists()
 
 
-def test_a_status_that_is_none_is_named(
-    ebpflb: Ebpflb, paths: Paths, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The command that needs the status names the file."""
-    paths.status_file.write_text("{")
-    ebpflb("status", "--state-dir", paths.state, "--run-dir", paths.run)
-    (said,) = caplog.messages
-    assert said.startswith(f"{paths.status_file}: ignored: ")
-
-
 RECORDS: dict[str, Callable[[Path], None]] = {
     "garbage": lambda path: path.symlink_to(b"\xff\x1b[31m\n:/x".decode(errors="surrogateescape")),
     "a loop": lambda path: path.symlink_to(path),

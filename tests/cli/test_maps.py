@@ -24,9 +24,7 @@ def test_table(ebpflb: Ebpflb, state: list[str]) -> None:
     done = ebpflb("maps", "dump", "--all", *state, "-o", "wide")
     assert (done.status, done.err) == (0, "")
     shown = {line.split()[0] for line in done.out.splitlines() if line} - {"MAP"}
-    full = ebpflb("maps", "dump", "--all", *state, "-o", "name").out.splitlines()
-    for names in (shown, set(full)):
-        assert {"services", "slots", "settings"} <= names < set(ROWS)
+    assert {"services", "slots", "settings"} <= shown < set(ROWS)
     for words in ("default/web:tcp/TCP", "10.244.1.11:8080", "web-3", "NodePort", f"{VIP}:80"):
         assert words in done.out
 
@@ -49,10 +47,7 @@ def test_empty_map(ebpflb: Ebpflb, state: list[str]) -> None:
 
 
 def test_unknown_map(ebpflb: Ebpflb, state: list[str]) -> None:
-    """An unknown name is refused with those like it, or with all that there are."""
-    done = ebpflb("maps", "dump", "sevrices", *state)
-    assert done.status == 2
-    assert "'sevrices' is not a known word. Did you mean services" in done.err
+    """An unknown name is refused with all that there are."""
     done = ebpflb("maps", "dump", "xyz", *state)
     assert done.status == 2 and "'xyz' is not one of 'services', 'slots', " in done.err
 

@@ -87,17 +87,6 @@ def test_a_monitor_needs_the_agents_version(
     assert done.err.splitlines()[-1] == f"ebpflb: no monitor can be started: {OLDER.error}"
 
 
-def test_an_agent_that_knows_no_monitors(
-    ebpflb: Ebpflb, state: list[str], run_dir: Path, strange_answers: None
-) -> None:
-    done = ebpflb("monitor", *state, "--run-dir", run_dir)
-    assert done.status == 1
-    said = done.err.splitlines()[-1]
-    assert said == (
-        "ebpflb: the agent has another version, without a monitor: use the agent's own `ebpflb`"
-    )
-
-
 def test_no_agent(ebpflb: Ebpflb, state: list[str], run_dir: Path) -> None:
     """`top` shows what the maps hold; `monitor` says what to start."""
     monitor = ebpflb("monitor", *state, "--run-dir", run_dir)

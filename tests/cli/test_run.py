@@ -86,66 +86,6 @@ def test_what_the_node_lacks(
     assert remedy in line
 
 
-@pytest.mark.parametrize(
-    ("option", "text", "why"),
-    [
-        ("--devices", "eth0 eth1", "is not a pattern"),
-        ("--masquerade-ports", "20000", "is not LOW-HIGH"),
-        ("--masquerade-ports", "1-65536", "is not a range of ports"),
-        ("--external-ips", "some", "neither all nor none nor CIDRs"),
-        ("--namespaces", "a,B", '"B" is not the name of a namespace'),
-        ("--services", "app=web,", '"" is not a label selector requirement'),
-        ("--namespaces", "", "is empty; leave the option out to mean all"),
-        ("--readyz-bind-address", "127.0.0.1", "is not HOST:PORT"),
-        ("--api-server", "", '"" is not HOST:PORT such as'),
-        ("--api-server", "192.0.2.1:6443,192.0.2.2:0", '"192.0.2.2:0" is not HOST:PORT such as'),
-        ("--api-server", "192.0.2.1:65536", "is not HOST:PORT such as"),
-        ("--api-server", "ftp://192.0.2.1:6443", "is not HOST:PORT such as"),
-        ("--api-server", "https://192.0.2.1:6443/api", "is not HOST:PORT such as"),
-        ("--local-api-server", "", "is not a loopback address and port such as 127.0.0.1:7445"),
-        ("--local-api-server", "192.0.2.1:7445", "is not a loopback address and port"),
-        ("--local-api-server", "127.0.0.1:65536", "is not a loopback address and port"),
-        ("--readyz-bind-address", "::1:10247", "is written in brackets"),
-        ("--packet-mark", "0x4000/0x8000", "MARK must be bits of MASK"),
-        ("--nodeport-source-ranges", "192.0.2.1", "is not a CIDR"),
-        ("--oom-score-adj", "low", "Expected integer, got string"),
-        ("--oom-score-adj", "2147483648", "Expected integer <= 2147483647"),
-        ("--masquerade-all", "maybe", "Expected boolean, got string"),
-        ("--iptables-sync-period", "30", "is not a duration such as 30s or 1h30m"),
-        ("--feature-gates", "A=perhaps", "Expected boolean, got string"),
-        ("--oom-score-adj", "\udcff", "is not UTF-8"),
-        ("--healthz-port", "none", "Expected integer, got string"),
-        ("-v", "much", "Expected integer, got string"),
-    ],
-)
-def test_bad_text(run: Ebpflb, options: list[object], option: str, text: str, why: str) -> None:
-    """The option is named, and what is wrong with its text."""
-    done = run(*options, option, text)
-    assert done.status == 2
-    assert f"'{option}'" in done.err
-    assert why in done.err
-
-
-@pytest.mark.parametrize(
-    ("option", "text", "why"),
-    [
-        ("--cluster-cidr", "10.0.0.0/8,11.0.0.0/8", "more than one CIDR of the same family"),
-        ("--detect-local-mode", "Bridge", "must be one of"),
-        ("--conntrack-min", "-1", "must be at least 0, not -1"),
-        ("--healthz-bind-address", "eth0:1", "is not an IP address"),
-        ("--hostname-override", " ", "must not be blank"),
-    ],
-)
-def test_bad_meaning(run: Ebpflb, options: list[object], option: str, text: str, why: str) -> None:
-    """The flag is named, and why its value is invalid."""
-    done = run(*options, option, text)
-    assert done.status == 1
-    head, line = done.err.splitlines()
-    assert head == "ebpflb: the configuration is invalid:"
-    assert line.startswith(f"  {option}: ")
-    assert why in line
-
-
 @pytest.fixture
 def chosen(would_serve: Callable[..., tuple[Any, ...]]) -> Callable[..., Options]:
     """What `ebpflb run` makes of its options."""
@@ -287,16 +227,6 @@ def test_all_that_programs_are_told(chosen: Callable[..., Options], options: lis
     )
 
 
-def test_unreadable_kubeconfig(run: Ebpflb, tmp_path: Path) -> None:
-    """A kubeconfig that is none ends it in one line."""
-    config = tmp_path / "config"
-    config.write_text("apiVersion: v1\n")
-    closed = ["--healthz-port=0", "--metrics-port=0"]
-    done = run("--kubeconfig", config, "--state-dir", NEVER, "--run-dir", tmp_path, *closed)
-    assert done.status == 1
-    assert f"ebpflb: {config}: Invalid kube-config file" in done.err
-
-
 # `ebpflb run` with flags that end it before it serves (kube-proxy.md 15).
 
 
@@ -317,14 +247,6 @@ def test_write_config_to(ebpflb: Ebpflb, file: Path) -> None:
     assert other.read_text() == file.read_text()
 
 
-def test_write_config_nowhere(ebpflb: Ebpflb, file: Path) -> None:
-    """An error if the file cannot be written."""
-    target = file / "x"
-    done = ebpflb("run", "--write-config-to", target)
-    assert done.status == 1
-    assert done.err == f"ebpflb: {target}: No such file or directory\n"
-
-
 def test_init_only(ebpflb: Ebpflb, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--init-only sets what conntrack is to have, leaves what the kernel can, and ends."""
     seen: list[Any] = []
@@ -342,8 +264,3 @@ def test_cleanup(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     where = ["--state-dir", NEVER, "--run-dir", tmp_path]
     assert ebpflb("run", "--cleanup", "--config=/nowhere", *where).status == 0
     assert [paths.state for paths in seen] == [NEVER]
-
-
-def test_version(ebpflb: Ebpflb) -> None:
-    """--version says it."""
-    assert ebpflb("run", "--version").out.startswith("ebpflb, version ")

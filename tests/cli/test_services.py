@@ -2,18 +2,11 @@
 """`ebpflb services`: answered by a real agent."""
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from click.shell_completion import ShellComplete
 
-from ebpflb.cli import cli
-from ebpflb.errors import NodeError
 from ebpflb.lab import manifests
-from ebpflb.options import Paths
-from ebpflb.serve.service_page import ServiceList, ServiceRow
-from ebpflb.tools import ask, service_pages
 from tests.cli.conftest import Ebpflb
 from tests.kit import answers, requests
 from tests.kit.cluster import NODEPORT, VIP, Cluster, endpoint, web
@@ -75,36 +68,14 @@ def test_get(ebpflb: Ebpflb, where: list[str]) -> None:
 def test_exit_status(ebpflb: Ebpflb, where: list[str]) -> None:
     """0 if every frontend is served, 3 if one is not, 1 if there is no such Service."""
     assert ebpflb("services", "get", "shop/many", *where).status == 0
-    assert ebpflb("services", "get", "web", *where).status == 3  # nothing serves its IPv6
+    assert ebpflb("services", "get", "default/web", *where).status == 3  # nothing serves its IPv6
     missing = ebpflb("services", "get", "default/wob", *where)
     assert missing.status == 1
     assert missing.err.startswith("ebpflb: no Service default/wob: did you mean default/web")
     assert ebpflb("services", "get", "a/b/c", *where).status == 2
     nothing = ebpflb("services", "list", "nothing-*", *where)
-    assert nothing == (0, "", "No resources found\n")
-    nothing = ebpflb("services", "list", "-n", "nothing", *where)
-    assert nothing == (0, "", "No resources found in nothing namespace.\n")
-
-
-def test_completion(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names of Services and of pods, where the environment says that the agent is."""
-    monkeypatch.setenv("EBPFLB_STATE_DIR", str(cluster.agent.paths.state))
-
-    def completed(*words: str) -> list[str]:
-        complete = ShellComplete(cli, {}, "ebpflb", "_EBPFLB_COMPLETE")
-        return [each.value for each in complete.get_completions(list(words[:-1]), words[-1])]
-
-    assert completed("services", "get", "default/w") == ["default/web"]
-    assert completed("flows", "list", "--service", "shop/m") == ["shop/many"]
-    assert completed("explain", "default/w") == ["default/web"]
-    assert completed("monitor", "--service", "shop/m") == ["shop/many"]
-    assert completed("explain", "default/web", "--from", "web-") == ["web-1", "web-2", "web-3"]
-    assert completed("explain", "default/web", "--from", "no") == ["node"]
-    for words in (["services", "list"], ["services", "get"], ["flows", "list"], ["history"]):
-        assert completed(*words, "-n", "") == ["default", "shop"]
-    monkeypatch.delenv("EBPFLB_STATE_DIR")
-    where = ("--state-dir", str(cluster.agent.paths.state))
-    assert completed("services", "get", *where, "default/w") == ["default/web"]
+    assert nothing == (0, "", "No Services found\n")
+    assert ebpflb("services", "list", "-n", "nothing", *where) == nothing
 
 
 def test_labels(ebpflb: Ebpflb, where: list[str]) -> None:
@@ -138,25 +109,6 @@ def test_many_endpoints(ebpflb: Ebpflb, where: list[str], monkeypatch: pytest.Mo
     assert done.err == f"... and {MANY - 100} more: --limit 0 shows all\n"
     assert ebpflb(*words, "--limit", 0).out.count("pod-") == MANY
     assert len(page(ebpflb, "shop/many", *where)["ports"][0]["endpoints"]) == MANY
-
-
-def test_a_name_without_its_namespace(ebpflb: Ebpflb, where: list[str]) -> None:
-    """It is found where only one namespace has it; default counts first."""
-    assert page(ebpflb, "web", *where)["service"] == "default/web"
-    assert page(ebpflb, "many", *where)["service"] == "shop/many"
-    assert ebpflb("services", "get", "many", "-n", "default", *where).status == 1
-    absent = ebpflb("services", "get", "absent", *where)
-    assert absent.status == 1 and "no Service default/absent" in absent.err
-
-
-def test_a_name_of_several_services(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """They are named, and none is taken."""
-    found = ServiceList(
-        [ServiceRow(name, [], [], [], 0, 0, []) for name in ("apps/web", "shop/web")]
-    )
-    monkeypatch.setattr(ask, "services", lambda *_: found)
-    with pytest.raises(NodeError, match=r"several Services: apps/web or shop/web\?"):
-        service_pages.namespace_of(Paths(tmp_path, tmp_path), None, "web")
 
 
 def test_control_characters(ebpflb: Ebpflb, where: list[str]) -> None:

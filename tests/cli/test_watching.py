@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`--watch`: a value again, when it has changed, until Ctrl-C."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -44,28 +43,6 @@ def test_services(tmp_path: Path, cluster: Cluster, where: list[str]) -> None:
         later = manifests.service("later", ["10.96.1.3"], [{"port": 1}])
         cluster.publish(web(*map(endpoint, cluster.web)), [later])
         wait_until("it shows the new one", lambda: "default/later" in shown.read_text())
-
-
-@pytest.mark.parametrize("words", ["check", "doctor --no-canary"])
-def test_checks(tmp_path: Path, cluster: Cluster, where: list[str], words: str) -> None:
-    """They repeat until Ctrl-C, which is no error."""
-    shown = tmp_path / "shown"
-    with watching(cluster, shown, *words.split(), *where, "-o", "json"):
-        wait_until("it shows the results", lambda: shown.read_text().endswith("}\n"))
-
-
-def test_status(tmp_path: Path, cluster: Cluster, where: list[str]) -> None:
-    """The verdict, when it changes; each output is one whole object."""
-    shown = tmp_path / "shown"
-    with watching(cluster, shown, "status", *where, "-o", "json"):
-        wait_until("it is well", lambda: '"verdict": "OK"' in shown.read_text())
-        (cluster.agent.manifests / "bad.yaml").write_text("kind: Servic\n")
-        try:
-            wait_until("it is not", lambda: '"verdict": "DEGRADED"' in shown.read_text())
-        finally:
-            (cluster.agent.manifests / "bad.yaml").unlink()
-    first, _ = json.JSONDecoder().raw_decode(shown.read_text())
-    assert first["agent"] == "runs"
 
 
 def test_an_error_ends_it(ebpflb: Ebpflb) -> None:

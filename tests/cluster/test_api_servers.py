@@ -58,20 +58,17 @@ class Clock:
         return self.now
 
 
-def test_the_usual_one_alone_without_others() -> None:
+def test_the_order() -> None:
+    """The given ones, then those that the cluster names, also when it names none any more; the one
+    that answered is the first.
+    """
     assert ApiServers().in_turn(USUAL) == [USUAL]
-
-
-def test_in_the_order_given_and_then_those_that_the_cluster_names() -> None:
     servers = ApiServers([ONE, TWO])
     servers.name([TWO, NAMED])
+    servers.name([])
     assert servers.in_turn(USUAL) == [ONE, TWO, NAMED]
-
-
-def test_the_one_that_answered_is_asked_again() -> None:
-    servers = ApiServers([ONE, TWO])
     servers.answered(TWO)
-    assert servers.in_turn(USUAL) == [TWO, ONE]
+    assert servers.in_turn(USUAL) == [TWO, ONE, NAMED]
 
 
 def test_one_that_fails_is_left_out_for_a_pause_that_doubles() -> None:
@@ -87,13 +84,6 @@ def test_one_that_fails_is_left_out_for_a_pause_that_doubles() -> None:
     servers.failed(ONE)
     clock.now += 1
     assert servers.in_turn(USUAL) == [ONE, TWO]
-
-
-def test_an_outage_leaves_the_named_ones() -> None:
-    servers = ApiServers([ONE])
-    servers.name([NAMED])
-    servers.name([])
-    assert servers.in_turn(USUAL) == [ONE, NAMED]
 
 
 def test_without_verification_only_the_given_ones_are_asked(tmp_path: Path) -> None:

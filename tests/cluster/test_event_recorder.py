@@ -217,15 +217,6 @@ def test_kubeconfig_that_cannot_be_used_is_said(
     it.stop()
 
 
-def test_stop_sends_what_waits(api: FakeApiServer, record: Record) -> None:
-    """A fatal error is sent before the agent ends."""
-    api.delay = 0.05
-    it = record(stop_timeout=WAIT_SECONDS)
-    it.event(*FAILED)
-    it.stop()
-    assert len(api.created) == 1
-
-
 def test_stop_does_not_wait_for_a_server_that_is_away(record: Record, api: FakeApiServer) -> None:
     """A moment and no longer; to stop twice, or what never started, is nothing."""
     api.fail("Event", 500, times=1000)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from ebpflb.cluster.source import Source, Timing
+from ebpflb.cluster.source import Source
 from ebpflb.model.events import Changed, Key, Kind, Removed, Replaced
 from tests.cluster.event_log import EventLog, Quick, Start
 from tests.cluster.objects import service
@@ -86,12 +86,6 @@ def test_only_the_first_list_may_be_of_any_age(
     first, second = list_queries(api)
     assert first == {"resourceVersion": "0", "limit": "500"} | not_older
     assert second == {"resourceVersion": version} | not_older
-
-
-def test_hours_lie_between_two_lists() -> None:
-    """Hours lie between two lists, and a different time for each node: all ask the same server."""
-    assert Timing(jitter=lambda: 0.0).list_seconds() == 4 * 3600
-    assert Timing(jitter=lambda: 0.5).list_seconds() == 6 * 3600
 
 
 @pytest.mark.parametrize(

@@ -137,16 +137,6 @@ def test_410_gone_is_answered_by_a_new_list(
     assert changed(events.next(Kind.SERVICE), "newer")
 
 
-def test_a_version_the_server_does_not_know_yet_is_answered_by_a_new_list(
-    api: FakeApiServer, events: EventLog, watched: Source
-) -> None:
-    """504 Too large resource version, as after a restore from a backup, must not last for ever."""
-    api.fail("Service", 504, b'{"code": 504, "message": "Too large resource version: 9"}')
-    with api.changed:
-        api.drop()
-    assert isinstance(events.next(Kind.SERVICE), Replaced)
-
-
 def test_a_broken_object_is_told_as_such(
     api: FakeApiServer, events: EventLog, watched: Source
 ) -> None:

@@ -26,6 +26,7 @@ from ebpflb.options import Paths
 from ebpflb.serve import status
 from tests.cluster.event_log import QUICK, Begin, EventLog
 from tests.kit.api_server import FakeApiServer
+from tests.kit.certificates import self_signed
 from tests.kit.failing import Failing
 
 TOKEN = "eyJhbGciOiJSUzI1NiJ9.c2VjcmV0.dG9rZW4"
@@ -240,15 +241,6 @@ time.sleep(600)
 """
 
 
-def certificate(folder: Path, name: str = "127.0.0.1") -> tuple[bytes, bytes]:
-    """A key and its certificate."""
-    key, made = folder / "key.pem", folder / "certificate.pem"
-    words = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=it -addext"
-    more = [f"subjectAltName=IP:{name}", "-keyout", str(key), "-out", str(made)]
-    subprocess.run([*words.split(), *more], check=True, capture_output=True)
-    return key.read_bytes(), made.read_bytes()
-
-
 def encoded(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
@@ -256,10 +248,11 @@ def encoded(content: bytes) -> str:
 def test_a_kill_leaves_no_key(tmp_path: Path) -> None:
     """A key in the kubeconfig's text is never written to a file system."""
     (temporary := tmp_path / "tmp").mkdir()
-    key, made = certificate(tmp_path)
+    both = self_signed(tmp_path, "IP:127.0.0.1").read_bytes()
+    key, begin, made = both.partition(b"-----BEGIN CERTIFICATE")
     with FakeApiServer(token=TOKEN) as api:
         kubeconfig = api.kubeconfig(tmp_path)
-    user = {"client-key-data": encoded(key), "client-certificate-data": encoded(made)}
+    user = {"client-key-data": encoded(key), "client-certificate-data": encoded(begin + made)}
     change(kubeconfig, "user", user)
     change(kubeconfig, "cluster", {"server": "https://127.0.0.1:9"})
     command = [sys.executable, "-c", KEY_USER, str(kubeconfig)]
@@ -282,9 +275,8 @@ def test_an_inline_ca_that_is_renewed_is_used(
     port, certificates = 0, []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        key, made = certificate(tmp_path / name)
-        (pem := tmp_path / f"{name}.pem").write_bytes(key + made)
-        certificates.append((pem, encoded(made)))
+        pem = self_signed(tmp_path / name, "IP:127.0.0.1")
+        certificates.append((pem, encoded((tmp_path / name / "certificate.pem").read_bytes())))
     (first, first_ca), (second, second_ca) = certificates
     with FakeApiServer(token=TOKEN, certificate=first) as api:
         port = int(api.url.rpartition(":")[2])

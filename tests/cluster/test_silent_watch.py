@@ -4,7 +4,6 @@
 import time
 from collections.abc import Callable
 
-from ebpflb.cluster.source import Timing
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.manifests import service_cidr
 from ebpflb.model.events import Changed, Kind, SourceStatus
@@ -25,15 +24,6 @@ def of_services(events: EventLog, api: FakeApiServer) -> Callable[[], list[str |
         return found
 
     return now
-
-
-def test_two_bookmarks_that_do_not_come_are_waited_for_and_no_longer() -> None:
-    """A watch waits for two missing bookmarks, and not much longer.
-
-    Bookmarks come once a minute, up to a quarter late; a watch may last for ten minutes.
-    """
-    timing = Timing(jitter=lambda: 0.999)
-    assert 2 * 75 <= timing.watch_silence < timing.watch_seconds() / 2
 
 
 def test_a_hung_watch_is_told_and_opened_anew_where_it_was(

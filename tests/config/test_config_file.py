@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuration files: what they say, and what they leave out (kube-proxy.md 15)."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +64,6 @@ def test_kubeadm(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
 
 
-def test_first_document(file: Path) -> None:
-    """If a file has several documents, the first is used."""
-    file.write_text(f"{yaml.safe_dump(HEAD | {'mode': 'ipvs'})}---\nkind: Other\n")
-    assert config_file.read(file).mode == "ipvs"
-
-
 def test_lenient(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Unknown and duplicate fields are logged by name; of duplicate fields the last one counts."""
     file.write_text(
@@ -85,13 +78,6 @@ def test_lenient(file: Path, caplog: pytest.LogCaptureFixture) -> None:
         f"{file}: accepted, but ignored: logging.vmodule",
         f"{file}: duplicate fields, the last value is used: mode, ipvs.scheduler",
     ]
-
-
-def test_duplicates_in_json(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Duplicates in JSON are refused too."""
-    file.write_text(json.dumps(HEAD)[:-1] + ', "mode": "ipvs", "mode": "nftables"}')
-    assert config_file.read(file).mode == "nftables"
-    assert "duplicate fields, the last value is used: mode" in caplog.text
 
 
 def changed(value: Any) -> Any:

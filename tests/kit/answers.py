@@ -37,10 +37,16 @@ def items(text: str) -> list[dict[str, Any]]:
 
 
 def results(text: str) -> list[dict[str, Any]]:
-    """Return the results of check and doctor, with the names of CheckResult."""
-    names = {"check": "feature", "found": "detail", "what_to_do": "remedy", "required": "required"}
+    """Return the results of check and doctor, with the names of CheckResult; ``required``: what is
+    missing is needed.
+    """
+    names = {"check": "feature", "found": "detail", "what_to_do": "remedy"}
     return [
-        {"ok": row["result"] == "ok", **{name: row[word] for word, name in names.items()}}
+        {
+            "ok": row["result"] == "ok",
+            "required": row["result"] in ("WRONG", "MISSING"),
+            **{name: row[word] for word, name in names.items()},
+        }
         for row in items(text)
     ]
 

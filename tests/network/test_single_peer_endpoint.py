@@ -7,8 +7,6 @@ import pytest
 
 from ebpflb.lab.router import NODES
 from ebpflb.model.packet_path import Engine
-from ebpflb.tools.neighbours import misled
-from tests.kernel.node import nodes
 from tests.kit import requests
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, running, web
 from tests.kit.parameters import families
@@ -63,29 +61,6 @@ def test_without(cluster: Cluster, outside: Sockets, v6: bool) -> None:
         client.settimeout(0.5)
         with pytest.raises(TimeoutError):
             client.connect((where, NODEPORT))
-
-
-def said(cluster: Cluster) -> list[str]:
-    with nodes.entered(cluster.node.netns):
-        return misled(cluster.agent.paths.state)
-
-
-@option()
-def test_check_names_it(cluster: Cluster) -> None:
-    """`ebpflb check` names the endpoint in each family, and none whose replies come back."""
-    (pod, other, *_) = cluster.web
-    cluster.publish(
-        web(
-            *map(endpoint, (pod, other)),
-            v6=[endpoint(it, v6=True) for it in (pod, other)],
-            nodeport=NODEPORT,
-        )
-    )
-    named = {line.partition(": replies")[0] for line in said(cluster)}
-    assert named == {f"{pod.name} ({address})" for address in (pod.v4, pod.v6)}
-    assert all("leave by net1; requests come in by eth0" in line for line in said(cluster))
-    pod.ip("route delete default", v6=False)
-    assert any("have no route; requests come in by eth0" in line for line in said(cluster))
 
 
 @option("--masquerade-local-backends", engines=ENGINES)

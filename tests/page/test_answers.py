@@ -15,8 +15,8 @@ import pytest
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.history.records import Change, ServiceChange
 from ebpflb.lab.agents import wait_until
-from ebpflb.tools.events import Sender, Senders
 from ebpflb.version import VERSION
+from ebpflb_page.readings import Sender, Senders
 from tests.page.asgi import Node, get, guarded, no_such_service, page_of, row, survey_of
 
 STATIC = Path(__file__).parents[2] / "ebpflb_page/static"

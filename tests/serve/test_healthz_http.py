@@ -22,21 +22,6 @@ def test_headers(serve: Serve, path: str) -> None:
         assert headers["X-Content-Type-Options"] == "nosniff"
 
 
-@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "ANY"])
-def test_any_method(serve: Serve, method: str) -> None:
-    """The method does not matter; HEAD alone has no body, as everywhere in HTTP."""
-    serve()
-    reply = ask("/livez", 10256, method=method)
-    assert reply.code == 200
-    assert bool(reply.body) == (method != "HEAD")
-
-
-def test_query_does_not_matter(serve: Serve) -> None:
-    """Probes may add one."""
-    serve()
-    assert ask("/livez?verbose", 10256).code == 200
-
-
 def test_other_paths_are_404(serve: Serve) -> None:
     """Nothing else is there."""
     serve()

@@ -56,13 +56,6 @@ def test_nothing_of_its_making(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not re.search(rb"(?m)^\w+_created\b", shown)
 
 
-def test_each_agent_has_its_own(metrics: Metrics) -> None:
-    """Two in one process share nothing."""
-    other = Metrics()
-    other.answered("/livez", 200)
-    assert value(metrics, "kubeproxy_proxy_livez_total", code="200") == 0
-
-
 def test_what_cannot_be_read_is_left_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

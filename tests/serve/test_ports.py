@@ -15,7 +15,6 @@ from ebpflb.cluster import event_recorder
 from ebpflb.errors import NodeError
 from ebpflb.lab.agents import wait_until
 from ebpflb.serve.listener import (
-    LISTEN_RETRY_SECONDS,
     ServerThread,
     run_beside,
 )
@@ -98,11 +97,6 @@ def test_taken_port_is_retried_until_it_is_free(
     assert not answers("127.0.0.1", port)
 
 
-def test_retried_every_five_seconds() -> None:
-    """The interval is kube-proxy's."""
-    assert LISTEN_RETRY_SECONDS == 5
-
-
 @pytest.mark.parametrize("which", PORTS)
 def test_bind_address_hard_fail_is_fatal_with_an_event_on_the_node(
     serve: Serve, fake_recorder: FakeRecorder, which: str
@@ -124,12 +118,6 @@ def test_bind_address_hard_fail_is_fatal_with_an_event_on_the_node(
     assert fake_recorder.stopped, "events have to be sent before the agent ends"
     for address in PORTS.values():
         assert not answers("127.0.0.1", port_of(address))
-
-
-def test_hard_fail_with_free_ports_is_nothing(serve: Serve, fake_recorder: FakeRecorder) -> None:
-    """It is about failures only."""
-    serve(bind_address_hard_fail=True)
-    assert fake_recorder.reasons == ["Starting"]
 
 
 def test_starting_is_told_on_the_node(serve: Serve, fake_recorder: FakeRecorder) -> None:

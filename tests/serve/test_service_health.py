@@ -29,19 +29,6 @@ def test_one_server_per_family_with_its_own_count(servers: HttpServers) -> None:
     assert (v6.code, v6.headers["X-Load-Balancing-Endpoint-Weight"]) == (503, "0")
 
 
-def test_service_of_one_family_has_one_server(servers: HttpServers) -> None:
-    """Nothing listens in the family that the Service has not."""
-    servers.service_health.update({WEB: checked()})
-    assert get().code == 200
-    assert refused(host="::1")
-
-
-def test_listens_whether_or_not_there_are_endpoints(servers: HttpServers) -> None:
-    """A node without any says so: it does not refuse."""
-    servers.service_health.update({WEB: checked(v4=0)})
-    assert get().code == 503
-
-
 @pytest.mark.parametrize("path", ["/", "/healthz", "/any/thing?at=all"])
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE", "ANY"])
 def test_any_path_any_method(servers: HttpServers, path: str, method: str) -> None:

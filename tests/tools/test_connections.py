@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flows in conntrack, joined with services and backends: listed, deleted, dumped and counted.
+"""Flows in conntrack, joined with services and backends: listed, deleted and counted.
 
 A rule of nft makes the entries, in a namespace of the test's own, as kube-proxy's would.
 """
@@ -22,7 +22,6 @@ from ebpflb.serve.metrics_read import Reading, count_connections
 from ebpflb.tools.flow_list import (
     FlowFilter,
     FlushResult,
-    dump_connections,
     flush_connections,
     list_connections,
 )
@@ -136,22 +135,6 @@ def test_choice(maps: dict[str, Map], only: FlowFilter, count: int) -> None:
     assert flush_connections(maps, only) == FlushResult(count, count)
     assert len(rows(maps)) == 2 - count
     assert conntrack.count() == 3 - count
-
-
-def test_dump(maps: dict[str, Map]) -> None:
-    """conntrack's own words for state and status, and when the entry expires."""
-    say(VIP, 53, 4001)
-    (row,) = dump_connections(maps)
-    assert 0 < row.pop("expires_seconds") <= 30
-    assert row == {
-        "protocol": "UDP",
-        "state": "unreplied",
-        "service": "shop/dns:dns/UDP",
-        "original": "127.0.0.1:4001 > 127.0.0.10:53",
-        "reply": "127.0.0.1:5353 > 127.0.0.1:4001",
-        "status": "confirmed destination-nat",
-        "mark": "0x0",
-    }
 
 
 def test_count(maps: dict[str, Map]) -> None:

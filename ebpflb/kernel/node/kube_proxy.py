@@ -8,14 +8,14 @@ matters: rules that match an ipset are removed before the ipset. Other settings 
 
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from ebpflb import http_get
 from ebpflb.errors import NodeError
 from ebpflb.kernel import netlink
 from ebpflb.kernel.netfilter import firewall, nft
@@ -322,8 +322,9 @@ def _proxy_modes() -> Iterator[tuple[str, str]]:
 
 def _proxy_mode(address: str) -> str:
     try:
-        with socket.create_connection((address, PROXY_MODE_PORT), TIMEOUT) as connection:
-            _, body = http_get.get(connection, "/proxyMode", _MOST_BYTES)
-    except (OSError, ValueError):
+        with closing(HTTPConnection(address, PROXY_MODE_PORT, timeout=TIMEOUT)) as connection:
+            connection.request("GET", "/proxyMode")
+            body = connection.getresponse().read(_MOST_BYTES)
+    except (OSError, HTTPException):
         return ""
     return body.decode("ascii", "replace").strip()

@@ -5,7 +5,7 @@ import errno
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import ip_address, ip_network
 from socket import AF_INET, AF_INET6, if_indextoname, socket
 from struct import Struct
@@ -30,45 +30,6 @@ _MAIN = 254  # RT_TABLE_MAIN
 _AF = {4: AF_INET, 6: AF_INET6}
 
 Attributes = Mapping[int, bytes]
-
-# The device by which this thread's network namespace would send replies to clients outside.
-#
-# The kernel is asked for each route, so its routing rules count too; no packet is sent.
-
-# Addresses of no node and no pod, in networks that are routed like the rest of the Internet.
-FAR_CLIENTS = (ip_address("1.0.0.1"), ip_address("2000::1"))
-
-
-class ReplyRoute(NamedTuple):
-    """The route from an address of a device to a client; ``leaves_by`` is "" without a route."""
-
-    address: Address
-    device: str
-    client: Address
-    leaves_by: str
-
-
-def replies(
-    devices: Devices, addresses: Collection[Address], clients: Collection[Address]
-) -> list[ReplyRoute]:
-    """Return the routes from those addresses that are here, on devices except loopback.
-
-    Raises NodeError.
-    """
-    names = {device.index: device.name for device in devices if not device.loopback}
-    here = [(a, d.name) for d in devices for a in d.addresses if a in addresses and not d.loopback]
-    try:
-        with netlink.route_socket() as kernel:
-            return [
-                ReplyRoute(
-                    address, name, client, names.get(_leaves_by(kernel, address, client), "")
-                )
-                for address, name in here
-                for client in clients
-                if client.version == address.version
-            ]
-    except OSError as error:
-        raise NodeError(f"routes cannot be read: {error.strerror}") from error
 
 
 def gateways() -> set[Address]:
@@ -120,15 +81,6 @@ def _ask(
     answer = netlink.request(kernel, _GET_ROUTE, content)
     kind = _HEADER.unpack_from(answer)[_TYPE_PLACE]
     return kind, netlink.attributes(answer, _HEADER.size)
-
-
-def _leaves_by(kernel: socket, address: Address, client: Address) -> int:
-    """Return the index of a device; 0 if the kernel has no route, or one that drops packets."""
-    try:
-        _, found = _ask(kernel, client, address)
-    except OSError:
-        return 0
-    return _number(found, _LEAVES_BY)
 
 
 # The routing rules of this network namespace (ip rule) that select a table by a mark.

@@ -6,6 +6,6 @@ put into words.
 
 asking    the client: the node, a pod, or a client outside
 words     steps -> sentences
-ways      a socket's call, and a packet from device to device and its reply back
+ways      a socket's call, and a packet from device to device
 answer    the complete answer
 """

@@ -2,6 +2,7 @@
 """The complete answer: the way of a connection, each endpoint with its chance, and the verdict."""
 
 import random
+from collections.abc import Iterator
 from contextlib import ExitStack
 from enum import IntEnum
 from pathlib import Path
@@ -58,7 +59,14 @@ class Explained(Struct):
 
     @property
     def protocol(self) -> str:
-        return Protocol(self.asked.protocol).name.lower()
+        return Protocol(self.asked.protocol).name
+
+    def steps(self) -> Iterator[dict[str, str]]:
+        """Yield the rows of the table of steps; ``read_from``: the row of the map that was read."""
+        asked = f"{self.asked}/{self.protocol.lower()} from {self.client}"
+        verdict = Row("verdict", f"{self.verdict}: {self.says}")
+        for it in (Row("connection", asked), *self.rows, verdict):
+            yield {"step": it.step, "what": it.says, "read_from": f"{it.map} {it.row}".strip()}
 
     def as_data(self) -> dict[str, Any]:
         """Return the answer for JSON and YAML, with all endpoints."""
@@ -73,7 +81,7 @@ class Explained(Struct):
                 "netns": client.netns or None,
             },
             "service": self.service or None,
-            "steps": [row._asdict() for row in self.rows],
+            "steps": [*self.steps()],
             "endpoints": [share._asdict() for share in self.shares],
             "verdict": self.verdict,
             "says": self.says,

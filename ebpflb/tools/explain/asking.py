@@ -7,7 +7,6 @@ The thread must be in the node's network namespace.
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
@@ -38,11 +37,11 @@ _NAME = re.compile(
     r"|(?P<first>[a-z0-9-]+)\.(?P<second>[a-z0-9-]+)\.svc(?:\.[a-z0-9.-]+)?)"
     r"(?::(?P<port>[a-z0-9-]+))?(?:/(?P<protocol>\w+))?"
 )
-_BARE_V6 = re.compile(r"(?P<address>[0-9a-fA-F:]*:[0-9a-fA-F:]*):(?P<rest>\d{1,5}(/\w+)?)")
 _FORM = re.compile(r"(?:\[(?P<v6>[^\]]*)\]|(?P<v4>[^:\[\]]*)):(?P<port>\d{1,5})(?:/(?P<name>\w+))?")
-_DNS = re.compile(r"(?P<first>[a-z][a-z0-9-]*)\.(?P<second>[a-z][a-z0-9-]*)(?P<rest>[:/].*)?")
-_WORD = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # a Service without its namespace
-EXAMPLE = "such as 10.96.0.10:80, [fd00::a]:53/udp or 192.0.2.1:30080/sctp"
+FORMS_OF_QUESTIONS = (
+    "ADDRESS:PORT[/tcp|udp|sctp] or NAMESPACE/NAME[:PORT], such as 10.96.0.10:80, [fd00::a]:53/udp "
+    "or default/web:http"
+)
 
 
 class NamedService(NamedTuple):
@@ -68,10 +67,8 @@ def parse_question(text: str) -> Frontend | NamedService:
         return NamedService(
             namespace, named["name"] or named["first"], named["port"] or "", protocol
         )
-    found = _FORM.fullmatch(text)
-    if not found or _DNS.fullmatch(text):
-        forms = "ADDRESS:PORT[/tcp|udp|sctp] or NAMESPACE/NAME[:PORT]"
-        raise ValueError(f'"{one_line(text)}" is not {forms}{_question_hint(text)}')
+    if not (found := _FORM.fullmatch(text)):
+        raise ValueError(f'"{one_line(text)}" is not {FORMS_OF_QUESTIONS}')
     protocol, port = _protocol(found["name"] or "tcp"), int(found["port"])
     if not 0 < port < 65536:
         raise ValueError(f"port {port} is not from 1 to 65535")
@@ -81,28 +78,9 @@ def parse_question(text: str) -> Frontend | NamedService:
     return Frontend(address, port, protocol)
 
 
-def _question_hint(text: str) -> str:
-    if bare := _BARE_V6.fullmatch(text):
-        return f": did you mean [{bare['address']}]:{bare['rest']}?"
-    scheme, _, rest = text.partition("://")
-    if rest:
-        usual = {"http": ":80", "https": ":443"}.get(scheme, "")
-        host = rest.partition("/")[0]
-        return f": did you mean {one_line(host)}{'' if ':' in host else usual}?"
-    if _WORD.fullmatch(text):
-        return f": did you mean the Service default/{text}?"
-    if dns := _DNS.fullmatch(text):
-        first, second, rest = dns["first"], dns["second"], one_line(dns["rest"] or "")
-        return f": did you mean the Service {first}.{second}.svc{rest}?"
-    with suppress(ValueError):
-        return f": did you mean {host_port(parse_address(text.strip('[]')), 80)}?"
-    return f", {EXAMPLE}"
-
-
 def _protocol(name: str) -> Protocol:
     if name.upper() not in PROTOCOLS:
-        hint = f": a port is written as :{name}" if name.isdecimal() else ""
-        raise ValueError(f'"{one_line(name.lower())}" is not tcp, udp or sctp{hint}')
+        raise ValueError(f'"{one_line(name.lower())}" is not tcp, udp or sctp')
     return Protocol(PROTOCOLS[name.upper()])
 
 
@@ -146,12 +124,12 @@ def _is_further(found: tuple[Frontend, ServiceEntry]) -> tuple[bool, int, int]:
 class Share(NamedTuple):
     """A backend of a service, and the probability that a new connection gets it, from 0 to 1."""
 
-    slot: int
-    endpoint: str
     chance: float
-    node: str
+    endpoint: str
     pod: str
+    node: str
     zone: str
+    slot: int
     note: str
 
 
@@ -224,8 +202,9 @@ class MapFacts:
             is_candidate = candidates.base <= slot < candidates.base + candidates.size
             chance = float(backend.id == only) if only else chances.get(slot, 0.0)
             name, where = self.name(backend.id), host_port(backend.address, backend.port)
-            note = self._note(backend, is_candidate)
-            yield Share(slot, where, chance, *name, note)
+            note = "other node" if "cluster" in backend.flags else "draining"
+            note = "" if is_candidate else note
+            yield Share(chance, where, name.target, name.node, name.zone, slot, note)
 
     def _chances(self, service: ServiceEntry, candidates: Range) -> dict[int, float]:
         """Return slot -> probability, drawn from the slots or from the service's table."""
@@ -241,11 +220,6 @@ class MapFacts:
             found[place.slot] += part
             found[place.other] += 1 / service.table.size - part
         return found
-
-    def _note(self, backend: Backend, is_candidate: bool) -> str:
-        if is_candidate:
-            return ""
-        return "other node" if "cluster" in backend.flags else "draining"
 
 
 NODE_CLIENT, POD_CLIENT, OUTSIDE_CLIENT = "node", "pod", "outside"

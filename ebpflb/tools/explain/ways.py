@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask the datapath about a socket's call, and about a packet through the devices and its reply."""
+"""Ask the datapath about a socket's call, and about a packet through the devices."""
 
 import errno
 import socket
@@ -116,10 +116,7 @@ class PacketWay:
             self._leave(handled, ends, came, out)
 
     def _leave(self, handled: Handled, ends: Ends, came: Route, out: Route) -> None:
-        """Follow the packet from the route on, and the reply.
-
-        The packet passes egress unless it is for this node.
-        """
+        """Follow the packet from the route on; it passes egress unless it is for this node."""
         chosen = next((step.value for step in handled.steps if step.kind == "chosen"), 0)
         if out.local:
             self.way.say("route", "for a process of this node itself")
@@ -133,8 +130,6 @@ class PacketWay:
         # Neither engine masquerades packets to a process of this node.
         marked = chosen & Chosen.MASQUERADE and not out.local
         self.way.is_masqueraded = bool(marked) or ends.source != self.first.source
-        if ends != self.first:
-            self._reply(ends, came, out, by_netfilter=bool(chosen))
 
     def _egress(self, ends: Ends, came: Route, out: Route, packet: bytes) -> Ends | None:
         """Return the packet's ends as it leaves; None if it does not."""
@@ -154,26 +149,6 @@ class PacketWay:
         if left != ends:
             self.way.say("SNAT", f"leaves as {host_port(left.source, left.source_port)}, at random")
         return left
-
-    def _reply(self, ends: Ends, came: Route, out: Route, *, by_netfilter: bool) -> None:
-        """Follow the endpoint's reply back to the client."""
-        back, client = ends.reversed(), self.first.reversed()
-        back = client if by_netfilter else self._reply_by_flows(back, came, out)
-        by = "netfilter" if by_netfilter else "the flow's entries"
-        to = host_port(back.destination, back.destination_port)
-        said = f"{by}: comes from {host_port(back.source, back.source_port)}"
-        said += "" if back == client else f" (to {to})"
-        self.way.say("reply", f"{said}, leaves by {_device(came)}")
-
-    def _reply_by_flows(self, back: Ends, came: Route, out: Route) -> Ends:
-        packet = recording.reply_frame(back, self.protocol)
-        if not out.local:
-            handled = self.recorder.handle("ingress", packet, ifindex=out.ifindex)
-            if handled.action == "redirect":
-                return recording.ends_of(handled.frame)
-            packet = handled.frame
-        handled = self.recorder.handle("egress", packet, ifindex=came.ifindex)
-        return recording.ends_of(handled.frame)
 
     def _handle(self, hook: str, packet: bytes, route: Route, came_by: int) -> Handled:
         device = _device(route)

@@ -25,13 +25,12 @@ const ENDPOINTS = [
 const who = (from) => from.kind === NODE ? "this node"
   : from.address && from.address !== from.name ? `${from.name} (${from.address})` : from.name;
 
-const step = (name, says, row, kind = null) => el("li", { class: kind },
-  el("b", {}, name), el("span", {}, says), row ? el("code", {}, row) : null);
+const step = (it, name, kind = null) => el("li", { class: kind },
+  el("b", {}, name), el("span", {}, it.what), it.read_from ? el("code", {}, it.read_from) : null);
 
 const way = (found) => el("ol", { class: "way", "aria-label": `The way to ${found.to} in ${found.steps.length} steps` },
-  step("client", who(found.from)),
-  found.steps.filter((it) => it.step !== "verdict").map((it) => step(it.step, it.says, it.map && `${it.map} ${it.row}`)),
-  step("verdict", `${found.verdict}: ${found.says}`, "", COLOURS[found.status]));
+  step({ what: who(found.from) }, "client"),
+  found.steps.slice(1).map((it) => step(it, it.step, it.step === "verdict" ? COLOURS[found.status] : null)));
 
 const shown = (found) => {
   const beside = el("div", { class: "beside" });
@@ -40,7 +39,7 @@ const shown = (found) => {
     endpoints.show(found.endpoints, (it) => `${it.endpoint} ${it.slot}`);
     beside.append(endpoints.node);
   }
-  if (found.more_endpoints) beside.append(el("p", { class: "quiet" }, `${found.more_endpoints} more endpoints: ebpflb explain --page 2`));
+  if (found.more_endpoints) beside.append(el("p", { class: "quiet" }, `${found.more_endpoints} more endpoints: ebpflb explain --limit 0`));
   if (found.notes.length) beside.append(el("ul", { class: "notes" }, found.notes.map((it) => el("li", {}, it))));
   return [
     el("p", { class: `answer ${COLOURS[found.status]}`, id: "explained" }, `${found.verdict}: ${found.says}`),
