@@ -14,6 +14,7 @@ from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter.conntrack import MayBe, Wanted
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
+from ebpflb.plan.stale import Endpoint
 from tests.simulation.endings import Endings
 from tests.simulation.expected import Expected
 from tests.simulation.places import FRONTENDS, Where, of_family, packed, version_of
@@ -68,11 +69,14 @@ class TrackedFlows:
         *,
         without: int = 0,
         may_be: MayBe,
+        endpoint: Endpoint | None = None,
     ) -> Iterator[Connection]:
         self._may_fail()
         for entry in [*self.entries]:
             to, by = entry.original, entry.reply
             if entry.protocol != protocol or entry.status & without:
+                continue
+            if endpoint not in (None, (by.source, by.source_port)):
                 continue
             ends = to.destination.packed, to.destination_port, by.source.packed, by.source_port
             if wanted(protocol, *ends[:2]) and may_be(protocol, *ends):
