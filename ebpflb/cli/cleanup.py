@@ -238,7 +238,7 @@ def _release_tables() -> None:
     If kube-proxy has rules, these keep NAT working, and there is always a translated connection.
     Raises NodeError.
     """
-    flowtable.remove(flowtable.TABLE)
+    nft.delete(flowtable.TABLE)
     tables = [table for table in (TABLE, watch.HOLD) if nft.exists(table)]
     others = bool(tables) and bool(kube_proxy_leftovers.visible_rules())
     for table in tables:

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whatever is in the maps and the state directory, an agent starts: it is named and repaired."""
 
-import os
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from ebpflb.kernel import bpf
-from ebpflb.kernel.attach.device_programs import unpin_all
-from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.map_writer import CAPACITY, MapWriter
 from ebpflb.kernel.maps import bpf_map, layout, state_dir
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.plan.planner import Planner
 from tests.load import scaled
 from tests.plan import builders
@@ -162,15 +157,3 @@ def test_counts_of_writes_begin_again(maps: dict[str, Map]) -> None:
     assert_right(maps, start(maps))
     after = maps["settings"].get(0)
     assert after.writes % 2 == 0 and after.frontend_moves > 0
-
-
-@pytest.mark.parametrize("place", ["links", "devices", "{maps}"])
-def test_a_pin_in_the_place_of_a_directory(directory: Path, place: str) -> None:
-    """It gives way."""
-    state = StateDir(directory)
-    directory.mkdir()
-    made = state_dir.create_map(layout.MAPS["secret"])
-    bpf.pin(made, str(directory / place.format(maps=state.maps_directory.name)))
-    os.close(made)
-    Datapath(state).close()
-    unpin_all(state)

@@ -19,16 +19,6 @@ def test_the_file_of_this_text_is_used(tmp_path: Path) -> None:
     assert bpf.c_types(OTHER, tmp_path, None).sizeof("struct pair") == 8
 
 
-def test_written_and_parsed_are_the_same(tmp_path: Path) -> None:
-    """A value that is packed by one is unpacked by the other."""
-    parsed = bpf.c_types(TEXT, tmp_path, None)
-    bpf.write_declarations(TEXT, tmp_path)
-    pair = bpf.c_types(TEXT, tmp_path, None).new("struct pair *", {"first": 1, "second": 2})
-    again = parsed.new("struct pair *")
-    parsed.buffer(again)[:] = bytes(parsed.buffer(pair))
-    assert (again.first, again.second) == (1, 2)
-
-
 def test_a_checkout_parses_a_text_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Afterwards its file is read; a folder that cannot be made is no error."""
     cache = tmp_path / "build/declarations"

@@ -48,7 +48,6 @@ ALL_TESTS = (
     "tests/kernel/maps/test_sweep.py",
     "tests/kernel/maps/test_occupancy.py",
     "tests/kernel/attach/test_hook_stats.py",
-    "tests/kernel/programs/test_testrun.py",
     "tests/kernel/node/test_sock_diag.py",
     "tests/kernel/node/test_flowtable.py",
     "tests/agent/stale",

@@ -245,8 +245,6 @@ class StateDir:
         """Create the directories."""
         mount_bpffs(self.directory)
         for directory in self.directories():
-            if directory.exists() and not directory.is_dir():
-                directory.unlink()  # a pin in its place
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def exists(self) -> bool:

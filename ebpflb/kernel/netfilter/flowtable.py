@@ -200,11 +200,6 @@ def _change_frontends(made: Transaction, table: Name, kind: int, found: Iterable
             made.add(kind, encode({**names, 3: keys}))
 
 
-def remove(table: Name) -> None:
-    """Remove the flowtable; its flows continue through the stack. Raises NodeError."""
-    nft.delete(table)
-
-
 # Whether this kernel has flowtables (nf_flow_table, nft_flow_offload): one is created to find out.
 #
 # The test uses a temporary network namespace, so that no packet passes it. It loads the needed
@@ -341,7 +336,7 @@ class FlowtableSync:
 
     def _remove(self) -> None:
         self._made = None
-        remove(TABLE)
+        nft.delete(TABLE)
 
 
 def _existing(devices: Mapping[str, int]) -> dict[str, int]:

@@ -18,7 +18,6 @@ import socket
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
-from fcntl import ioctl
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -36,7 +35,6 @@ PROCESSES = Path("/proc")
 OWN_NETNS = Path("/proc/thread-self/ns/net")
 NAMED = tuple(map(Path, ("/run/netns", "/var/run/netns", "/run/docker/netns")))
 HOST_NAME = 0x04000000  # CLONE_NEWUTS
-_GET_TYPE = 0xB703  # ioctl NS_GET_NSTYPE, ioctl_ns(2)
 _GET_ID = 90  # RTM_GETNSID
 _ID, _DESCRIPTOR = 1, 3  # NETNSA_NSID, NETNSA_FD
 _GENERIC = bytes(4)  # struct rtgenmsg, padded
@@ -192,17 +190,6 @@ def _open(path: Path) -> AbstractContextManager[int]:
     return bpf.closing(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
 
 
-def is_network(path: Path) -> bool:
-    """Whether this is a network namespace. Raises PermissionError."""
-    try:
-        with _open(path) as namespace:
-            return ioctl(namespace, _GET_TYPE) == NEW_NETWORK
-    except PermissionError:
-        raise
-    except (OSError, ValueError):  # no namespace; a NUL in the path
-        return False
-
-
 def others() -> Iterator[Path]:
     """Yield one path for each namespace that can be found, except our own."""
     seen = {identity(OWN_NETNS)}
@@ -307,7 +294,7 @@ def by_address(wanted: Address) -> Path | None:
 def by_name(name: str) -> Path | None:
     """Return a namespace by the name that ip(8) or a container runtime gave it, or by its path."""
     candidates = [Path(name)] if name.startswith("/") else [it / name for it in NAMED]
-    return next((path for path in candidates if is_network(path)), None)
+    return next((path for path in candidates if path.exists()), None)
 
 
 def by_host_name(name: str) -> list[Path]:

@@ -136,7 +136,6 @@ def supported_families(proc: Path = _PROC) -> frozenset[Family]:
 
 NETFILTER_SYSCTLS = sysctl_path("net/netfilter")
 HASH_SIZE = Path("/sys/module/nf_conntrack/parameters/hashsize")
-ONLINE = Path("/sys/devices/system/cpu/online")
 _MOST_ENTRIES = 1 << 20  # entries, however many CPUs there are
 
 # Errors of a sysctl that cannot be set here: no permission, or not the initial network namespace.
@@ -158,7 +157,7 @@ def set_up_conntrack(
     if not (proc / "nf_conntrack_max").exists():
         log.info("conntrack is not loaded: its settings are left alone")
         return
-    entries = table_size(options, cpus())
+    entries = table_size(options, os.cpu_count() or 1)
     if entries:
         _raise_size(former, proc / "nf_conntrack_max", entries)
         not_settable = _NOT_SETTABLE | {errno.EROFS}  # a container's /sys
@@ -180,15 +179,6 @@ def table_size(options: ConntrackOptions, cores: int) -> int:
     if scaled > _MOST_ENTRIES:
         return _MOST_ENTRIES
     return max(scaled, options.min_total) if scaled else 0
-
-
-def cpus(online: Path = ONLINE) -> int:
-    """Return the machine's number of CPUs, even if this process may not run on all of them."""
-    try:
-        found = sum(map(len, parse_ranges(online.read_text())))
-    except (OSError, ValueError):
-        found = 0
-    return found or os.cpu_count() or 1
 
 
 def _sysctls(options: ConntrackOptions) -> dict[str, int]:

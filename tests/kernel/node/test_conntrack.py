@@ -50,7 +50,7 @@ class Sysctls:
 
 @pytest.fixture
 def sysctls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sysctls:
-    monkeypatch.setattr(conntrack, "cpus", lambda: 4)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
     return Sysctls(tmp_path)
 
 
@@ -168,15 +168,6 @@ def test_not_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     conntrack.set_up_conntrack(ConntrackOptions(), tmp_path, tmp_path / "hashsize")
     assert caplog.messages == ["conntrack is not loaded: its settings are left alone"]
-
-
-@pytest.mark.parametrize(
-    ("text", "count"), [("0\n", 1), ("0-3\n", 4), ("0-3,8-11,15\n", 9), ("", os.cpu_count())]
-)
-def test_cpus(tmp_path: Path, text: str, count: int) -> None:
-    """All that are online, not only those that we may use."""
-    (tmp_path / "online").write_text(text)
-    assert conntrack.cpus(tmp_path / "online") == count
 
 
 @pytest.fixture

@@ -101,11 +101,3 @@ def test_what_was_changed_is_not_whole(words: str) -> None:
     assert flowtable.read(TABLE) is None
     flowtable.write(TABLE, EMPTY)
     assert flowtable.read(TABLE) == EMPTY
-
-
-@pytest.mark.usefixtures("made")
-def test_remove() -> None:
-    """Nothing is left after the removal; a missing flowtable is no error."""
-    for _ in range(2):
-        flowtable.remove(TABLE)
-        assert not nft.tables()

@@ -34,8 +34,9 @@ class FakeKernel:
         self.contents: Contents | None = None
         self.refusals = 0  # of the next writes
         self.reads = self.writes = 0
-        for name in ("read", "write", "change", "remove"):
+        for name in ("read", "write", "change"):
             monkeypatch.setattr(flowtable, name, getattr(self, name))
+        monkeypatch.setattr(nft, "delete", self.delete)
 
     def read(self, _: object) -> Contents | None:
         self.reads += 1
@@ -52,7 +53,7 @@ class FakeKernel:
         assert self.contents == former
         self.contents = wanted
 
-    def remove(self, _: object) -> None:
+    def delete(self, _: object) -> None:
         self.contents = None
 
 

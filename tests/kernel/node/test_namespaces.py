@@ -4,8 +4,6 @@
 And which of them belong to a pod, by the host name that its processes have.
 """
 
-import errno
-import logging
 import os
 import subprocess
 import sys
@@ -120,28 +118,6 @@ def test_nothing_else_is_opened(named: list[str], tmp_path: Path) -> None:
         namespaces.call_in(fifo, here)
     with pytest.raises(OSError, match="Invalid argument"):
         namespaces.call_in(Path("/proc/self/ns/mnt"), here)
-    named_path = Path("/run/netns", f"{PREFIX}-0")
-    found = [namespaces.is_network(it) for it in (fifo, Path("/proc/self/ns/mnt"), named_path)]
-    assert found == [False, False, True]
-
-
-def test_lack_of_the_capability_is_logged_once(
-    named: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Without the capability only our own namespace is entered, which is logged once."""
-
-    def refuse(path: Path, kind: int) -> None:
-        raise OSError(errno.EPERM, "not permitted", str(path))
-
-    monkeypatch.setattr(namespaces, "enter", refuse)
-    every = Namespaces()
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            assert list(every.each(here)) == [here()]
-    assert [record.message for record in caplog.records] == [
-        "pods' network namespaces cannot be entered: CAP_SYS_ADMIN is missing; stale UDP "
-        "sockets of pods are not ended"
-    ]
 
 
 def test_without_the_capability(named: list[str]) -> None:
