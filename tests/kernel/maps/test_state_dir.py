@@ -169,6 +169,19 @@ def test_one_holder(directory: Path, lock: StateLock) -> None:
     assert lock.take()
 
 
+def test_the_same_directory_by_another_mount(
+    directory: Path, lock: StateLock, tmp_path: Path
+) -> None:
+    """The lock belongs to the inode, not to the path: a container mounts the same directory."""
+    assert lock.take()
+    subprocess.run(["mount", "--bind", str(BPFFS), str(tmp_path)], check=True)
+    try:
+        assert files.is_locked(tmp_path / directory.name)
+        assert not StateLock(tmp_path / directory.name).take()
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
 def test_a_directory_made_anew(directory: Path, lock: StateLock) -> None:
     """A directory that was created again has another lock, and the old lock's holder notices."""
     assert lock.take()
