@@ -17,7 +17,7 @@ from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.maps import layout, state_dir
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import MapSpec
-from ebpflb.kernel.maps.state_dir import StateDir, StateLock
+from ebpflb.kernel.maps.state_dir import BPFFS, StateDir, StateLock
 from ebpflb.options import Paths
 from tests.kernel.variants import needs_root, open_files
 
