@@ -240,10 +240,6 @@ class UplinkCanary(DescriptorWorker, Part):
         lost = [name for name, arrival in found.items() if arrival.is_loss]
         return UplinkReport(dict(found), lost)
 
-    def start(self) -> None:
-        self._changes.begin()
-        super().start()
-
     def stop(self) -> None:
         super().stop()
         self._changes.close()

@@ -42,19 +42,16 @@ def error_number(data: bytes, begin: int) -> int:
 
 
 class Subscription:
-    """The kernel's messages about changes since ``begin``, in its creator's network namespace.
+    """The kernel's messages about changes, in its creator's network namespace.
 
     ``groups`` are the numbers of multicast groups (RTNLGRP_*, NFNLGRP_*).
     """
 
     def __init__(self, *groups: int, protocol: int = socket.NETLINK_ROUTE) -> None:
-        self._groups = groups
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
         self.fileno, self.close = self._socket.fileno, self._socket.close
-
-    def begin(self) -> None:
         self._socket.bind((0, 0))
-        for group in self._groups:
+        for group in groups:
             self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
 
     def take(self) -> list[tuple[int, bytes]] | None:
@@ -116,9 +113,7 @@ def _dumped(kind: int, content: bytes, protocol: int, *, strict: bool) -> Iterat
         if strict:
             kernel.setsockopt(_SOL_NETLINK, _STRICT, 1)
         kernel.send(packed(kind, REQUEST | DUMP, content))
-        for data, places in parts(kernel):
-            for begin, end in places:
-                yield data[begin:end]
+        yield from contents(kernel)
 
 
 def parts(
@@ -142,6 +137,12 @@ def parts(
         yield data, places
     if number := result or (interrupted and errno.EINTR):
         raise OSError(number, os.strerror(number))
+
+
+def contents(kernel: socket.socket) -> Iterator[bytes]:
+    """Yield the content of each message of an answer, with the errors of ``parts``."""
+    for data, places in parts(kernel):
+        yield from (data[begin:end] for begin, end in places)
 
 
 ATTRIBUTE = struct.Struct("=HH")  # struct nlattr

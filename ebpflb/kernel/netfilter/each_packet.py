@@ -154,16 +154,9 @@ class EachPacketWatch(DescriptorWorker):
         self._rules: Hashable = None  # those for established connections, as last read
         self._changes = 0
         self._due = self._quiet_from = clock()
-        self._sizes: list[bytes] = []
         tables = netlink.Subscription(_TABLES_GROUP, protocol=netlink.NETFILTER)
         self._changed = tables, netlink.Subscription(*_ROUTING_RULES)
-
-    def start(self) -> None:
-        """Subscribe before the first reading, so that no change is missed."""
-        for each in self._changed:
-            each.begin()
         self._sizes = _legacy_sizes()
-        super().start()
 
     def stop(self) -> None:
         super().stop()

@@ -148,11 +148,6 @@ class NatWatch(DescriptorWorker):
         self._changes = Subscription(_TABLES_GROUP, protocol=NETFILTER)
         self._has_news = False  # the agent has changed its wishes for the flowtable
 
-    def start(self) -> None:
-        """Subscribe before the first check, so that no removal is missed."""
-        self._changes.begin()
-        super().start()
-
     def stop(self) -> None:
         """Stop; return when nothing is changed any more. The table stays."""
         self.flowtable.on_change = lambda: None

@@ -259,8 +259,7 @@ class DeviceWatch(DescriptorWorker):
         self._poll = Poller("devices", self._report, emit)
 
     def start(self) -> None:
-        """Subscribe before the first listing, so that no change is missed. Raises NodeError."""
-        self._changes.begin()
+        """List the devices, then start the thread. Raises NodeError."""
         self._report()
         super().start()
 

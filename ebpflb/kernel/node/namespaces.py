@@ -269,12 +269,12 @@ def own_addresses() -> tuple[Address, ...]:
 
 def by_cookie(wanted: int) -> Path | None:
     """Return the namespace with this cookie; it may be our own."""
-    return next((path for path in _all() if _tried(path) == wanted), None)
+    return by_cookies().get(wanted)
 
 
 def by_cookies() -> dict[int, Path]:
     """Return cookie -> path of all namespaces that can be found."""
-    found = {path: _tried(path) for path in _all()}
+    found = {path: _tried(path) for path in (OWN_NETNS, *others())}
     return {cookie: path for path, cookie in found.items() if cookie is not None}
 
 
@@ -354,11 +354,6 @@ def in_cgroup(process: Path, root: Path) -> bool:
                 inside = line.removeprefix("0::")
                 return (root == Path("/") or Path(inside).is_relative_to(root)) and bool(inside)
     return False
-
-
-def _all() -> Iterator[Path]:
-    yield OWN_NETNS
-    yield from others()
 
 
 def _tried(path: Path) -> int | None:

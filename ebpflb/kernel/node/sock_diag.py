@@ -25,7 +25,7 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
 from ebpflb.errors import KernelError
-from ebpflb.kernel.netlink import ACK, DUMP, REQUEST, packed, parts
+from ebpflb.kernel.netlink import ACK, DUMP, REQUEST, contents, packed
 from ebpflb.model.addresses import Address
 
 _SOCK_DIAG, _LIST, _DESTROY = 4, 20, 21  # NETLINK_SOCK_DIAG, SOCK_* (uapi/linux/sock_diag.h)
@@ -35,7 +35,6 @@ CONNECTED = 1 << 1  # TCP_ESTABLISHED: also the state of a datagram socket with 
 OF_CONNECTIONS = sum(1 << state for state in (1, 2, 3, 4, 5, 8, 9, 11))
 _STATES = {socket.IPPROTO_UDP: CONNECTED, socket.IPPROTO_TCP: OF_CONNECTIONS}
 _ANY_STATE = 0xFFFFFFFF
-_BUFFER = 1 << 16
 _SO_COOKIE = 57
 _LOOPBACK = "127.0.0.1"
 _SOCKET = struct.Struct("=BBxxI48s")  # struct inet_diag_req_v2
@@ -106,13 +105,7 @@ class SockDiag:
 
         Raises KernelError; ENOENT: the protocol has no diag module.
         """
-        return {
-            Connected(protocol, *_LISTED.unpack_from(listed)).cookie
-            for family in (socket.AF_INET, socket.AF_INET6)
-            for listed in self._request(
-                _LIST, DUMP, _SOCKET.pack(family, protocol, _ANY_STATE, bytes(48))
-            )
-        }
+        return {one.cookie for one in self.connected(protocol, states=_ANY_STATE)}
 
     def destroy(self, one: Connected) -> bool:
         """End the socket; return False if it is unknown, or another socket has the same ends.
@@ -133,9 +126,7 @@ class SockDiag:
         """Send a request; yield the bodies of the kernel's answers."""
         self.socket.send(packed(command, REQUEST | flags, body))
         try:
-            for data, places in parts(self.socket, _BUFFER):
-                for begin, end in places:
-                    yield data[begin:end]
+            yield from contents(self.socket)
         except OSError as error:
             number = error.errno or errno.EIO
             raise KernelError("sock_diag", number, os.strerror(number)) from error
