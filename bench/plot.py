@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws results as PNG: the one door to matplotlib (Debian's, of the Makefile's BENCH_PACKAGES).
+"""Draws results: the one door to matplotlib (Debian's, of the Makefile's BENCH_PACKAGES).
 
 Rows that differ in a size are curves, others are bars; each with how the rounds vary. A target is
 a red line.
@@ -8,7 +8,8 @@ a red line.
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 from bench.parts import Panel
 from bench.report import Row
@@ -92,3 +93,58 @@ def _curves(axes: Any, rows: list[Row]) -> None:
     axes.set_ylim(bottom=0)
     axes.set_xlabel(rows[0].axis, fontsize=8)
     axes.legend(fontsize=8)
+
+
+class Trend(NamedTuple):
+    """A line through a series: its value at 0, and its slope an hour between two bounds."""
+
+    at_zero: float
+    slope: float
+    low: float
+    high: float
+
+
+BLOCKS, T = 10, 2.306  # Student's, 95 %, of ten points: neighbours depend on each other
+HOUR = 3600.0  # seconds
+
+
+def trend(times: Sequence[float], values: Sequence[float]) -> Trend:
+    """Fit a line to the medians of ten blocks; the bounds hold its slope in 95 % of cases."""
+    size = len(times) // BLOCKS
+    x = [median(times[i * size : (i + 1) * size]) / HOUR for i in range(BLOCKS)]
+    y = [median(values[i * size : (i + 1) * size]) for i in range(BLOCKS)]
+    middle_x, middle_y = sum(x) / BLOCKS, sum(y) / BLOCKS
+    spread = sum((a - middle_x) ** 2 for a in x)
+    slope = sum((a - middle_x) * (b - middle_y) for a, b in zip(x, y, strict=True)) / spread
+    at_zero = middle_y - slope * middle_x
+    rest = sum((b - at_zero - slope * a) ** 2 for a, b in zip(x, y, strict=True))
+    bound = T * (rest / (BLOCKS - 2) / spread) ** 0.5
+    return Trend(at_zero, slope, slope - bound, slope + bound)
+
+
+def draw_trends(panels: dict[str, tuple[list[dict[str, float]], str]], path: Path) -> None:
+    """Draw series over minutes as SVG, each with its line, slope and bounds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = path.name
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(len(panels), figsize=(WIDTH, 5), layout="constrained")
+    for place, (name, (samples, field)) in zip(axes, panels.items(), strict=True):
+        times, values = [it["at"] for it in samples], [it[field] for it in samples]
+        line = trend(times, values)
+        ends = times[0], times[-1]
+        said = f"{line.slope:+.2f} an hour ({line.low:+.2f} to {line.high:+.2f})"
+        place.plot([each / 60 for each in times], values, linewidth=0.8)
+        place.plot(
+            [each / 60 for each in ends], [line.at_zero + line.slope * t / HOUR for t in ends],
+            TARGET, label=said,
+        )  # fmt: skip
+        place.set_title(name, fontsize=9, loc="left")
+        place.set_ylim(bottom=0)
+        place.legend(fontsize=8)
+        place.tick_params(labelsize=8)
+    axes[-1].set_xlabel("minutes", fontsize=8)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)

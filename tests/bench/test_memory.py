@@ -3,10 +3,11 @@
 
 import re
 from pathlib import Path
+from statistics import median
 
 import pytest
 
-from bench import memory, page, result
+from bench import endurance, memory, page, plot, result
 
 ROOT = Path(__file__).parents[2]
 SCALE, VALUES = ROOT / "docs/scale.md", ROOT / "deploy/chart/ebpflb/values.yaml"
@@ -40,3 +41,12 @@ def test_the_formula_holds_what_was_measured() -> None:
     for it in MEASURED:
         size = FORMULA.size(it.services, it.endpoints, memory.MEASURED_CPUS)
         assert it.size <= size <= 1.1 * it.size, it
+
+
+def test_the_page_has_the_growth_of_an_hour() -> None:
+    """The slope with its bounds, and the pauses, are those of the samples."""
+    samples, said = endurance.read(), words(SCALE)
+    times, pauses = [it["at"] for it in samples], [it["pause"] for it in samples]
+    found = plot.trend(times, [it["rss"] for it in samples])
+    assert f"grew by {found.slope:.1f} MB (95 %: {found.low:.1f} to {found.high:.1f})" in said
+    assert f"{median(pauses):.2f} s in the median, and {max(pauses):.1f} s at most" in said
