@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from ebpflb.entries.services import FIRST_BACKENDS, Chosen, Frontend
-from ebpflb.kernel import bpf
-from ebpflb.kernel.maps import layout, records
+from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.records import Record, record
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
@@ -125,20 +124,6 @@ def test_mismatch() -> None:
     """A value whose fields are not the struct's, in its order, is refused when it is declared."""
     with pytest.raises(TypeError, match=r"Swapped.*struct range\('base', 'size'\)"):
         Record("struct range", Swapped)
-
-
-class Gap(NamedTuple):
-    number: int
-    big: int
-
-
-def test_hidden_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A struct in which the compiler would pad is refused: padding is a field."""
-    gap = "struct gap"
-    text = layout.TEXT + "struct gap { __u32 number; __u64 big; };"
-    monkeypatch.setattr(records, "ffi", bpf.c_types(text))
-    with pytest.raises(TypeError):
-        Record(gap, Gap)
 
 
 def structs() -> Iterator[str]:

@@ -117,16 +117,6 @@ def test_a_walk_goes_on_where_its_key_was_deleted(
     assert sorted(found) == pairs
 
 
-def test_batch_fails_otherwise(table: Map, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any other error is raised."""
-    monkeypatch.setattr(bpf, "map_write_batch", refuse(errno.EPERM))
-    monkeypatch.setattr(bpf, "map_lookup_batch", refuse(errno.EPERM))
-    with pytest.raises(KernelError):
-        table.write([(1, 1)])
-    with pytest.raises(KernelError):
-        list(table.items())
-
-
 def per_cpu(*numbers: int) -> bytes:
     """Return one element: these counters on the first CPU, ten times as many on the next, etc."""
     cpus = range(bpf_map.possible_cpus())

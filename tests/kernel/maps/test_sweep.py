@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sweeps of a real kernel's maps: which flows are removed, and what is counted."""
 
-import errno
-import os
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +9,6 @@ from typing import Any
 import pytest
 
 from ebpflb.entries.flows import Entries, FlowKind, Hook, Timeouts, chosen_port
-from ebpflb.errors import KernelError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps import layout, sweep
 from ebpflb.kernel.maps.bpf_map import Counters, Map
@@ -211,24 +208,6 @@ def test_killed_meanwhile(table: SweptTable, removed: bool) -> None:
     assert left(table) == {}
 
 
-def refuse(number: int) -> Callable[..., Any]:
-    def refused(*_arguments: Any, **_options: Any) -> Any:
-        raise KernelError("map", number, os.strerror(number))
-
-    return refused
-
-
-@pytest.mark.parametrize("number", [bpf.ENOTSUPP, errno.EINVAL])
-def test_older_kernels(table: SweptTable, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Without the command for batches the same flows are removed."""
-    monkeypatch.setattr(bpf, "map_lookup_batch", refuse(number))
-    keep = Made(1000).plain(0)
-    put(table, keep, *(closed(n, masqueraded=True) for n in range(1, 301)))
-    run(table)
-    assert left(table) == keep
-    assert run(table) == (1200, 2, 0)
-
-
 def test_evicted(table: SweptTable) -> None:
     """Evicted entries follow from those created, deleted, swept and left; the sum never falls."""
     put(table, *(Made(n).plain(0) for n in range(1, ENTRIES)))
@@ -250,15 +229,3 @@ def test_thread(world: dict[str, Map], table: SweptTable, end_flow: EndFlow) -> 
     assert eventually(lambda: table.numbers.swept == other.numbers.swept == 2)
     sweeper.stop()
     assert not sweeper.thread.is_alive()
-
-
-def test_failure(
-    world: dict[str, Map], end_flow: EndFlow, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A sweep that fails is logged and does not end the thread."""
-    sweeper = Sweeper(world, Timeouts(), end_flow)
-    sweeper.tables[0].flows.slices = refuse(errno.EPERM)  # type: ignore[method-assign]
-    sweeper.start()
-    assert eventually(lambda: "sweeping flows failed" in caplog.text)
-    assert sweeper.thread.is_alive()
-    sweeper.stop()
