@@ -92,7 +92,7 @@ class PeriodicWorker(Worker):
 
     ``failing`` is what the log says about a failed turn. The interval is the pause between two
     turns; for a ``steady`` worker it is the time between their starts, and the first turn starts at
-    once.
+    once. It sleeps while ``wanted`` is not set.
     """
 
     def __init__(
@@ -101,6 +101,8 @@ class PeriodicWorker(Worker):
         super().__init__(name)
         self.interval, self._failing, self._steady = interval, failing or name, steady
         self._error: str | None = None
+        self.wanted = threading.Event()
+        self.wanted.set()
 
     @abstractmethod
     def turn(self) -> None:
@@ -108,10 +110,22 @@ class PeriodicWorker(Worker):
 
     def run(self) -> None:
         pause = 0.0 if self._steady else self.interval
-        while not self.stopped.wait(pause):
+        while self.wanted.wait() and not self.stopped.wait(pause):
             begun = time.monotonic()
             parts.attempt(self.thread.name, self._turn)
             pause = self.interval - (time.monotonic() - begun if self._steady else 0.0)
+
+    def want(self, wanted: object) -> None:
+        """Wake the thread if this is true, else let it sleep."""
+        if wanted:
+            self.wanted.set()
+        else:
+            self.wanted.clear()
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.wanted.set()
+        super().stop()
 
     def _turn(self) -> None:
         try:

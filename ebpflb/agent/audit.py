@@ -4,7 +4,7 @@
 It runs in the agent's loop, so nothing changes the plan during a comparison. Each check is a
 sequence of small steps; a turn takes as many as fit into BUDGET_SECONDS, then messages are handled,
 and the check continues PAUSE_SECONDS later. The differences that a turn finds are corrected in the
-same turn. Then the check is repeated at once: if nothing differs any more, the drift is no longer
+same turn. A second later the check is repeated: if nothing differs any more, the drift is no longer
 reported.
 """
 
@@ -12,17 +12,19 @@ import logging
 import math
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar
 
 from ebpflb.agent.engine import NetfilterSync
 from ebpflb.agent.loop import Ask, Part
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.service_sync import ServiceSync
-from ebpflb.cluster.source import Emit, Source, make_source
+from ebpflb.cluster.api_servers import ApiServers
+from ebpflb.cluster.source import make_source
 from ebpflb.errors import ClusterError, EbpflbError, in_words, log_once
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps.bpf_map import Map
@@ -54,26 +56,132 @@ from ebpflb.plan.comparison import Wrong
 from ebpflb.serve.agent_lock import AgentLock
 from ebpflb.stopping import parts
 
-# The comparisons of the agent's audit.
-
 log = logging.getLogger(__name__)
+
+BUDGET_SECONDS = 0.01  # of one turn of the loop
+PAUSE_SECONDS, SHORT_PAUSE_SECONDS = 0.1, 0.005  # until the check continues; while doctor waits
+RETRY_SECONDS = 1.0  # after a failure or correction, or while there is nothing to compare with
+SHARE = 20  # a check that took a second rests for this many
+
+OnDrift = Callable[[list[Drift]], None]
+"""Receives the differences that a turn found and earlier turns did not."""
+
+
+class Check(ABC):
+    """One comparison, repeated every ``period`` seconds.
+
+    ``drift`` is the result of the last comparison, plus the differences found meanwhile. ``due`` is
+    when ``turn`` has something to do, by the audit's clock.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, period: float) -> None:
+        self.period = period
+        self.drift: list[Drift] = []
+        self.error: str | None = None  # why the last comparison or correction failed
+        self.completed = 0  # comparisons
+        self.due = self._rests_until = 0.0
+        self.is_asked_for = False  # doctor waits for a comparison without corrections
+        self._running: Iterator[Iterable[Drift]] | None = None
+        self._found: list[Drift] = []
+        self._spent = 0.0
+
+    @property
+    def possible(self) -> bool:
+        """Whether there is a plan to compare with."""
+        return True
+
+    @abstractmethod
+    def steps(self) -> Iterator[Iterable[Drift]]:
+        """Yield the differences, in steps of about a millisecond. Raises EbpflbError or OSError."""
+
+    @abstractmethod
+    def repair(self) -> None:
+        """Correct the differences found since the last call. Raises EbpflbError, OSError."""
+
+    def wake(self, now: float) -> None:
+        """Make the next comparison due now, except for the rest after the last one."""
+        self.due = min(self.due, max(now, self._rests_until))
+
+    def begin_now(self, now: float) -> None:
+        """Begin a comparison now, with short pauses."""
+        self._running, self.due, self.is_asked_for = None, now, True
+
+    def turn(self, clock: Callable[[], float], on_drift: OnDrift, *, report_only: bool) -> None:
+        if not self.possible:
+            self._running, self.due = None, clock() + RETRY_SECONDS
+            return
+        begun, part = clock(), f"audit of the {self.name}"
+        try:
+            found, ended = self._compare(clock, begun)
+            if found:
+                self._handle(found, on_drift, report_only=report_only)
+        except Exception as error:
+            self._fail(error, clock())
+            if not isinstance(error, EbpflbError | OSError):
+                parts.failed(part, error)
+            return
+        parts.succeeded(part)
+        now = clock()
+        self._spent += now - begun
+        self.due = now + (SHORT_PAUSE_SECONDS if self.is_asked_for else PAUSE_SECONDS)
+        if ended:
+            self._complete(now, is_repeated=bool(self._found) and not report_only)
+
+    def _compare(self, clock: Callable[[], float], begun: float) -> tuple[list[Drift], bool]:
+        """Return the differences found in one turn, and whether the last step was reached."""
+        if self._running is None:
+            self._running, self._found, self._spent = self.steps(), [], 0.0
+        found: list[Drift] = []
+        for drifts in self._running:
+            found += drifts
+            if clock() - begun > BUDGET_SECONDS:
+                return found, False
+        return found, True
+
+    def _handle(self, found: list[Drift], on_drift: OnDrift, *, report_only: bool) -> None:
+        new = [each for each in found if each not in self.drift]
+        self._found += found
+        self.drift += new
+        if new:
+            verb = "found" if report_only else "found, repairing it now"
+            log.warning("audit: %s: %s", verb, events.summary(new))
+            on_drift(new)
+        if not report_only:
+            self.repair()
+
+    def _complete(self, now: float, *, is_repeated: bool) -> None:
+        if self.drift and not self._found:
+            log.info("audit: the %s are as planned again", self.name)
+        self.drift, self.error, self._running = self._found, None, None
+        self.is_asked_for &= is_repeated
+        self.completed, self._rests_until = self.completed + 1, now + SHARE * self._spent
+        pause = min(RETRY_SECONDS, self.period) if is_repeated else self.period
+        self.due = max(now + pause, self._rests_until)
+
+    def _fail(self, error: Exception, now: float) -> None:
+        line = f"audit: the {self.name} cannot be compared or repaired: %s"
+        self.error = log_once(log.error, line, in_words(error), self.error)
+        self._running, self.is_asked_for = None, False
+        self.due = now + min(RETRY_SECONDS, self.period)
+
 
 MAP_PERIODS = 4  # sync periods between two comparisons of the maps
 _ENTRIES_A_STEP = 256  # entries in one step
 _HASHES = ("services", "service_names", "backend_names", "cluster_ips")
-HOOKS_AND_PINS = "hooks and pins"
 HOOK_SECONDS = 2.0  # maximum time between two checks of hooks and devices
 
 
-class HooksCheck:
+class HooksCheck(Check):
     """Compare every link, filter and pin, and check that the state directory is ours."""
 
-    name = HOOKS_AND_PINS
+    name = "hooks and pins"
 
     def __init__(self, node_sync: NodeSync, lock: AgentLock, end: Callable[[], None]) -> None:
         """``end`` ends the agent, because another agent has the state directory now."""
+        super().__init__(min(HOOK_SECONDS, node_sync.options.sync_period))
         self._node_sync, self._lock, self._end = node_sync, lock, end
-        self.period = min(HOOK_SECONDS, node_sync.options.sync_period)
 
     @property
     def possible(self) -> bool:
@@ -92,14 +200,14 @@ class HooksCheck:
             self._end()
 
 
-class MapsCheck:
+class MapsCheck(Check):
     """Compare every entry of the maps that the agent writes."""
 
     name = "maps"
 
     def __init__(self, datapath: Datapath, node_sync: NodeSync, service_sync: ServiceSync) -> None:
+        super().__init__(MAP_PERIODS * node_sync.options.sync_period)
         self._datapath, self._node_sync, self._service_sync = datapath, node_sync, service_sync
-        self.period = MAP_PERIODS * node_sync.options.sync_period
         self._wrong: list[Wrong] = []
         self._node_differs = False
 
@@ -174,16 +282,14 @@ TABLE_NAME, ELEMENTS_NAME = "netfilter table", "netfilter elements"
 _REMOVED = "had been removed or changed by another program"
 
 
-class TableCheck:
+class TableCheck(Check):
     """Report the repairs of the watch, which checks at once after each removal."""
 
     name = TABLE_NAME
 
     def __init__(self, watch: NatWatch, period: float) -> None:
-        self._watch, self.period = watch, period
-        self._reported = 0
-
-    possible = True
+        super().__init__(period)
+        self._watch, self._reported = watch, 0
 
     def steps(self) -> Iterator[list[Drift]]:
         put_back = self._watch.put_back
@@ -198,13 +304,14 @@ class TableCheck:
         """Do nothing: the watch has already repaired it."""
 
 
-class ElementsCheck:
+class ElementsCheck(Check):
     """Compare the element of each backend id; one whose id is in quarantine may still exist."""
 
     name = ELEMENTS_NAME
 
     def __init__(self, netfilter: NetfilterSync, service_sync: ServiceSync, period: float) -> None:
-        self._netfilter, self._service_sync, self.period = netfilter, service_sync, period
+        super().__init__(period)
+        self._netfilter, self._service_sync = netfilter, service_sync
         self._wrong: list[Change] = []
 
     @property
@@ -227,142 +334,6 @@ class ElementsCheck:
         return change.new is None and self._service_sync.planner.knows_backend(id)
 
 
-BUDGET_SECONDS = 0.01  # of one turn of the loop
-PAUSE_SECONDS = 0.1  # until the check continues
-SHORT_PAUSE_SECONDS = 0.005  # while doctor waits
-IMPOSSIBLE_SECONDS = 1.0  # until asking again whether a check is possible
-FIRST_RETRY = 1.0  # seconds after a failure; doubled after each further one, up to the period
-SHARE = 20  # a check that took a second rests for this many
-
-
-class AuditCheck(Protocol):
-    """One comparison."""
-
-    name: str
-
-    @property
-    def period(self) -> float:
-        """Seconds between two comparisons."""
-
-    @property
-    def possible(self) -> bool:
-        """Whether there is a plan to compare with."""
-
-    def steps(self) -> Iterator[Iterable[Drift]]:
-        """Yield the differences, in steps of about a millisecond. Raises EbpflbError or OSError."""
-
-    def repair(self) -> None:
-        """Correct the differences found since the last call. Raises EbpflbError, OSError."""
-
-
-OnDrift = Callable[[list[Drift]], None]
-"""Receives the differences that a turn found and earlier turns did not."""
-
-
-class RepeatedCheck:
-    """One check, repeated.
-
-    ``drift`` is the result of the last comparison, plus the differences found meanwhile.
-    """
-
-    def __init__(
-        self, check: AuditCheck, on_drift: OnDrift, *, report_only: bool, clock: Callable[[], float]
-    ) -> None:
-        self.check = check
-        self.drift: list[Drift] = []
-        self.error: str | None = None  # why the last comparison or correction failed
-        self.completed = 0  # comparisons
-        self.due = clock()
-        self._on_drift, self._report_only, self._clock = on_drift, report_only, clock
-        self._steps: Iterator[Iterable[Drift]] | None = None
-        self._found: list[Drift] = []
-        self._spent = 0.0
-        self._ended = -math.inf
-        self._pause = PAUSE_SECONDS
-        self._is_repeated = False
-        self._retry = FIRST_RETRY
-        self._part = f"audit of the {check.name}"
-
-    def wake(self) -> None:
-        """Make the next comparison due now, except for the rest after the last one."""
-        rested = self._ended + SHARE * self._spent
-        self.due = min(self.due, max(self._clock(), rested))
-
-    def begin_now(self) -> int:
-        """Begin a comparison now, with short pauses; return its number."""
-        self._steps, self.due, self._pause = None, self._clock(), SHORT_PAUSE_SECONDS
-        return self.completed + 1
-
-    def is_missing(self, number: int) -> bool:
-        """Whether this comparison, or the one after a correction, will still be made."""
-        is_over = self.completed >= number and not self._is_repeated
-        return not (is_over or self.error) and self.check.possible
-
-    def turn(self) -> None:
-        if not self.check.possible:
-            self._steps, self.due = None, self._clock() + IMPOSSIBLE_SECONDS
-            return
-        begun = self._clock()
-        try:
-            found, ended = self._compare(begun)
-            self._handle(found)
-        except (EbpflbError, OSError) as error:
-            self._fail(error)
-            return
-        except Exception as error:
-            self._fail(error)
-            parts.failed(self._part, error)
-            return
-        self._spent += self._clock() - begun
-        if ended:
-            self._complete()
-        else:
-            self.due = self._clock() + self._pause
-
-    def _compare(self, begun: float) -> tuple[list[Drift], bool]:
-        """Return the differences found in one turn, and whether the last step was reached."""
-        if self._steps is None:
-            self._steps, self._found, self._spent = self.check.steps(), [], 0.0
-        found: list[Drift] = []
-        for drifts in self._steps:
-            found += drifts
-            if self._clock() - begun > BUDGET_SECONDS:
-                return found, False
-        return found, True
-
-    def _handle(self, found: list[Drift]) -> None:
-        if not found:
-            return
-        new = [each for each in found if each not in self.drift]
-        self._found += found
-        self.drift += new
-        if new:
-            verb = "found" if self._report_only else "found, repairing it now"
-            log.warning("audit: %s: %s", verb, events.summary(new))
-            self._on_drift(new)
-        if not self._report_only:
-            self.check.repair()
-
-    def _complete(self) -> None:
-        """End a comparison; after a correction the next one begins at once, but only once."""
-        if self.drift and not self._found:
-            log.info("audit: the %s are as planned again", self.check.name)
-        self.drift, self.error, self._steps = self._found, None, None
-        parts.succeeded(self._part)
-        self._retry, self._pause = FIRST_RETRY, PAUSE_SECONDS
-        self.completed, self._ended = self.completed + 1, self._clock()
-        self._is_repeated = bool(self._found) and not self._report_only and not self._is_repeated
-        rest = 0.0 if self._is_repeated else max(self.check.period, SHARE * self._spent)
-        self.due = self._clock() + rest
-
-    def _fail(self, error: Exception) -> None:
-        line = f"audit: the {self.check.name} cannot be compared or repaired: %s"
-        self.error = log_once(log.error, line, in_words(error), self.error)
-        self._steps, self._is_repeated = None, False
-        self.due = self._clock() + min(self._retry, self.check.period)
-        self._retry = min(2 * self._retry, self.check.period)
-
-
 class Audit(Part):
     """All checks."""
 
@@ -371,54 +342,53 @@ class Audit(Part):
 
     def __init__(
         self,
-        checks: Sequence[AuditCheck],
+        checks: Sequence[Check],
         on_drift: OnDrift,
         *,
         report_only: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``report_only``: nothing is corrected. ``clock`` is a monotonic clock, in seconds."""
-        self.passes = {
-            check.name: RepeatedCheck(check, on_drift, report_only=report_only, clock=clock)
-            for check in checks
-        }
-        self._clock = clock
+        self.checks, self._clock = checks, clock
+        self._on_drift, self._report_only = on_drift, report_only
 
     @property
     def due(self) -> float:
-        """When ``turn`` has something to do, by the clock."""
-        return min(each.due for each in self.passes.values())
+        return min(each.due for each in self.checks)
 
     def take(self, message: Disturbed) -> None:
         """Note that something may be gone that a check compares."""
-        if message.check in self.passes:
-            self.passes[message.check].wake()
+        for each in self.checks:
+            if each.name == message.check:
+                each.wake(self._clock())
 
     def status(self) -> Mapping[str, Any]:
         return {"drift": named(self.drift), "audit_errors": self.errors}
 
-    def begin_now(self) -> dict[str, int]:
-        """Begin all comparisons now; return their numbers."""
-        return {name: each.begin_now() for name, each in self.passes.items()}
+    def begin_now(self) -> None:
+        """Begin all comparisons now."""
+        for each in self.checks:
+            each.begin_now(self._clock())
 
-    def unfinished(self, wanted: Mapping[str, int]) -> list[str]:
-        """Return the checks that have not made these numbers of comparisons yet, but can."""
-        return [name for name, each in self.passes.items() if each.is_missing(wanted[name])]
+    @property
+    def unfinished(self) -> list[str]:
+        """The checks that have not compared since ``begin_now`` yet, but can."""
+        return [each.name for each in self.checks if each.is_asked_for and each.possible]
 
     def turn(self) -> None:
-        for each in self.passes.values():
+        for each in self.checks:
             if each.due <= self._clock():
-                each.turn()
+                each.turn(self._clock, self._on_drift, report_only=self._report_only)
 
     @property
     def drift(self) -> list[Drift]:
         """All known differences."""
-        return [found for each in self.passes.values() for found in each.drift]
+        return [found for each in self.checks for found in each.drift]
 
     @property
     def errors(self) -> dict[str, str]:
         """Check -> why it cannot compare, or cannot correct a difference."""
-        return {name: each.error for name, each in self.passes.items() if each.error}
+        return {each.name: each.error for each in self.checks if each.error}
 
 
 # The audit for `ebpflb doctor`: the cluster's objects, then everything that the audit compares.
@@ -435,13 +405,6 @@ _NAME = "doctor audit"
 _NOT_NEEDED = "/servicecidrs"  # older roles do not allow them
 
 _Objects = Mapping[str, object]  # by kind and name
-
-
-class _Differing(NamedTuple):
-    """How an object differs, and the agent's copy of it."""
-
-    how: str
-    ours: object
 
 
 class DoctorAudit(Part):
@@ -479,20 +442,18 @@ class DoctorAudit(Part):
     def report(self) -> AuditReport:
         """Compare now. Raises TimeoutError if the loop does not answer."""
         not_listed = self._compare_objects()
-        wanted = self._ask(self._audit.begin_now)
+        self._ask(self._audit.begin_now)
         until = time.monotonic() + CHECK_SECONDS
-        while self._ask(lambda: self._audit.unfinished(wanted)):
-            if time.monotonic() >= until:
-                break
+        while self._ask(lambda: self._audit.unfinished) and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
-        return self._ask(lambda: self._report(wanted, not_listed))
+        return self._ask(lambda: self._report(not_listed))
 
-    def _report(self, wanted: Mapping[str, int], not_listed: str) -> AuditReport:
+    def _report(self, not_listed: str) -> AuditReport:
         audit = self._audit
         return AuditReport(
             drift=audit.drift[:MAX_LISTED],
             errors=audit.errors,
-            unfinished=audit.unfinished(wanted),
+            unfinished=audit.unfinished,
             objects=dict(self.differ),
             not_listed=not_listed,
             repairs=self._options.audit != REPORT,
@@ -501,30 +462,30 @@ class DoctorAudit(Part):
     def _compare_objects(self) -> str:
         """Compare the objects; return why they could not be listed, or ""."""
         try:
-            found = self._differing()
+            before = found = self._differing()
             if found:
                 time.sleep(AGAIN_SECONDS)
-                before, found = found, self._differing()
-                found = {
-                    name: it
-                    for name, it in found.items()
-                    if name in before and before[name].ours is it.ours
-                }
+                found = self._differing()
         except ClusterError as error:
             return str(error)
-        differ = {name: it.how for name, it in islice(found.items(), MAX_LISTED)}
+        differ = {
+            name: _difference(ours, fresh)
+            for name, (ours, fresh) in sorted(found.items())
+            if name in before and before[name][0] is ours
+        }
+        differ = dict(islice(differ.items(), MAX_LISTED))
         self._ask(lambda: setattr(self, "differ", differ))
         return ""
 
-    def _differing(self) -> dict[str, _Differing]:
-        """Return the objects that differ from a fresh list. Raises ClusterError, TimeoutError."""
+    def _differing(self) -> dict[str, tuple[object, object]]:
+        """Return the agent's copy and that of a fresh list, of each object that differs.
+
+        Raises ClusterError, TimeoutError.
+        """
         fresh = _copy(listed(self._options))
         ours = self._ask(lambda: _copy(self._cluster))
-        return {
-            name: _Differing(_difference(ours.get(name), fresh.get(name)), ours.get(name))
-            for name in sorted(ours.keys() | fresh.keys())
-            if ours.get(name) != fresh.get(name)
-        }
+        pairs = {name: (ours.get(name), fresh.get(name)) for name in ours.keys() | fresh.keys()}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _copy(cluster: ClusterState) -> _Objects:
@@ -555,35 +516,27 @@ def listed(options: Options) -> ClusterState:
     Raises ClusterError, with the last reason, if the lists are not complete within LIST_SECONDS,
     and as soon as a list that is needed is forbidden.
     """
+    from ebpflb.cluster.list_watch import NEWEST  # not with manifests
+
     cluster = ClusterState(
         options.node_name, bind_address=options.bind_address, admission=options.admission
     )
     inbox = SimpleQueue[Event | Together]()
-    source = _source(options, inbox.put)
+    source = make_source(
+        inbox.put,
+        node_name=options.node_name,
+        manifests=options.manifests,
+        kubeconfig=options.kubeconfig,
+        master=options.master,
+        servers=ApiServers(options.api_servers),
+        first_version=NEWEST,
+    )
     source.start()
     try:
         _receive(inbox, cluster, options.source)
     finally:
         source.stop()
     return cluster
-
-
-def _source(options: Options, emit: Emit) -> Source:
-    name = options.node_name
-    if options.manifests:
-        return make_source(emit, node_name=name, manifests=options.manifests)
-    from ebpflb.cluster.api_servers import ApiServers
-    from ebpflb.cluster.list_watch import NEWEST
-
-    return make_source(
-        emit,
-        node_name=name,
-        manifests=None,
-        kubeconfig=options.kubeconfig,
-        master=options.master,
-        servers=ApiServers(options.api_servers),
-        first_version=NEWEST,
-    )
 
 
 def _receive(inbox: SimpleQueue[Event | Together], cluster: ClusterState, source: str) -> None:

@@ -4,7 +4,7 @@
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from ebpflb import stopping
 from ebpflb.agent import engine, loop
@@ -18,7 +18,7 @@ from ebpflb.agent.audit import (
     MapsCheck,
     TableCheck,
 )
-from ebpflb.agent.canary_sync import CanaryRequests, CanarySync, UplinkCanary
+from ebpflb.agent.canary_sync import CanarySync, UplinkCanary
 from ebpflb.agent.endpoint_health import EndpointWatch
 from ebpflb.agent.engine import EngineChoice, NetfilterSync
 from ebpflb.agent.inspection import Inspection, answer, local_pages
@@ -41,11 +41,7 @@ from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale import ConnectionsReset, StaleWorker
 from ebpflb.agent.sync import DevicesAttached, Sync
 from ebpflb.cluster.api_servers import ApiServers
-from ebpflb.cluster.event_recorder import (
-    EventRecorder,
-    MakeServer,
-    server_factory,
-)
+from ebpflb.cluster.event_recorder import EventRecorder, MakeServer, server_factory
 from ebpflb.cluster.source import Source, make_source
 from ebpflb.config.fields import to_builtins
 from ebpflb.config.translation import EXTERNAL_IPS
@@ -62,9 +58,8 @@ from ebpflb.kernel.node.device_watch import DeviceWatch
 from ebpflb.kernel.node.namespaces import Namespaces
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import FrameProgram
-from ebpflb.model.api_servers import KeptApiServers
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.events import Disturbed, in_force
+from ebpflb.model.events import Disturbed
 from ebpflb.model.facts import Fact, Observed
 from ebpflb.model.nodes import FORWARD_AUTO
 from ebpflb.options import REPORT, Options
@@ -100,13 +95,6 @@ def build_agent(
         yield builder.started_agent()
 
 
-class _EndPrograms(NamedTuple):
-    """The programs that end what the maps hold of a flow, or of a socket (bpf/hooks)."""
-
-    flow: FrameProgram
-    socket: FrameProgram
-
-
 class _Builder:
     """Creates an agent's objects, in order: what reaches beyond this process first.
 
@@ -128,6 +116,11 @@ class _Builder:
             options.api_servers,
             on_reached=lambda places: inbox.put(Observed(Fact.REACHED_SERVERS, places)),
         )
+        self._writing_server: MakeServer | None = None  # connects to the API server to write
+        if not options.manifests:
+            self._writing_server = server_factory(
+                options.kubeconfig, options.master, self._metrics.request, self._api_servers
+            )
         self._source = self._make_source()
         self._source.prepare()
         self._start(self._source)  # its lists arrive while the agent is made
@@ -140,12 +133,12 @@ class _Builder:
         self._engine = EngineChoice(options, self._netfilter, missing=missing)
         self._flowtable = engine.flowtable_of(options, missing)
         self._nat_watch = self._make_nat_watch()
-        self._ends = self._end_programs()
         self._cluster = self._make_cluster()
-        about = self._datapath, self._cluster
-        self._node_sync = NodeSync(options, *about, self._engine, self._flowtable)
+        self._node_sync = NodeSync(
+            options, self._datapath, self._cluster, self._engine, self._flowtable
+        )
         self._service_sync = ServiceSync(
-            *about, self._node_sync, record_lack=self._servers.record_lack
+            self._datapath, self._cluster, self._node_sync, record_lack=self._servers.record_lack
         )
         self._sync = Sync(self._node_sync, self._service_sync, self._host)
 
@@ -201,21 +194,13 @@ class _Builder:
         families = sysctls.supported_families()
         return HttpServers(
             options,
-            EventRecorder(self._writing_server(), options.node_name),
+            EventRecorder(self._writing_server, options.node_name),
             pages,
             metrics.answered,
             families=families,
             local=local_pages(self._pages),
             waiting=lambda: inbox.age,
         )
-
-    def _writing_server(self) -> MakeServer | None:
-        """Return what connects to the API server to write; None with manifests."""
-        options = self._options
-        if options.manifests:
-            return None
-        observe = self._metrics.request
-        return server_factory(options.kubeconfig, options.master, observe, self._api_servers)
 
     def _make_nat_watch(self) -> NatWatch:
         """Return the watch of the table, which also starts the audit."""
@@ -235,15 +220,10 @@ class _Builder:
             on_removed=on_removed,
         )
 
-    def _end_programs(self) -> _EndPrograms:
-        maps, cache = self._maps, self._options.paths.cache
-        programs = _EndPrograms(
-            FrameProgram(precompile.FLOW_END, maps, cache),
-            FrameProgram(precompile.SOCKET_END, maps, cache),
-        )
-        for each in programs:
-            self._stack.callback(each.close)
-        return programs
+    def _frame_program(self, source: str) -> FrameProgram:
+        program = FrameProgram(source, self._maps, self._options.paths.cache)
+        self._stack.callback(program.close)
+        return program
 
     def _make_cluster(self) -> ClusterState:
         options = self._options
@@ -264,7 +244,12 @@ class _Builder:
         doctor = DoctorAudit(options, inbox.ask, self._cluster, audit)
         canary = CanarySync(sync)
         uplinks = UplinkCanary(inbox.ask, canary, self._node_sync)
-        stale, readiness = self._stale_worker(), self._node_readiness()
+        stale, health = self._stale_worker(), self._servers.health
+        readiness = NodeReadiness(options, health, self._writing_server, self._metrics.node_written)
+        endpoint_health = EndpointWatch(
+            self._maps, options, self._cluster, inbox, self._servers.record_set_aside
+        )
+        node_local = self._node_local_watch()
         parts = (
             self._loader,
             canary,
@@ -276,43 +261,35 @@ class _Builder:
             reporter,
             Stale(stale, sync),
             uplinks,
+            endpoint_health,
+            node_local,
             Recorder(self._history, sync),
-            self._api_servers_file(),
+            ApiServersFile(options, self._cluster, self._api_servers.name),
             SourceErrors(self._source.received),
             readiness,
             BesideKubeProxy(options.left_to_kube_proxy),
         )
         self._pages |= {
             "/v1/audit": lambda request: answer(doctor.poll()),
-            "/v1/canary/": CanaryRequests(inbox.ask, canary, uplinks.report).respond,
+            "/v1/canary/": uplinks.respond,
             "/v1/service": Inspection(inbox.ask, sync).respond,
         }
-        self._start_workers(stale, uplinks)
+        self._start_workers(stale, uplinks, endpoint_health, node_local)
         self._metrics.socket_destroy_supported(stale.ends_udp)
-        publisher = self._publisher(audit)
+        publisher = Publisher(options, health, audit, self._node_sync)
+        self._connect_metrics(publisher, endpoint_health, node_local)
         devices = DeviceWatch(inbox.put, route_sources=not probe.route_source())
         self._start(self._servers, readiness, devices)
-        health = self._servers.health
         return Agent(inbox, parts, sync.take_turn, publisher.publish, health.turned)
-
-    def _publisher(self, audit: Audit) -> Publisher:
-        def is_in_force() -> bool:
-            return in_force(audit.drift) and self._node_sync.is_reached
-
-        publisher = Publisher(self._options, self._servers.health, is_in_force)
-        self._connect_metrics(publisher)
-        return publisher
 
     def _start_workers(self, *others: Works) -> None:
         options, inbox, maps = self._options, self._inbox, self._maps
-        self._endpoint_health, self._node_local = self._endpoint_watch(), self._node_local_watch()
+        end_flow = self._frame_program(precompile.FLOW_END).run
         self._start(
-            Sweeper(maps, flow_timeouts(options.conntrack), self._ends.flow.run),
+            Sweeper(maps, flow_timeouts(options.conntrack), end_flow),
             UnreleasedSockets(maps, options.paths.cache),
             *others,
             EndedConnections(maps, options.paths.cache),
-            self._endpoint_health,
-            self._node_local,
             UntrackedWatch(inbox.put, self._cluster.untracked),
         )
         if options.has_flowtable and options.fast_forward == FORWARD_AUTO:
@@ -340,49 +317,23 @@ class _Builder:
         return StaleWorker(
             self._maps,
             Namespaces().each,
-            self._ends.socket.run,
+            self._frame_program(precompile.SOCKET_END).run,
             self._metrics.stale_flows_ended,
             on_reset,
             shadow=self._options.shadow,
-        )
-
-    def _endpoint_watch(self) -> EndpointWatch:
-        options, inbox = self._options, self._inbox
-        return EndpointWatch(
-            self._maps,
-            options.paths.cache,
-            options.cgroup,
-            self._cluster,
-            inbox.put,
-            inbox.ask,
-            self._servers.record_set_aside,
         )
 
     def _node_local_watch(self) -> NodeLocalWatch:
         """Return the watch; listeners that an earlier agent found serve until they are asked."""
         answering = answering_in(self._service_sync.planner.actual)
         self._cluster.observe(Fact.ANSWERING_LISTENERS, answering)
-        return NodeLocalWatch(self._cluster, self._inbox.put, self._inbox.ask)
+        return NodeLocalWatch(self._cluster, self._inbox.put)
 
-    def _node_readiness(self) -> NodeReadiness:
-        options = self._options
-        about = options.node_readiness, options.node_name, self._servers.health
-        return NodeReadiness(*about, self._writing_server(), self._metrics.node_written)
-
-    def _api_servers_file(self) -> ApiServersFile:
-        """Return the file; its API servers are asked when the agent's own are gone."""
-
-        def on_change(found: KeptApiServers) -> None:
-            self._api_servers.name(found.urls)
-
-        file = ApiServersFile(self._options.paths.api_servers_file, self._cluster, on_change)
-        if self._options.keeps_api_servers:
-            file.read()
-        return file
-
-    def _connect_metrics(self, publisher: Publisher) -> None:
+    def _connect_metrics(
+        self, publisher: Publisher, aside: EndpointWatch, node_local: NodeLocalWatch
+    ) -> None:
         """Connect the metrics to the objects that they read on request."""
-        options, aside, labels = self._options, self._endpoint_health, self._cluster.labels
+        options, labels = self._options, self._cluster.labels
 
         def look() -> AgentSeen:
             return AgentSeen(
@@ -390,7 +341,7 @@ class _Builder:
                 health=self._servers.health,
                 endpoints_set_aside=aside.count,
                 times_set_aside=aside.times,
-                node_local=self._node_local.counts,
+                node_local=node_local.counts,
                 events_dropped=self._servers.events.dropped,
             )
 

@@ -132,56 +132,11 @@ class CanarySync(Part):
 
     def _check_space(self) -> None:
         planner = self._service_sync.planner
-        capacity, used = planner.capacity, planner.used_entries()
-        for name, most in (
-            ("services", capacity.services),
-            ("slots", capacity.slots),
-            ("service_stats", capacity.service_ids),
-            ("backend_slots", capacity.backend_ids),
-            ("source_ranges", capacity.source_ranges),
-        ):
+        used = planner.used_entries()
+        for name in ("services", "slots", "service_stats", "backend_slots", "source_ranges"):
+            most = planner.space.sizes[name]
             if used[name] > MOST_FILLED * most:
                 raise CanaryRefused(f"map {name} is nearly full ({used[name]} of {most} entries)")
-
-
-# The requests of `ebpflb doctor` about the canary, over the local socket; the loop executes them.
-#
-# /v1/canary/hold?nodeport=          writes the canary, or keeps it for some seconds more
-# /v1/canary/end
-# /v1/canary/uplinks                 probes each uplink now
-
-
-class CanaryRequests:
-    """``ask`` belongs to the inbox."""
-
-    def __init__(self, ask: Ask, canary: CanarySync, uplinks: Callable[[], UplinkReport]) -> None:
-        self._ask, self._canary, self._uplinks = ask, canary, uplinks
-
-    def respond(self, request: Request) -> Response:
-        """Raises TimeoutError, and ValueError for a wrong question."""
-        try:
-            match request.path:
-                case "/v1/canary/hold":
-                    nodeport = _nodeport(request.query)
-                    return answer(self._ask(lambda: self._canary.hold(nodeport)))
-                case "/v1/canary/end":
-                    self._ask(self._canary.withdraw)
-                    return answer(CanaryLease(""))
-                case "/v1/canary/uplinks":
-                    return answer(self._uplinks())
-        except CanaryRefused as refused:
-            return error(409, str(refused))
-        except EbpflbError as failed:
-            return error(503, str(failed))
-        return NOT_FOUND
-
-
-def _nodeport(query: str) -> int:
-    """Raises ValueError."""
-    nodeport = int(parse_qs(query).get("nodeport", ["0"])[0])
-    if not 0 < nodeport < 1 << 16:
-        raise ValueError("nodeport has to be a port")
-    return nodeport
 
 
 # The canary at each uplink: requests that are not translated there, although a program chose.
@@ -234,8 +189,30 @@ class UplinkCanary(DescriptorWorker, Part):
     def status(self) -> Mapping[str, Any]:
         return {"choices_lost": self.lost if self._node_sync.engine.is_netfilter else {}}
 
+    def respond(self, request: Request) -> Response:
+        """Answer doctor: /v1/canary/hold?nodeport=, /v1/canary/end or /v1/canary/uplinks.
+
+        ``hold`` writes the canary or keeps it for some seconds more, ``uplinks`` probes each now.
+        Raises TimeoutError, and ValueError for a wrong question.
+        """
+        try:
+            match request.path:
+                case "/v1/canary/hold":
+                    nodeport = _nodeport(request.query)
+                    return answer(self._ask(lambda: self._canary.hold(nodeport)))
+                case "/v1/canary/end":
+                    self._ask(self._canary.withdraw)
+                    return answer(CanaryLease(""))
+                case "/v1/canary/uplinks":
+                    return answer(self.report())
+        except CanaryRefused as refused:
+            return error(409, str(refused))
+        except EbpflbError as failed:
+            return error(503, str(failed))
+        return NOT_FOUND
+
     def report(self) -> UplinkReport:
-        """Probe now, for doctor. Raises CanaryRefused, NodeError, KernelError or TimeoutError."""
+        """Probe now. Raises CanaryRefused, NodeError, KernelError or TimeoutError."""
         found = self._probed()
         lost = [name for name, arrival in found.items() if arrival.is_loss]
         return UplinkReport(dict(found), lost)
@@ -262,8 +239,8 @@ class UplinkCanary(DescriptorWorker, Part):
         self._probe_at = again = time.monotonic() + AGAIN_SECONDS
         try:
             self._probed()
-        except (EbpflbError, OSError) as error:
-            log.debug("uplinks are not probed: %s", in_words(error))
+        except (EbpflbError, OSError) as failed:
+            log.debug("uplinks are not probed: %s", in_words(failed))
             return
         if not self.lost and self._probe_at == again:
             self._probe_at = math.inf
@@ -293,3 +270,11 @@ class UplinkCanary(DescriptorWorker, Part):
             log.warning("device %s: requests are translated again", name)
         self.lost = lost
         return True
+
+
+def _nodeport(query: str) -> int:
+    """Raises ValueError."""
+    nodeport = int(parse_qs(query).get("nodeport", ["0"])[0])
+    if not 0 < nodeport < 1 << 16:
+        raise ValueError("nodeport has to be a port")
+    return nodeport

@@ -6,7 +6,7 @@ While some Service wants it, a thread keeps a program attached for the connectio
 (bpf/path/attempt.h), and reads the counts every READ_SECONDS (bpf/core/endpoint_health.h). It
 decides by model/endpoint_health.py, and by what the loop says of the endpoints. The attached
 program has no pin: it ends with the agent, as nothing is set aside without one. Otherwise nothing
-is attached or read.
+is attached, and the thread sleeps.
 """
 
 import logging
@@ -17,11 +17,10 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import islice
-from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
-from ebpflb.agent.loop import Ask
+from ebpflb.agent.loop import Inbox, Part, Turn
 from ebpflb.cluster.event_recorder import object_limit
 from ebpflb.entries.services import service_name
 from ebpflb.errors import EbpflbError
@@ -39,6 +38,7 @@ from ebpflb.model.endpoints import merge, places
 from ebpflb.model.events import MAX_LISTED, Key
 from ebpflb.model.facts import Fact, Observed
 from ebpflb.model.services import PortName, Protocol
+from ebpflb.options import Options
 from ebpflb.workers import PeriodicWorker
 
 log = logging.getLogger(__name__)
@@ -65,28 +65,28 @@ class _Listed(NamedTuple):
     ready: frozenset[Place]
 
 
-class EndpointWatch(PeriodicWorker):
-    """Emits the endpoints that do not answer, after each change; ``ask`` belongs to the inbox.
+class EndpointWatch(PeriodicWorker, Part):
+    """Emits the endpoints that do not answer, after each change.
 
     ``record`` makes an Event about a Service. ``count``: how many endpoints are set aside now;
     ``times``: how often one was, since the start. ``clock`` is a monotonic clock, in seconds.
     """
 
+    name = "endpoint health"
+
     def __init__(
         self,
         maps: Mapping[str, Map],
-        cache: Path,
-        cgroup: Path,
+        options: Options,
         cluster: ClusterState,
-        emit: Callable[[Observed], None],
-        ask: Ask,
+        inbox: Inbox,
         record: Callable[[Key, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         failing = "endpoints that do not answer are not noticed"
         super().__init__("endpoint-health", READ_SECONDS, failing=failing)
-        self._maps, self._cache, self._cgroup, self._cluster = maps, cache, cgroup, cluster
-        self._emit, self._ask, self._record, self._clock = emit, ask, record, clock
+        self._maps, self._options, self._cluster = maps, options, cluster
+        self._inbox, self._record, self._clock = inbox, record, clock
         self._link: int | None = None
         self._rests_until = -math.inf
         self._may_warn = object_limit(clock).allows
@@ -102,11 +102,17 @@ class EndpointWatch(PeriodicWorker):
 
     def start(self) -> None:
         self._watch_packets(watched=False)  # an earlier agent's may have been left on
+        self.want(False)
         super().start()
 
     def stop(self) -> None:
         super().stop()
         self._detach()
+
+    def observe(self, turn: Turn) -> None:
+        """Sleep while no Service wants it, and nothing is left of an earlier one."""
+        is_busy = self._link is not None or self._aside
+        self.want(self._cluster.with_passive_health or is_busy)
 
     def turn(self) -> None:
         """Raises EbpflbError or OSError; the next turns then do nothing for a while."""
@@ -126,7 +132,7 @@ class EndpointWatch(PeriodicWorker):
         self._outcomes += self._read() if is_wanted else ()
         if ports := {each.port for each in self._outcomes} | set(self._health.ports):
             with suppress(TimeoutError):  # a busy loop is asked again by the next turn
-                self._apply(self._ask(lambda: {port: self._slices(port) for port in ports}))
+                self._apply(self._inbox.ask(lambda: {port: self._slices(port) for port in ports}))
 
     def _slices(self, port: PortName) -> Slices:
         """Return the port's slices; none if its endpoints' health does not matter."""
@@ -148,7 +154,7 @@ class EndpointWatch(PeriodicWorker):
                 if self._may_warn(port.owner):
                     log.info("Service %s: endpoint %s is used again", port, host_port(*place))
             self._aside = aside
-            self._emit(Observed(Fact.FAILING_ENDPOINTS, aside))
+            self._inbox.put(Observed(Fact.FAILING_ENDPOINTS, aside))
 
     def _take_outcome(self, outcome: Outcome, ready: frozenset[Place]) -> None:
         port, place = outcome.port, outcome.place
@@ -175,11 +181,13 @@ class EndpointWatch(PeriodicWorker):
         """Attach the program; counts of an earlier agent do not matter any more."""
         counts = self._maps[MAP]
         counts.delete([key for key, _ in counts.items()])
-        compiled = compiler.compile_source(precompile.SOCKET_OPENING, cache=self._cache)
+        compiled = compiler.compile_source(
+            precompile.SOCKET_OPENING, cache=self._options.paths.cache
+        )
         (program,) = loader.load(compiled, self._maps)
         with (
             bpf.closing(program.fd),
-            bpf.closing(os.open(self._cgroup, os.O_RDONLY | os.O_DIRECTORY)) as cgroup,
+            bpf.closing(os.open(self._options.cgroup, os.O_RDONLY | os.O_DIRECTORY)) as cgroup,
         ):
             self._link = bpf.link_create(program.fd, cgroup, program.attach_type)
         self._watch_packets(watched=True)

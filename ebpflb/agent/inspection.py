@@ -6,11 +6,11 @@ values, which takes microseconds; the thread makes the page from them. So a page
 and no request, however large, keeps the loop busy for long.
 """
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from functools import partial
-from typing import NamedTuple
 from urllib.parse import parse_qs
 
 import msgspec
@@ -57,24 +57,11 @@ def local_pages(pages: Pages) -> Handler:
     return respond
 
 
-class _Listing(NamedTuple):
-    """The Services of an answer that is given in parts: selected once, for all parts.
-
-    ``asked``: the patterns and the label selector.
-    """
-
-    asked: tuple[list[str], str]
-    keys: list[Key]  # in the order of their names
-    notes: list[str]
-    selector: str
-
-
 class Inspection:
     """The handler of the local socket's questions about Services; ``ask`` is the inbox's."""
 
     def __init__(self, ask: Ask, sync: Sync) -> None:
         self._ask, self._sync, self._cluster = ask, sync, sync.cluster
-        self._listing: _Listing | None = None  # the last one, whose further parts are asked for
 
     def respond(self, request: Request) -> Response:
         """Serve /v1/service?namespace=&name=, and /v1/services?match=&selector=&after=&limit=.
@@ -94,42 +81,29 @@ class Inspection:
         return answer(make_service_page(facts))
 
     def _services(self, query: dict[str, list[str]]) -> Response:
-        """Return Services in the order of their names.
+        """Return Services in the order of their names; ``more``: how many come after the last.
 
-        ``more`` is the number of those after the last.
+        Raises ValueError for an invalid selector.
         """
-        asked, after = (query.get("match", ["*"]), _only(query, "selector")), _only(query, "after")
+        required = services.parse_requirements(_only(query, "selector"))
         limit = min(int(_only(query, "limit") or MOST_SERVICES), MOST_SERVICES)
-        listing = self._listing
-        if not after or listing is None or listing.asked != asked:
-            listing = self._listing = self._list(*asked)
-        start = bisect_right(listing.keys, after, key=str)
-        keys = listing.keys[start : start + limit]
+        labels, complete = self._ask(lambda: (_labelled(self._cluster), self._cluster.complete))
+        named = re.compile("|".join(map(translate, query.get("match", ["*"])))).match
+        matching = (key for key in labels if named(str(key)))
+        found = sorted((key for key in matching if services.meets(required, labels[key])), key=str)
+        start = bisect_right(found, _only(query, "after"), key=str)
+        keys = found[start : start + limit]
         rows = [summary(make_service_page(facts)) for facts in self._each(keys)]
-        more = len(listing.keys) - start - len(keys)
-        return answer(ServiceList(rows, more, listing.notes, listing.selector))
-
-    def _list(self, patterns: list[str], selector: str) -> _Listing:
-        """Select from all Services. Raises ValueError for an invalid selector."""
-        required = services.parse_requirements(selector)
-        cluster = self._cluster
-        labels, complete = self._ask(lambda: (_labelled(cluster), cluster.complete))
-        found = (
-            key
-            for key in labels
-            if _matches(str(key), patterns) and services.meets(required, labels[key])
-        )
-        notes = [] if complete else [NOT_ALL_LISTS]
-        shown = services.show_requirements(required)
-        return _Listing((patterns, selector), sorted(found, key=str), notes, shown)
+        more, notes = len(found) - start - len(keys), [] if complete else [NOT_ALL_LISTS]
+        return answer(ServiceList(rows, more, notes, services.show_requirements(required)))
 
     def _each(self, keys: list[Key]) -> Iterator[ServiceFacts]:
         for start in range(0, len(keys), AT_ONCE):
-            yield from self._ask(partial(self._all_facts, keys[start : start + AT_ONCE]))
+            facts = self._ask(partial(self._all_facts, keys[start : start + AT_ONCE]))
+            yield from filter(None, facts)
 
-    def _all_facts(self, keys: list[Key]) -> list[ServiceFacts]:
-        found = (_facts(key, self._cluster, self._sync.service_sync.planner) for key in keys)
-        return [facts for facts in found if facts]
+    def _all_facts(self, keys: list[Key]) -> list[ServiceFacts | None]:
+        return [_facts(key, self._cluster, self._sync.service_sync.planner) for key in keys]
 
 
 def _labelled(cluster: ClusterState) -> dict[Key, str]:
@@ -165,10 +139,6 @@ def _notes(key: Key, cluster: ClusterState, invalid: str | None) -> Iterator[str
         if wrong := cluster.invalid.get((Kind.ENDPOINT_SLICE, slice)):
             effect = cluster.effect(Kind.ENDPOINT_SLICE, slice)
             yield f"EndpointSlice {slice} is invalid: {wrong} ({effect})"
-
-
-def _matches(name: str, patterns: list[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _only(query: dict[str, list[str]], name: str) -> str:

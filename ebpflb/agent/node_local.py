@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 
-from ebpflb.agent.loop import Ask
+from ebpflb.agent.loop import Part, Turn
 from ebpflb.errors import in_words
 from ebpflb.model.addresses import host_port
 from ebpflb.model.cluster_state import ClusterState
@@ -33,33 +33,38 @@ _MOST_SILENT = 2  # questions in succession without an answer
 _QUERY = bytes.fromhex("eb9f00000001000000000000 0776657273696f6e 0462696e64 00 00100003")
 
 
-class NodeLocalWatch(PeriodicWorker):
-    """Emits the listeners that answer, after each change; ``ask`` belongs to the inbox.
+class NodeLocalWatch(PeriodicWorker, Part):
+    """Emits the listeners that answer, after each change.
 
     Those that an earlier agent found serve until they do not answer.
     """
 
-    def __init__(self, cluster: ClusterState, emit: Callable[[Observed], None], ask: Ask) -> None:
+    name = "node-local listeners"
+
+    def __init__(self, cluster: ClusterState, emit: Callable[[Observed], None]) -> None:
         super().__init__("node-local", _INTERVAL_SECONDS, steady=True)
-        self._cluster, self._emit, self._ask = cluster, emit, ask
-        self._wanted: frozenset[Listener] = frozenset()
+        self._cluster, self._emit = cluster, emit
+        self._named: frozenset[Listener] = frozenset()
+        self.want(False)
         self._answering: frozenset[Listener] = cluster.observed[Fact.ANSWERING_LISTENERS]
         self._silent: dict[Listener, int] = {}  # questions without an answer, in succession
 
     @property
     def counts(self) -> dict[str, int]:
         """The number of listeners by state, for the metrics."""
-        wanted = self._wanted
+        wanted = self._named
         answering = len(wanted & self._answering)
         return {ANSWERING: answering, SILENT: len(wanted) - answering}
 
+    def observe(self, turn: Turn) -> None:
+        """Take the listeners that Services name; sleep without any."""
+        if self._cluster.complete:
+            if self._cluster.node_local.changed:
+                self._named = self._cluster.node_local.take_wanted()
+            self.want(self._named or self._answering)
+
     def turn(self) -> None:
-        if not self._cluster.complete:
-            return
-        if self._cluster.node_local.changed:
-            with suppress(TimeoutError):  # a busy loop is asked again by the next turn
-                self._wanted = self._ask(self._cluster.node_local.take_wanted)
-        wanted = self._wanted
+        wanted = self._named
         found = ask(wanted) if wanted else {}
         self._silent = {each: self._silent[each] for each in wanted & self._silent.keys()}
         answering = frozenset(it for it in wanted if self._still_answers(it, found[it]))

@@ -32,6 +32,7 @@ from ebpflb.model.nodes import (
     taint_patch,
 )
 from ebpflb.model.objects import Node
+from ebpflb.options import Options
 from ebpflb.redaction import redact
 from ebpflb.serve.health import Health
 from ebpflb.workers import PeriodicWorker
@@ -46,15 +47,14 @@ log = logging.getLogger(__name__)
 
 
 class NodeReadiness(PeriodicWorker, Part):
-    """``kind`` is one of KINDS; ``on_write`` is called after each write, with its success."""
+    """``on_write`` is called after each write, with its success."""
 
     name = "node readiness"
     patience = 2.0  # seconds for the last write
 
     def __init__(
         self,
-        kind: str,
-        node_name: str,
+        options: Options,
         health: Health,
         make_server: MakeServer | None,
         on_write: Callable[[bool], None] = lambda success: None,
@@ -65,8 +65,8 @@ class NodeReadiness(PeriodicWorker, Part):
         """``make_server``: None without an API server; ``clock``: monotonic, in seconds."""
         super().__init__(self.name, LOOK_INTERVAL, steady=True)
         self.error: str | None = None  # why the Node does not say what it should
-        self._kind, self._health = kind, health
-        self._path = f"/api/v1/nodes/{quote(node_name, safe='')}"
+        self._kind, self._health = options.node_readiness, health
+        self._path = f"/api/v1/nodes/{quote(options.node_name, safe='')}"
         self._make_server = make_server
         self._on_write, self._clock = on_write, clock
         self._backoff = Backoff(timing or Timing())

@@ -8,14 +8,14 @@ They are told once in each turn of the loop, after everything was written. kube-
 import logging
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ebpflb import files
-from ebpflb.agent.audit import TABLE_NAME
+from ebpflb.agent.audit import TABLE_NAME, Audit
 from ebpflb.agent.loop import Part, Turn
+from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.stale import ConnectionsReset, StaleWorker
 from ebpflb.agent.sync import Sync
 from ebpflb.cluster.event_recorder import object_limit
@@ -266,24 +266,24 @@ class BesideKubeProxy(Part):
 class Publisher:
     """Publishes the agent's status; most turns of the loop change nothing in it.
 
-    Other threads may read ``status``, the last published one. ``in_force`` says whether the audit
-    knows of no fault of the data plane.
+    Other threads may read ``status``, the last published one.
     """
 
-    def __init__(self, options: Options, health: Health, in_force: Callable[[], bool]) -> None:
+    def __init__(self, options: Options, health: Health, audit: Audit, node_sync: NodeSync) -> None:
         begun = status.initial(node=options.node_name, source=options.source)
         self.status = begun.changed(
             socket_translation=options.socket_translation,
             left_to_kube_proxy=options.left_to_kube_proxy,
             standalone=bool(options.manifests),
         )
-        self._health, self._in_force = health, in_force
+        self._health, self._audit, self._node_sync = health, audit, node_sync
         self._file = status.StatusFile(options.paths)
         self._published: object = None  # the values that the status was made from
 
     def publish(self, fields: Mapping[str, Any]) -> None:
         """Publish the status with these fields, if anything has changed."""
-        now, in_force = self.status.changed(**fields), self._in_force()
+        now = self.status.changed(**fields)
+        in_force = events.in_force(self._audit.drift) and self._node_sync.is_reached
         if (now, in_force) != self._published:
             self.status = now
             self._health.set_in_force(in_force)
@@ -300,39 +300,37 @@ _LARGEST_FILE = 1 << 16  # bytes
 
 
 class ApiServersFile(Part):
-    """``on_change`` takes the API servers each time that they change, and those that were read."""
+    """``name`` takes the URLs of the API servers: those that were read, and each time they change.
+
+    The agent asks them when its own API servers are gone.
+    """
 
     name = "API servers"
 
     def __init__(
-        self,
-        path: Path,
-        cluster: ClusterState,
-        on_change: Callable[[KeptApiServers], None] = lambda _: None,
+        self, options: Options, cluster: ClusterState, name: Callable[[list[str]], object]
     ) -> None:
-        self.path, self._cluster, self._on_change = path, cluster, on_change
+        self._options, self._cluster, self._name_urls = options, cluster, name
+        self._path = options.paths.api_servers_file
         self._last: KeptApiServers | None = None
 
-    def read(self) -> KeptApiServers | None:
-        """Return what an earlier agent has kept; None if there is nothing, or nothing usable."""
-        self._last = files.decode_regular(self.path, KeptApiServers, _LARGEST_FILE)
+    def started(self) -> None:
+        """Read what an earlier agent has kept, if that is usable."""
+        if self._options.keeps_api_servers:
+            self._last = files.decode_regular(self._path, KeptApiServers, _LARGEST_FILE)
         if self._last:
-            self._on_change(self._last)
-        return self._last
+            self._name_urls(self._last.urls)
 
     def observe(self, turn: Turn) -> None:
         """Write the file if the API servers have changed."""
         if not turn.seconds or turn.has_failed or not self._cluster.complete:
             return
-        if found := self._cluster.api_servers():
-            self.keep(found)
-
-    def keep(self, found: KeptApiServers) -> None:
-        if found == self._last:
+        found = self._cluster.api_servers()
+        if found is None or found == self._last:
             return
         self._last = found
-        self._on_change(found)
+        self._name_urls(found.urls)
         try:
-            files.replace(self.path, msgspec.json.encode(found))
+            files.replace(self._path, msgspec.json.encode(found))
         except OSError as error:
             log.warning("the API servers are not kept for the next start: %s", error)

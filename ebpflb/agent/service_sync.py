@@ -10,9 +10,9 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from heapq import heappop, heappush
 from itertools import chain, islice
+from operator import add
 from typing import Any, NamedTuple, TypeVar
 
 from ebpflb.agent.loop import Part
@@ -233,7 +233,7 @@ class WriteLog:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._next = clock()
-        self._sums = Counter[str]()  # of the plans since the last line
+        self._sums: list[float] = []  # of the plans since the last line
 
     @property
     def due(self) -> float:
@@ -242,30 +242,21 @@ class WriteLog:
 
     def wrote(self, plan: Plan, planning: float, writing: float) -> None:
         """Note a plan in the maps, and the seconds of making and of writing it."""
-        self._sums.update(
-            plans=1,
-            frontends=len(plan.services),
-            removed=len(plan.removed_services),
-            slots=len(plan.slots),
-            backends=len(plan.removed_backend_names),
-            planning=round(1e6 * planning),
-            writing=round(1e6 * writing),
-        )
+        frontends, removed = len(plan.services), len(plan.removed_services)
+        slots, backends = len(plan.slots), len(plan.removed_backend_names)
+        new = 1, frontends, removed, slots, backends, 1e3 * planning, 1e3 * writing
+        self._sums = [*map(add, self._sums or [0] * len(new), new)]
 
     def turn(self) -> None:
         """Log the writes since the last line, if that is a second ago."""
-        if self._clock() < self.due:
-            return
-        of = self._sums
-        log.info(
-            "wrote %s: %d frontends (%d removed), %d slots, %d backends removed; "
-            "planned in %.1f ms, written in %.1f ms",
-            "1 change" if of["plans"] == 1 else f"{of['plans']} changes",
-            *(of[name] for name in ("frontends", "removed", "slots", "backends")),
-            *(of["planning"] / 1e3, of["writing"] / 1e3),
-        )
-        self._sums.clear()
-        self._next = self._clock() + LOG_LINE_SECONDS
+        if self._clock() >= self.due:
+            line = (
+                "wrote %d %s: %d frontends (%d removed), %d slots, %d backends removed; "
+                "planned in %.1f ms, written in %.1f ms"
+            )
+            count, *sums = self._sums
+            log.info(line, count, "change" if count == 1 else "changes", *sums)
+            self._sums, self._next = [], self._clock() + LOG_LINE_SECONDS
 
 
 _PORT_COST, _FRONTEND_COST = 16, 2  # of a step, without its endpoints and source ranges
@@ -305,9 +296,6 @@ MOST_IN_STATUS = 1000  # Services: a tenant may have any number of those that do
 def _planning(service: Key) -> str:
     """Name the part of the agent that plans one Service."""
     return f"Service {service}"
-
-
-MakePlan = Callable[[Changes, float], Plan]
 
 
 class ServiceSync(Part):
@@ -391,7 +379,7 @@ class ServiceSync(Part):
     @property
     def backends(self) -> int:
         """The number of backends of all programmed service ports, without the canary's."""
-        return self.planner.totals.backends - sum(len(it.backends) for it in self._canary_entries())
+        return self.planner.backends - sum(len(it.backends) for it in self._canary_entries())
 
     def cover_service_cidrs(self) -> dict[Family, Prefix]:
         """Return the prefixes that cover all cluster IPs, and all ranges of cluster IPs."""
@@ -485,7 +473,7 @@ class ServiceSync(Part):
         if self.all_written:
             began = self._cpu_clock()
             self.backlog.add(changed)
-            self._write_changes(self.backlog.take_slice(self._clock()), self.planner.plan_changes)
+            self._write_changes(self.backlog.take_slice(self._clock()))
             self.backlog.spent(self._cpu_clock() - began)
         else:
             self._write_everything(sorted(changed))
@@ -496,11 +484,8 @@ class ServiceSync(Part):
 
     def _write_everything(self, keys: list[Key]) -> None:
         for start in range(0, len(keys), SERVICES_PER_PLAN):
-            self._write_changes(
-                self._changes_of(keys[start : start + SERVICES_PER_PLAN]), self.planner.plan_changes
-            )
-        plan_rest = partial(self.planner.plan_everything, but=self._failed.keys())
-        self._write_changes({}, plan_rest)
+            self._write_changes(self._changes_of(keys[start : start + SERVICES_PER_PLAN]))
+        self._write_changes({}, but=self._failed.keys())
         self.node_sync.flowtable.start_over(self.planner.frontends.owners)
 
     def _changes_of(self, keys: Iterable[Key]) -> Changes:
@@ -512,7 +497,7 @@ class ServiceSync(Part):
         now = self._clock()
         for key in [key for key, due in self._failed.items() if due <= now]:
             del self._failed[key]
-            self._write_changes(self._changes_of([key]), self.planner.plan_changes)
+            self._write_changes(self._changes_of([key]))
             if key not in self._failed:
                 parts.succeeded(_planning(key))
 
@@ -530,11 +515,11 @@ class ServiceSync(Part):
         """
         self.must_start_over = True
         former: dict[PortName, DesiredService | None] = dict.fromkeys(self._canary)
-        self._write_changes(former | dict(wanted), self.planner.plan_changes)
+        self._write_changes(former | dict(wanted))
         self._canary = frozenset(wanted)
         full = next(filter(None, map(self.planner.lacks, wanted)), None)
         if full:
-            self._write_changes(dict.fromkeys(wanted), self.planner.plan_changes)
+            self._write_changes(dict.fromkeys(wanted))
             self._canary = frozenset()
         self.must_start_over = False
         return full
@@ -547,10 +532,14 @@ class ServiceSync(Part):
     def _canary_entries(self) -> list[ServiceEntries]:
         return [self.planner.actual[it] for it in self._canary if it in self.planner.actual]
 
-    def _write_changes(self, changes: Changes, make_plan: MakePlan) -> None:
+    def _write_changes(self, changes: Changes, but: Collection[Key] | None = None) -> None:
+        """Write the changes; ``but``: remove what is not desired, except of these Services."""
         try:
             began = self._clock()
-            plan = make_plan(changes, began)
+            if but is None:
+                plan = self.planner.plan_changes(changes, began)
+            else:
+                plan = self.planner.plan_everything(changes, began, but)
             planned = self._clock()
             if plan:
                 self._write_plan(plan)

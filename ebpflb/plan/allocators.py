@@ -7,12 +7,11 @@ slots that an update frees keep their content for QUARANTINE_SECONDS after the u
 
 import math
 from bisect import bisect_left, insort
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ebpflb.entries.services import Range, Translation
-from ebpflb.model.addresses import Address
 from ebpflb.plan.desired import DesiredBackend
 
 QUARANTINE_SECONDS = 1.0
@@ -105,9 +104,7 @@ class FormerIds:
     def __init__(self, translations: Iterable[Translation]) -> None:
         self.taken: set[int] = set()
         self._unclaimed = {translation.id: translation for translation in translations}
-        self._ids: dict[tuple[Address, int], list[int]] = defaultdict(list)
-        for id, address, port in self._unclaimed.values():
-            self._ids[address, port].append(id)
+        self._ids = {(it.address, it.port): it.id for it in self._unclaimed.values()}
 
     def fill(self, known: Sequence[int], backends: Sequence[DesiredBackend]) -> tuple[int, ...]:
         """Return the id of each backend.
@@ -117,17 +114,13 @@ class FormerIds:
         if not self._unclaimed:
             return tuple(known)
         pairs = zip(known, backends, strict=True)
-        return tuple([id or self._last(backend.endpoint) for id, backend in pairs])
-
-    def _last(self, endpoint: tuple[Address, int]) -> int:
-        ids = self._ids.get(endpoint)
-        return ids[-1] if ids else 0
+        return tuple([id or self._ids.get(backend.endpoint, 0) for id, backend in pairs])
 
     def take(self, ids: Iterable[int]) -> None:
         """Note that backends got these ids; some may be former ids."""
         for id in self._unclaimed.keys() & ids if self._unclaimed else ():
             _, address, port = self._unclaimed.pop(id)
-            self._ids[address, port].remove(id)
+            self._ids.pop((address, port), None)
             self.taken.add(id)
 
     def take_unclaimed(self) -> list[Translation]:

@@ -49,7 +49,6 @@ from ebpflb.plan.service_entries import (
     NO_ENTRIES,
     MadeTables,
     ServiceEntries,
-    Totals,
     slots,
 )
 from ebpflb.plan.space import EVERYONE, UNLIMITED, Ahead, Shares, Space
@@ -229,7 +228,7 @@ class Planner:
     ) -> None:
         self.capacity = capacity
         self.actual: dict[PortName, ServiceEntries] = {}
-        self.totals = Totals()  # of all services in `actual`
+        self.backends = 0  # of all services in ``actual``
         self.quarantine = Quarantine()
         contents = contents or MapContents()
         self.frontends = Frontends(capacity.services, contents.cluster_ips)
@@ -334,7 +333,7 @@ class Planner:
         kind = self.space.new_table(desired, old)
         if kind.size > tables.PLACES_A_STEP:
             parts = yield from kind.making()
-            self._made[desired.name] = MadeTables(kind, parts)
+            self._made[desired.name] = kind, parts
         if len(desired.backends) > IN_A_STEP and not old.has_backends_of(desired):
             yield from self._writing_ahead(desired, old)
 
@@ -559,7 +558,7 @@ class Planner:
             self._removals += removals(name, old, new)
 
     def _count(self, name: PortName, old: ServiceEntries, new: ServiceEntries) -> None:
-        self.totals.replace(old, new)
+        self.backends += len(new.backends) - len(old.backends)
         if end_rest := self.space.replace(name, old, new):
             self.quarantine.add(end_rest)
 

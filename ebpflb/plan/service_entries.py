@@ -3,7 +3,6 @@
 
 import math
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from heapq import heappop, heappush
@@ -28,7 +27,6 @@ from ebpflb.entries.services import (
     source_range_key,
 )
 from ebpflb.model.addresses import Address, host_port
-from ebpflb.model.annotations import HASHING
 from ebpflb.model.endpoints import Steps, in_parts
 from ebpflb.model.services import PortName
 from ebpflb.plan import tables
@@ -52,9 +50,7 @@ class TableKind(NamedTuple):
         return parts
 
 
-class MadeTables(NamedTuple):
-    kind: TableKind
-    parts: list["array[int]"]
+MadeTables = tuple[TableKind, list["array[int]"]]
 
 
 class ServiceEntries(NamedTuple):
@@ -96,23 +92,13 @@ class ServiceEntries(NamedTuple):
         valid = self.valid
         return scheduler_of(valid.flags if valid else NO_FLAGS)
 
-    @property
-    def is_weighted(self) -> bool:
-        """Whether backends have different weights.
-
-        Schedulers that do not hash need tables only then.
-        """
-        if not self.tables.size:
-            return False
-        return self.scheduler not in HASHING or len(weights(self.backends)) > 1
-
     def making_tables(self, made: MadeTables | None = None) -> Steps[list[Table]]:
         """Return the entries of map choices, computed in steps unless ``made`` has them."""
         table = self.valid.table if self.valid else NO_TABLE
         kind = TableKind(self.scheduler, table.size, self.backends)
         if not table.size:
             return []
-        parts = made.parts if made and made.kind == kind else (yield from kind.making())
+        parts = made[1] if made and made[0] == kind else (yield from kind.making())
         firsts = count(table.base, table.size)
         return [
             Table(first, tables.in_block(part, self.block.base))
@@ -257,30 +243,6 @@ def source_ranges(service_id: int, desired: DesiredService) -> frozenset[SourceR
     return frozenset(source_range_key(each, service_id) for each in desired.source_ranges) | {
         source_range_key(each, service_id, nodeport=True) for each in desired.nodeport_source_ranges
     }
-
-
-# Sums over all service ports in the maps.
-
-
-class Totals:
-    """Sums over all service ports, updated with each change so that no full iteration is needed.
-
-    ``schedulers``: number of service ports by scheduler in force; ``weighted``: number of service
-    ports with different weights.
-    """
-
-    def __init__(self) -> None:
-        self.backends = 0
-        self.schedulers = Counter[str]()
-        self.weighted = 0
-
-    def replace(self, old: ServiceEntries, new: ServiceEntries) -> None:
-        """Count a change of one service port; NO_ENTRIES means it did not exist, or was deleted."""
-        self.backends += len(new.backends) - len(old.backends)
-        for entries, one in ((old, -1), (new, 1)):
-            if entries is not NO_ENTRIES:
-                self.schedulers[entries.scheduler] += one
-                self.weighted += one * entries.is_weighted
 
 
 # The growing weights of new endpoints of service ports with a slow start.

@@ -185,14 +185,9 @@ class Space:
 
         Another thread may be planning at the same time, so the counts are not of one moment.
         """
-        ids = {"backend_slots": self.backend_ids, "service_stats": self.service_ids}
-        free = ("slots", "choices")
-        return {
-            "services": len(self.frontends.owners),
-            "source_ranges": len(self.ranges.present),
-            **{part: self.sizes[part] - self._free[part]() for part in free},
-            **{part: len(used) for part, used in ids.items()},
-        }
+        used = {part: self.sizes[part] - free() for part, free in self._free.items()}
+        ids = {"backend_slots": len(self.backend_ids), "service_stats": len(self.service_ids)}
+        return used | ids
 
     def most(self, part: str) -> int:
         """The number of entries of a map that one namespace may have."""

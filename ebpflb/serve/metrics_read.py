@@ -34,7 +34,6 @@ from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model import services
 from ebpflb.model.addresses import Family
-from ebpflb.model.annotations import SCHEDULERS
 from ebpflb.model.events import Key, Kind
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.options import SeriesOf
@@ -59,10 +58,6 @@ READ = {
     "created",
     "ebpflb_map_entries{map}": "Entries of a map",
     "ebpflb_map_max_entries{map}": "Maximum number of entries of a map",
-    "ebpflb_service_ports_by_scheduler{scheduler}": "Service ports in the maps, by the scheduler "
-    "that they use now",
-    "ebpflb_service_ports_weighted": "Service ports in the maps whose endpoints have different "
-    "weights",
     # Entries, not flows: a flow has two, or four if it is masqueraded.
     "ebpflb_flow_entries_created_total{map}": "Flow entries created by packets",
     "ebpflb_flow_entries_deleted_total{map}": "Flow entries deleted by packets of a newer flow",
@@ -234,7 +229,7 @@ class Reading:
         return found
 
     def _look_at_maps(self) -> dict[str, Samples]:
-        counts, totals = self.occupancy.latest(), self._sources.planner().totals
+        counts = self.occupancy.latest()
         entries = self._entries(counts)
         limits = sorted({*entries, *COUNTED_MAPS})
         return {
@@ -243,8 +238,6 @@ class Reading:
             },
             "ebpflb_map_entries": entries,
             "ebpflb_map_max_entries": {name: self._maps[name].spec.entries for name in limits},
-            "ebpflb_service_ports_by_scheduler": {it: totals.schedulers[it] for it in SCHEDULERS},
-            "ebpflb_service_ports_weighted": totals.weighted,
             **self._flow_entries(),
             "ebpflb_flows": {protocol.name: count for protocol, count in counts.flows.items()},
             "ebpflb_connections_uncounted_total": {(): counts.uncounted} if counts.at else {},

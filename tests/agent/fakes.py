@@ -46,7 +46,6 @@ from ebpflb.model.events import (
     ReadObject,
     Replaced,
     SourceStatus,
-    in_force,
 )
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import PortName, Protocol
@@ -352,7 +351,7 @@ class Harness:
             self.inbox,
             self._parts(reporter),
             self.sync.take_turn,
-            self._publisher().publish,
+            Publisher(self.options, self.health, self.audit, self.node_sync).publish,
             self.health.turned,
             self.clock,
         )
@@ -373,15 +372,9 @@ class Harness:
                 self.doctor_audit,
                 BesideKubeProxy(""),
             ),
-            ApiServersFile(Path("/nowhere/api-servers.json"), self.cluster),
+            ApiServersFile(self.options, self.cluster, lambda urls: None),
             *self.more_parts,
         ]
-
-    def _publisher(self) -> Publisher:
-        def is_in_force() -> bool:
-            return in_force(self.audit.drift) and self.node_sync.is_reached
-
-        return Publisher(self.options, self.health, is_in_force)
 
     def host(self) -> FakeHost:
         return FakeHost(self.options)

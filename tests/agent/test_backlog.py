@@ -72,21 +72,6 @@ def test_each_namespace_takes_its_turn(services: dict[Key, list[int]]) -> None:
     assert not left
 
 
-@given(some.lists(some.integers(1, SLICE_COST // 4), min_size=1, max_size=60))
-@settings(max_examples=scaled(50), deadline=None)
-def test_a_slice_ends_when_its_cost_is_reached(costs: list[int]) -> None:
-    """With the step that reaches it."""
-    key = Key("a", "x")
-    backlog = backlog_of({key: costs})
-    backlog.add([key])
-    at = 0
-    while backlog:
-        count = len(backlog.take_slice(NOW))
-        assert sum(costs[at : at + count - 1]) < SLICE_COST
-        at += count
-    assert at == len(costs)
-
-
 def test_a_step_larger_than_a_slice_delays_no_other_one() -> None:
     """It is taken alone; the port of another namespace is written before or after it."""
     large, small = Key("a", "x"), Key("b", "y")

@@ -8,10 +8,10 @@ import pytest
 from ebpflb.kernel.map_writer import CAPACITY
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
-from ebpflb.model.events import Key, Kind, Removed
+from ebpflb.model.events import Key, Kind
 from ebpflb.plan.desired import NOTHING, Size
 from ebpflb.serve.conditions import Cause, conditions
-from tests.agent.fakes import Harness, changed, found, listed
+from tests.agent.fakes import Harness, changed, listed
 from tests.agent.told import EVERYTHING
 
 TENANT = Key("tenant", "big")
@@ -74,27 +74,6 @@ def test_frontends(tenant: Harness) -> None:
     tenant.send(changed(Kind.SERVICE, big(addresses=3)))
     wait_until("all of it is made", lambda: is_whole(tenant))
     assert wanted(tenant).services == 16
-
-
-def test_another_service_makes_room(tenant: Harness) -> None:
-    """Without an event about the one that waits."""
-    tenant.send(changed(Kind.SERVICE, first := big("first", ports=1, addresses=9, cluster_ip=8)))
-    tenant.send(changed(Kind.SERVICE, big(ports=2)))
-    wait_until("it waits", lambda: not is_whole(tenant))
-    tenant.send(Removed(Kind.SERVICE, found(Kind.SERVICE, first)[0]))
-    wait_until("it is made", lambda: is_whole(tenant))
-    assert wanted(tenant).services == 16
-
-
-def test_nothing_of_what_is_there_is_wanted(tenant: Harness) -> None:
-    """The Service has another cluster IP, and more addresses than its share: it is not served."""
-    tenant.send(changed(Kind.SERVICE, big(ports=1, addresses=0)))
-    tenant.send(changed(Kind.SERVICE, big(ports=1, addresses=20, cluster_ip=9)))
-    wait_until("it does not fit", lambda: not is_whole(tenant))
-    assert len(tenant.datapath.maps.services) == 2
-    tenant.send(changed(Kind.SERVICE, big(ports=1, addresses=1, cluster_ip=9)))
-    wait_until("all of it is made", lambda: is_whole(tenant))
-    assert len(tenant.datapath.maps.services) == 4
 
 
 @pytest.mark.parametrize("endpoints", [17, 5])

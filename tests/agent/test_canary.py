@@ -8,18 +8,15 @@ from urllib.parse import urlencode
 import msgspec
 import pytest
 
-from ebpflb.agent import canary_sync
-from ebpflb.agent.canary_sync import CanaryRequests
+from ebpflb.agent.canary_sync import UplinkCanary
 from ebpflb.agent.inspection import local_pages
-from ebpflb.errors import KernelError
 from ebpflb.kernel.map_writer import CAPACITY
-from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.events import Kind
 from ebpflb.model.packet_path import Engine
-from ebpflb.plan.canary import UplinkReport, is_canary
+from ebpflb.plan.canary import is_canary
 from ebpflb.serve.listener import Handler, Request, Response
-from tests.agent.fakes import Harness, changed, engine_choice, listed, service, slices
+from tests.agent.fakes import Harness, engine_choice, listed, service, slices
 
 WISH = {"nodeport": "30999"}
 
@@ -29,8 +26,7 @@ def asked(harness: Harness) -> Handler:
     """Return the handler of an agent that is not started yet."""
 
     def canary(request: Request) -> Response:
-        uplinks = UplinkReport({"eth0": ""})
-        return CanaryRequests(harness.inbox.ask, harness.canary, lambda: uplinks).respond(request)
+        return UplinkCanary(harness.inbox.ask, harness.canary, harness.node_sync).respond(request)
 
     return local_pages({"/v1/canary/": canary})
 
@@ -90,37 +86,6 @@ def test_frames_beside_doctor(harness: Harness) -> None:
     assert not call(canary.end_frames) and written(harness) == []
 
 
-def test_it_ends_by_itself(
-    harness: Harness, asked: Handler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where its lease is not renewed: doctor has been killed."""
-    monkeypatch.setattr(canary_sync, "LEASE_SECONDS", 0.05)
-    begin(harness)
-    assert ask(asked, "hold", WISH)[0] == 200
-    wait_until("it is withdrawn", lambda: not written(harness))
-
-
-def test_all_is_written_anew(harness: Harness, asked: Handler) -> None:
-    """After a write that failed there is no canary; the doctor that goes on gets another one."""
-    begin(harness)
-    _, lease = ask(asked, "hold", WISH)
-    harness.datapath.failures.append(KernelError("map services", 28, "full"))
-    harness.send(changed(Kind.SERVICE, service("web", "10.96.0.4")))
-    wait_until("it is gone", lambda: not written(harness))
-    harness.wait_for(lambda status: status.in_sync)
-    assert ask(asked, "hold", WISH)[1] != lease
-
-
-def test_its_own_write_fails(harness: Harness, asked: Handler) -> None:
-    """It is refused with the reason, and the agent writes everything again."""
-    begin(harness)
-    harness.datapath.failures.append(KernelError("map services", 28, "no space"))
-    status, said = ask(asked, "hold", WISH)
-    assert status == 503 and "no space" in said["error"]
-    harness.wait_for(lambda status: status.in_sync and not status.sync_error)
-    wait_until("nothing of it is there", lambda: not written(harness))
-
-
 def test_a_mistake_of_ours_in_its_write(harness: Harness, asked: Handler) -> None:
     """Whatever is raised, the agent does not take for written what is not: it writes all again."""
     begin(harness)
@@ -152,16 +117,6 @@ def test_a_full_map(harness: Harness, asked: Handler, small: dict[str, int]) -> 
     harness.send()
     assert not harness.status.not_programmed and harness.status.service_ports == 1
     assert not any(is_canary(it) for it in harness.service_sync.planner.claims.desired)
-
-
-def test_a_nodeport_of_a_service(harness: Harness, asked: Handler) -> None:
-    begin(harness)
-    port = {"port": 80, "protocol": "TCP", "nodePort": 30999}
-    harness.send(
-        changed(Kind.SERVICE, manifests.service("np", ["10.96.0.9"], [port], type="NodePort"))
-    )
-    status, said = ask(asked, "hold", WISH)
-    assert status == 409 and "30999" in said["error"]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ebpflb.agent.endpoint_health import MAP, MOST_OUTCOMES, EndpointWatch
+from ebpflb.agent.loop import Turn
 from ebpflb.entries.services import Backend
 from ebpflb.kernel.maps.layout import MAPS
 from ebpflb.kernel.maps.records import BackendHealth, ServiceBackend, record
@@ -30,7 +31,7 @@ class Watched(EndpointWatch):
     counted: tuple[Outcome, ...] | None = None
 
     def _attach(self) -> None:
-        self._link = -1
+        self._link = 1
 
     def _watch_packets(self, *, watched: bool) -> None:
         pass
@@ -58,10 +59,12 @@ class Watching:
         self.agent.start()
         self.agent.send(*lists(service("web", "10.96.0.1"), *IPS))
         self.events: list[tuple[Key, str]] = []
-        inbox = self.agent.inbox
         self.watch = Watched(
             {},
-            *(folder, folder, self.agent.cluster, inbox.put, inbox.ask, self._record),
+            self.agent.options,
+            self.agent.cluster,
+            self.agent.inbox,
+            self._record,
             clock=lambda: self.now,
         )
 
@@ -132,9 +135,13 @@ def test_another_word_is_an_event_and_the_default_counts(watching: Watching, wor
 
 def test_it_is_off_by_default_and_a_service_turns_it_on(tmp_path: Path) -> None:
     made = Watching(tmp_path)
+    made.watch.observe(Turn())
+    assert not made.watch.wanted.is_set()  # the thread sleeps
     assert made.turn(outcome(IPS[0])) == set(IPS)
     assert not made.watch.is_attached
     made.agent.send(changed(Kind.SERVICE, annotated(HEALTH_PASSIVE)))
+    made.watch.observe(Turn())
+    assert made.watch.wanted.is_set()
     assert made.turn(outcome(IPS[0])) == set(IPS[1:])
     made.agent.stop()
 
@@ -182,7 +189,7 @@ def reading(counts: Counts) -> Watched:
         "service_names": FakeMap({5: PortName("default", "web", "", 6, 4)}),  # type: ignore[arg-type]
     }
     unused: Any = None
-    return Watched(maps, Path("/"), Path("/"), *[unused] * 4)
+    return Watched(maps, *[unused] * 4)
 
 
 def test_what_is_counted_is_read_once() -> None:

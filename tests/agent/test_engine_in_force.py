@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the settings and the status say of the engine that was chosen."""
 
-import pytest
-
 from ebpflb.errors import NodeError
 from ebpflb.model.packet_path import AUTO, Engine
 from ebpflb.serve.conditions import not_ready
@@ -21,31 +19,6 @@ def test_netfilter(harness: Harness) -> None:
 
 
 BUSY = NodeError("table inet ebpflb: another process owns it")
-
-
-@pytest.mark.parametrize(
-    ("chosen", "missing", "error", "reason"),
-    [
-        (Engine.FLOWS, None, None, "--packet-path"),
-        (AUTO, "no nf_tables", None, "no nf_tables"),
-        (AUTO, None, BUSY, str(BUSY)),
-    ],
-    ids=["chosen", "netfilter cannot work", "its table cannot be made"],
-)
-def test_flow_tables(
-    harness: Harness, chosen: str, missing: str | None, error: NodeError | None, reason: str
-) -> None:
-    """The settings tell programs to leave netfilter alone, and the status says why."""
-    table = FakeNetfilter()
-    table.error = error
-    harness.engine = engine_choice(chosen, table, missing=missing)
-    start(harness, packet_path=chosen)
-    assert not table.starts
-    assert "netfilter" not in harness.datapath.settings.flags
-    found = harness.status.packet_path
-    assert found is not None
-    assert found.engine is Engine.FLOWS
-    assert reason in found.reason
 
 
 def test_a_demanded_engine_is_never_left(harness: Harness) -> None:

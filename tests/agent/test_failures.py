@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the agent cannot write it says, serves on, and tries again; nothing else waits for it."""
 
-import errno
 from ipaddress import ip_network
 
 import pytest
 
 from ebpflb.agent import sync
 from ebpflb.entries.services import prefix_of
-from ebpflb.errors import KernelError
 from ebpflb.lab import manifests
 from ebpflb.model.addresses import Family
 from ebpflb.model.annotations import ON_REMOVAL_ANNOTATION
@@ -17,8 +15,6 @@ from ebpflb.plan.stale import DELETED, Watched
 from tests.agent.fakes import Harness, changed, found, listed, service, slices
 from tests.agent.started import BRIDGE, ETH, NODES, PORT, SERVICES, SLICES, V4, here, start
 from tests.agent.told import FULL
-
-UNREADABLE = KernelError("map look-up", errno.ENOMEM, "Cannot allocate memory")
 
 
 def test_events_after_a_failed_write(serving: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,19 +27,6 @@ def test_events_after_a_failed_write(serving: Harness, monkeypatch: pytest.Monke
         serving.send(changed(Kind.ENDPOINT_SLICE, slices("b", ip)))
     assert serving.status.sync_error
     assert len(serving.datapath.plans) == plans
-
-
-def test_maps_cannot_be_read(serving: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """If the maps can be neither written nor read, the agent logs both once, and tries until it
-    can.
-    """
-    serving.datapath.failures, serving.datapath.unreadable = [FULL], [UNREADABLE] * 2
-    serving.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.9")))
-    serving.wait_for(lambda status: not status.sync_error)
-    answers = serving.datapath.maps.lookups().values()
-    assert "10.1.0.9" in {str(backend.address) for it in answers for backend in it.cluster}
-    errors = [it.getMessage() for it in caplog.records if it.levelname == "ERROR"]
-    assert errors == [f"{error}; trying again every 1 s" for error in (FULL, UNREADABLE)]
 
 
 def test_full_map(harness: Harness) -> None:

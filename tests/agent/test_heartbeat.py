@@ -63,15 +63,3 @@ def test_a_start_may_take_long(timed: Harness, clock: Clock) -> None:
     clock.now = 100 * DEAD_SECONDS
     assert codes(timed.health) == [503, 200]
     assert timed.health.pulse.silent == 0
-
-
-def test_changes_that_wait_are_no_reason(timed: Harness, clock: Clock) -> None:
-    """A flood of changes, which hits every node, leaves them all in service."""
-    timed.start()
-    timed.send(*EVERYTHING)
-    timed.health.set_not_ready([])
-    timed.health.waiting = lambda: 3600.0
-    assert codes(timed.health) == [200, 200]
-    assert list(timed.health.pulse.late) == [
-        "changes are applied late: the oldest has waited for 3600 s"
-    ]

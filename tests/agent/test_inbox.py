@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages of a burst are taken together; all others at once."""
 
-import pytest
-
 from ebpflb.agent.loop import GATHERING, MOST_TAKING, Bursts, Inbox
 from ebpflb.model.events import Disturbed, SourceStatus
 
@@ -29,13 +27,6 @@ class Stream:
         """The agent waits for the next message, and takes so many."""
         self._pass_until(max(self.now, self.next))
         return len(list(self.bursts.waiting(0.0)))
-
-
-@pytest.mark.parametrize("apart", [0.01, 0.1, 60.0])
-def test_changes_that_are_not_close_never_wait(apart: float) -> None:
-    stream = Stream(apart)
-    assert [stream.turn() for _ in range(50)] == [1] * 50
-    assert stream.slept == 0
 
 
 def test_changes_of_a_burst_share_a_turn_once_it_is_one() -> None:

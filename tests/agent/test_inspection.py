@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the agent answers about services, while its loop runs."""
 
-from collections import Counter
-from fnmatch import fnmatchcase
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
@@ -15,8 +13,7 @@ from ebpflb.agent.inspection import Inspection, local_pages
 from ebpflb.agent.loop import Ask, Inbox
 from ebpflb.agent.sync import Sync
 from ebpflb.lab.agents import wait_until
-from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.events import Key, Kind
+from ebpflb.model.events import Kind
 from ebpflb.serve.listener import Handler, Request, Response
 from ebpflb.serve.service_page import ServiceList, ServicePage
 from tests.agent.fakes import Harness, changed, listed, service, slices
@@ -66,27 +63,6 @@ def test_list(asked: Handler) -> None:
     assert names(asked, after="default/api", limit=1) == ["default/db"]
     part = get(asked, "/v1/services", {"limit": 1})
     assert msgspec.json.decode(part.body, type=ServiceList).more == 2
-
-
-def test_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list in parts misses no Service, and compares each with the patterns once."""
-    compared = Counter[str]()
-
-    def counting(name: str, pattern: str) -> bool:
-        compared[name] += 1
-        return fnmatchcase(name, pattern)
-
-    monkeypatch.setattr(inspection, "fnmatchcase", counting)
-    keys = [Key("a", "x"), Key("a", "y"), Key("a-b", "x"), Key("b", "x")]
-    cluster = ClusterState("node-1")
-    cluster.services.update(dict.fromkeys(keys, ()))
-    sync: Any = SimpleNamespace(cluster=cluster, service_sync=SimpleNamespace(planner=None))
-    asked = pages(lambda do: do(), sync)
-    found, after = list[str](), ""
-    while part := names(asked, "*", after=after, limit=1):
-        found, after = found + part, part[0]
-    assert sorted(found) == sorted(map(str, keys))
-    assert compared == dict.fromkeys(map(str, keys), 1)
 
 
 def test_labels(harness: Harness, asked: Handler) -> None:
@@ -140,12 +116,3 @@ def test_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert response.status == 503
     call: Any = inbox.take(0.0)
     call.answer()  # does not ask: that would raise
-
-
-def test_before_the_lists(harness: Harness) -> None:
-    """Until all lists have been received the answer says so."""
-    harness.start()
-    harness.send(changed(Kind.SERVICE, service("web", "10.96.0.1")))
-    response = get(pages(harness.inbox.ask, harness.sync), "/v1/services")
-    found = msgspec.json.decode(response.body, type=ServiceList)
-    assert found.notes == ["the agent has not received all lists yet"]

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's loop: events in, plans out, and the status when something is wrong."""
 
-import errno
-
 import pytest
 
 from ebpflb.agent import sync
 from ebpflb.entries.services import Range
-from ebpflb.errors import CompileError, EbpflbError, KernelError, VerifierError
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.events import Key, Kind, Removed, SourceStatus, Together
@@ -15,12 +12,6 @@ from ebpflb.plan.map_contents import MapContents
 from ebpflb.serve.conditions import conditions, not_ready
 from tests.agent.fakes import Harness, changed, found, service, slices
 from tests.agent.told import EVERYTHING, FULL, NODES, SERVICES, SLICES
-
-UNLOADED = [
-    CompileError("no clang\nmore"),
-    VerifierError("the verifier refused\nlog"),
-    KernelError("loading program connect4", errno.ENOMEM, "Cannot allocate memory"),
-]
 
 
 def test_waits_for_every_list(harness: Harness) -> None:
@@ -56,15 +47,6 @@ def test_what_comes_together_is_one_plan(serving: Harness) -> None:
     assert (str(frontend), entry.cluster.size, plan.removed_services) == ("10.96.0.1:80", 1, [])
 
 
-def test_source_error(serving: Harness) -> None:
-    """A source that cannot be read is named with its reason until it has recovered."""
-    serving.send(SourceStatus("the API", "connection refused"))
-    assert serving.status.source_errors["the API"] == "connection refused"
-    serving.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.4")))
-    serving.send(SourceStatus("the API", None))
-    assert "the API" not in serving.status.source_errors
-
-
 def test_errors_of_an_api_server(serving: Harness, caplog: pytest.LogCaptureFixture) -> None:
     """Its restart is a warning and a line that says that all is well, though it is asked for four
     kinds; what only one kind has is named.
@@ -89,23 +71,6 @@ def test_errors_of_an_api_server(serving: Harness, caplog: pytest.LogCaptureFixt
         ("INFO", "file: recovered"),
         ("INFO", "https://192.0.2.1:6443: recovered"),
     ]
-
-
-def test_not_programmed(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """A Service that does not fit is named once in log, event and status, and the node is ready
-    all the same; when space is freed it is served without a change of its own.
-    """
-    everywhere = Range(0, 1 << 30)
-    harness.datapath.leftovers = MapContents(leftover_blocks={everywhere})  # rests for a second
-    harness.start()
-    harness.send(*EVERYTHING)
-    assert harness.status.not_programmed["default/a"].startswith("map slots is full")
-    assert not_ready(harness.status) == []
-    lines = [it.getMessage() for it in caplog.records if "Service default/a: " in it.getMessage()]
-    assert len(lines) == 1 and "map slots is full" in lines[0]
-    assert [str(key) for key, _ in harness.lacks].count("default/a") == 1
-    harness.wait_for(lambda status: not status.not_programmed)
-    assert len(harness.datapath.maps.services) == 2
 
 
 def test_a_frontend_that_is_claimed_again_and_again_fills_no_log(
@@ -154,18 +119,25 @@ def test_failed_write(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None
     assert not harness.datapath.maps.read_back().leftover_service_ids
 
 
-@pytest.mark.parametrize("error", UNLOADED)
-def test_no_programs_at_all(harness: Harness, error: EbpflbError) -> None:
-    """Where there are none the agent ends with the error of the compiler or the kernel."""
-    harness.datapath.compile_error = error
-    harness.start()
-    harness.thread.join(60)
-    assert harness.error is error
-    assert not harness.datapath.attached
-
-
 def test_stop(serving: Harness) -> None:
     """The agent ends, and what is programmed stays."""
     serving.stop()
     assert not serving.thread.is_alive()
     assert len(serving.datapath.maps.services) == 2
+
+
+def test_not_programmed(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """A Service that does not fit is named once in log, event and status, and the node is ready
+    all the same; when space is freed it is served without a change of its own.
+    """
+    everywhere = Range(0, 1 << 30)
+    harness.datapath.leftovers = MapContents(leftover_blocks={everywhere})  # rests for a second
+    harness.start()
+    harness.send(*EVERYTHING)
+    assert harness.status.not_programmed["default/a"].startswith("map slots is full")
+    assert not_ready(harness.status) == []
+    lines = [it.getMessage() for it in caplog.records if "Service default/a: " in it.getMessage()]
+    assert len(lines) == 1 and "map slots is full" in lines[0]
+    assert [str(key) for key, _ in harness.lacks].count("default/a") == 1
+    harness.wait_for(lambda status: not status.not_programmed)
+    assert len(harness.datapath.maps.services) == 2

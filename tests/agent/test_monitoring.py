@@ -5,7 +5,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -120,13 +120,6 @@ def test_programs_that_cannot_be_loaded_change_nothing(
     assert node.others is Variant.loaded[0].programs
 
 
-def test_programs_that_cannot_be_attached_are_closed(node: Node, ask: Ask) -> None:
-    """None stays loaded for no one."""
-    node.error = LOST
-    assert ask() == str(LOST)
-    assert not node.exchanged and Variant.loaded[0].closed == ["programs", "maps"]
-
-
 def test_the_usual_programs_are_back_when_the_last_monitor_ends(node: Node, ask: Ask) -> None:
     """Two share one variant."""
     assert (ask(), ask()) == ("", "")
@@ -157,39 +150,3 @@ def test_monitors_end_when_the_agent_loads_its_programs_again(node: Node, ask: A
     wait_until("its maps are closed", lambda: former.closed == ["maps"])
     assert ask() == ""
     assert node.others is Variant.loaded[1].programs
-
-
-def test_the_usual_programs_are_back_where_the_socket_cannot_be_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """On a read-only file system all other steps of the end are taken, and the log says so."""
-    monkeypatch.setattr(monitoring, "Variant", Variant)
-    monkeypatch.setattr(Variant, "loaded", [])
-    paths, node = Paths(Path("/ebpflb"), tmp_path), Node()
-    anything: Any = node
-    listening = Monitoring(paths, anything, anything, node.put)
-    listening.start()
-    ask = Ask(paths.monitor_socket)
-    assert ask() == ""
-    [variant] = Variant.loaded
-    paths.monitor_socket.unlink()
-    paths.monitor_socket.mkdir()
-    listening.stop()
-    assert node.exchanged == [variant.programs, None] and variant.closed == ["maps"]
-    (said,) = (each.message for each in caplog.records if each.levelname == "ERROR")
-    assert said.startswith(f"stopping: {paths.monitor_socket}: ")
-    assert ask.connected[0].recv(1) == b""
-    ask.connected[0].close()
-
-
-def test_an_agent_that_cannot_listen_for_monitors_says_so_and_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """If the run directory is gone, the log names the socket, and the agent stops in order."""
-    paths, anything = Paths(Path("/ebpflb"), tmp_path / "gone"), cast(Any, None)
-    listening = Monitoring(paths, anything, anything, anything)
-    listening.start()
-    listening.stop()
-    (said,) = (each.message for each in caplog.records if each.levelname == "WARNING")
-    assert said.startswith(f"{paths.monitor_socket}: ")
-    assert said.endswith(": `ebpflb monitor` cannot connect")

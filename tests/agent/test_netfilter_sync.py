@@ -20,10 +20,10 @@ from ebpflb.entries.flows import Flow, FlowKind, Tuple
 from ebpflb.entries.services import NO_SLOT, Backend, Frontend, Range, ServiceEntry, Translation
 from ebpflb.errors import KernelError
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.netfilter import conntrack, nft, watch
+from ebpflb.kernel.netfilter import conntrack, nft
 from ebpflb.kernel.netfilter.elements import Elements, unpack
 from ebpflb.kernel.netfilter.nft import Session
-from ebpflb.kernel.netfilter.table import KEEPER, TABLE, Ports, table_options
+from ebpflb.kernel.netfilter.table import KEEPER, TABLE, table_options
 from ebpflb.model.events import Part
 from ebpflb.options import ConntrackOptions, Options, Paths
 from ebpflb.plan.planner import Plan
@@ -156,27 +156,6 @@ def test_write(sync: NetfilterSync, maps: dict[str, Map]) -> None:
     assert "10.244.1.11" not in endpoints()
 
 
-def test_write_before_and_after(sync: NetfilterSync) -> None:
-    """Where the engine does not serve nothing is written; a start later has it from the maps."""
-    sync.write(Plan(translations=[NEW]))
-    assert not nft.tables()
-    sync.start()
-    sync.end()
-    sync.write(Plan(translations=[NEW]))
-    assert elements() == {WEB, DNS}
-    assert sync.restore() == sync.differences() == []
-    assert not list(sync.compare())
-
-
-def test_shadow(maps: dict[str, Map]) -> None:
-    """With --shadow nothing is made."""
-    with nodes.fresh(NAME):
-        made = NetfilterSync(maps, Options(Paths(Path("/none")), "n", Path("/"), shadow=True))
-        made.start()
-        assert not made.active
-        assert not nft.tables()
-
-
 @pytest.mark.usefixtures("shared")
 def test_refused(sync: NetfilterSync, maps: dict[str, Map]) -> None:
     """A plan whose elements the kernel refuses is not written: it is a KernelError, which the
@@ -214,19 +193,6 @@ def test_restore(sync: NetfilterSync, removal: str) -> None:
         assert sync.restore() == lacking
         assert run("nft", "list", "table", *TABLE) == whole
         assert sync.restore() == []
-
-
-@pytest.mark.usefixtures("shared")
-def test_keeper(sync: NetfilterSync) -> None:
-    """Where others can remove the table, a second one keeps conntrack and NAT at work meanwhile. It
-    ends with the agent.
-    """
-    sync.start()
-    run("nft", "flush", "ruleset")
-    assert (nft.exists(KEEPER), nft.exists(TABLE)) == (True, False)
-    sync.restore()
-    sync.close()
-    assert (nft.exists(KEEPER), nft.exists(TABLE)) == (False, True)
 
 
 class Services:
@@ -289,40 +255,6 @@ def test_release(sync: NetfilterSync) -> None:
         assert not nft.tables()
     sync.start()
     assert elements() == {WEB, DNS}
-
-
-def test_release_while_the_engine_starts(
-    sync: NetfilterSync, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To look for connections takes a while. An engine that starts meanwhile keeps its table."""
-
-    def look() -> bool:
-        sync.start()
-        return False
-
-    monkeypatch.setattr(watch, "has_dnat_connections", look)
-    sync.release()
-    assert elements() == {WEB, DNS}
-    sync.write(Plan(translations=[NEW]))
-    assert elements() == {WEB, DNS, NEW}
-
-
-@pytest.mark.parametrize(
-    ("ports", "expected"),
-    [
-        ((10000, 29999), [(1024, 9999), (32768, 65535)]),
-        ((40000, 60000), [(1024, 29999), (32768, 39999), (60001, 65535)]),
-        ((20000, 40000), [(1024, 19999), (40001, 65535)]),
-        ((512, 65535), [(1024, 65535)]),
-        ((1024, 65534), [(65535, 65535)]),
-    ],
-)
-def test_ports_of_masqueraded_flows(ports: Ports, expected: list[Ports]) -> None:
-    """They are not those of the flow tables if flows can be there, and never a usual NodePort."""
-    options = Options(Paths(Path("/none")), "node", Path("/none"), masquerade_ports=ports)
-    assert table_options(options, sctp=False, beside_flows=True).masquerade_ports == (*expected,)
-    alone = table_options(options, sctp=False, beside_flows=False)
-    assert alone.masquerade_ports == ((1024, 29999), (32768, 65535))
 
 
 WIDE, BESIDE_FLOWS = "masquerade to :1024-29999", "masquerade to :1024-9999"

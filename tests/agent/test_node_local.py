@@ -7,17 +7,17 @@ from contextlib import ExitStack
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ebpflb.agent import node_local
+from ebpflb.agent.loop import Turn
 from ebpflb.agent.node_local import NodeLocalWatch, answering_in, ask
 from ebpflb.model.annotations import NODE_LOCAL_ANNOTATION
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Kind
 from ebpflb.model.facts import Fact, Observed
-from ebpflb.model.nodes import Condition, Destination, Listener
+from ebpflb.model.nodes import Listener
 from ebpflb.model.services import Protocol
 from tests.agent.fakes import Harness, Json, lists, service
 
@@ -78,16 +78,16 @@ class Asked:
         self.cluster.listed.update(Kind)
         self.cluster.observe(Fact.ANSWERING_LISTENERS, frozenset(answering))
         self.wanted = frozenset[Listener]()
-        self.watch = NodeLocalWatch(self.cluster, self.heard.append, self._ask)
+        self.watch = NodeLocalWatch(self.cluster, self.heard.append)
         monkeypatch.setattr(node_local, "ask", lambda them: dict.fromkeys(them, self.error))
-
-    def _ask(self, do: object) -> Any:
-        return self.wanted
+        monkeypatch.setattr(self.cluster.node_local, "take_wanted", lambda: self.wanted)
 
     def turn(self, error: str | None) -> list[frozenset[Listener]]:
         self.error = error
         self.heard.clear()
-        self.watch.turn()
+        self.watch.observe(Turn())
+        if self.watch.wanted.is_set():
+            self.watch.turn()
         return [each.values for each in self.heard]
 
 
@@ -100,6 +100,9 @@ def test_silence_counts_twice_and_a_refusal_at_once(monkeypatch: pytest.MonkeyPa
     assert [asked.turn(it) for it in ("", None, "", "")] == [[], [], [], NOBODY]
     assert [asked.turn(it) for it in ("", None, "refused")] == [[], ANSWERS, NOBODY]
     assert asked.watch.counts == {"answering": 0, "silent": 1}
+    asked.wanted = frozenset()
+    assert asked.turn(None) == []
+    assert not asked.watch.wanted.is_set()
 
 
 def test_an_earlier_agents_listener_serves_until_it_is_asked(
@@ -155,12 +158,3 @@ def test_the_listener_has_the_last_slot_while_it_answers(harness: Harness) -> No
     assert answering_in(harness.service_sync.planner.actual) == {asked}
     harness.send(answering())
     assert "node_local" not in flags(harness)
-
-
-def test_exempt_frontends_are_marked(harness: Harness) -> None:
-    address = Condition(True, ((0xFFFF0A600001, 0xFFFF0A600001),), False)
-    exempt = Destination(frozenset({6}), (address,))
-    harness.send(Observed(Fact.UNTRACKED_DESTINATIONS, frozenset({exempt})))
-    assert "untracked" in flags(harness)
-    harness.send(Observed(Fact.UNTRACKED_DESTINATIONS, frozenset()))
-    assert "untracked" not in flags(harness)

@@ -15,22 +15,23 @@ from ebpflb.cluster.source import Timing
 from ebpflb.model.nodes import (
     CONDITION,
     CONDITION_TYPE,
-    NOT_READY,
     OFF,
-    READY,
-    STOPPED,
     TAINT,
     TAINT_KEY,
-    condition_patch,
 )
 from ebpflb.model.objects import Node
+from ebpflb.options import Options, Paths
 from tests.kit.api_history import Json
-from tests.kit.api_server import WAIT_SECONDS, FakeApiServer
+from tests.kit.api_server import FakeApiServer
 
 NAME = "node-1"
 OTHER: Json = {"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-11-27T00:00:00Z"}
 OURS: Json = {"key": TAINT_KEY, "effect": "NoSchedule"}
 THEIRS: Json = {"key": "dedicated", "value": "db", "effect": "NoSchedule"}
+
+
+def options(kind: str) -> Options:
+    return Options(Paths(Path("/nowhere")), NAME, Path("/nowhere"), node_readiness=kind)
 
 
 class World:
@@ -42,7 +43,8 @@ class World:
         self.stale: Node | None = None
         make = server_factory(api.kubeconfig(folder))
         more: Any = {"clock": lambda: self.now, "timing": Timing(jitter=lambda: 1.0)}
-        self.writer = NodeReadiness(kind, NAME, self, make, self.writes.append, **more)  # type: ignore[arg-type]
+        here: Any = self
+        self.writer = NodeReadiness(options(kind), here, make, self.writes.append, **more)
 
     @property
     def node(self) -> Node | None:
@@ -143,17 +145,6 @@ def test_a_node_that_is_made_anew_gets_its_condition(make: Make) -> None:
     assert world.says() == ("True", "ServicesInPlace")
 
 
-def test_a_node_that_registers_later_gets_its_condition_at_once(make: Make) -> None:
-    """An agent may start before the kubelet, whose Node then waits for nothing."""
-    world = make(CONDITION)
-    for _ in range(20):
-        world.turn(ready=True)
-    assert world.writes == [False] and "not found" in str(world.writer.error)
-    world.put()
-    world.turn()
-    assert world.says() == ("True", "ServicesInPlace") and world.writer.error is None
-
-
 def test_a_stopped_agent_says_that_nothing_is_known(make: Make) -> None:
     """Unknown, which no one takes for well."""
     world = make(CONDITION)
@@ -162,26 +153,6 @@ def test_a_stopped_agent_says_that_nothing_is_known(make: Make) -> None:
     world.writer.start()
     world.writer.stop()
     assert world.says() == ("Unknown", "AgentStopped")
-
-
-def test_a_starting_agent_says_at_once_that_services_are_not_in_place(make: Make) -> None:
-    """What an earlier one said, which was killed, counts no longer."""
-    world = make(CONDITION)
-    world.put()
-    world.writer.start()
-    with world.api.changed:
-        assert world.api.changed.wait_for(lambda: world.api.patches, WAIT_SECONDS)
-    assert world.says() == ("False", "ServicesNotInPlace")
-    world.writer.stop()
-
-
-def test_an_agent_that_wrote_nothing_says_nothing_at_its_stop(make: Make) -> None:
-    world = make(CONDITION)
-    world.put()
-    world.api.fail("Patch", 503, times=100)
-    world.writer.start()
-    world.writer.stop()
-    assert not world.api.patches
 
 
 @pytest.mark.parametrize(
@@ -207,23 +178,6 @@ def test_the_taint_is_removed_once_services_work(
     assert {sent["path"] for sent in world.api.patches} <= {f"/api/v1/nodes/{NAME}"}
 
 
-def test_taints_that_have_changed_meanwhile_stay(make: Make) -> None:
-    """The watch is late: what is removed by its place is checked by its name; it is tried again as
-    soon as the watch has caught up.
-    """
-    world = make(TAINT)
-    world.put(OURS, THEIRS)
-    world.stale = world.node
-    world.put(THEIRS, OURS)
-    world.turn(ready=True)
-    world.turn()
-    assert world.taints() == [THEIRS, OURS] and world.writes == [False]
-    assert "test failed" in str(world.writer.error)
-    world.stale = None
-    world.turn()
-    assert world.taints() == [THEIRS] and world.writer.error is None
-
-
 def test_what_the_server_refuses_is_told_and_tried_again(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -244,15 +198,8 @@ def test_what_the_server_refuses_is_told_and_tried_again(
 def test_off_or_without_an_api_server_nothing_runs(kind: str, caplog: Any) -> None:
     """With manifests there is no one to tell, and the log says so."""
     nowhere: Any = None
-    writer = NodeReadiness(kind, NAME, nowhere, None)
+    writer = NodeReadiness(options(kind), nowhere, None)
     writer.start()
     assert not writer.thread.is_alive()
     assert ("has no effect" in caplog.text) == (kind == CONDITION)
     writer.stop()
-
-
-def test_no_name_of_a_tenant_is_told() -> None:
-    """Everybody who may read Nodes reads the condition: it has constant words only."""
-    for said in (READY, NOT_READY, STOPPED):
-        body = condition_patch(said, None, 0.0).body.decode()
-        assert "1970-01-01T00:00:00Z" in body and "/" not in said.message

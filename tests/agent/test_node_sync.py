@@ -13,7 +13,6 @@ from ebpflb.agent.sync import DevicesAttached
 from ebpflb.config.fields import KubeProxyConfiguration
 from ebpflb.entries import services
 from ebpflb.entries.services import prefix_of
-from ebpflb.errors import CompileError
 from ebpflb.kernel.node import sysctls
 from ebpflb.lab import manifests
 from ebpflb.model.addresses import Family
@@ -112,14 +111,6 @@ def test_node_cidr(harness: Harness) -> None:
     assert "detect_local" not in harness.datapath.settings.flags
 
 
-def test_devices(harness: Harness) -> None:
-    """All devices but loopback are served, after the sockets, and known by their addresses."""
-    start(harness)
-    assert harness.datapath.served == [(ETH, BRIDGE)]
-    written = harness.datapath.small_maps["devices"]
-    assert {index: device.v4 for index, device in written.items()} == {2: V4, 3: POD}
-
-
 def names(harness: Harness) -> list[str]:
     """Return the names of the devices that are served now."""
     return [device.name for device in harness.datapath.served[-1]]
@@ -137,16 +128,6 @@ def test_a_port_keeps_its_programs_until_its_bridge_has_them(harness: Harness) -
     harness.send(DevicesAttached())
     assert names(harness) == ["br0"]
     assert harness.datapath.small_maps["devices"].keys() == {bridge.index}
-
-
-def test_old_programs(harness: Harness) -> None:
-    """Where old programs keep serving, what they have at the devices is left alone."""
-    harness.datapath.compile_error, harness.datapath.hooked = CompileError("no clang"), True
-    start(harness, sync_period=0.01)
-    harness.send(here(ETH, BRIDGE, PORT))
-    assert not harness.datapath.served
-    assert not harness.datapath.restored
-    assert 4 in harness.datapath.small_maps["devices"]
 
 
 def test_service_ranges(harness: Harness) -> None:
@@ -222,14 +203,6 @@ def test_family_that_the_kernel_lacks(harness: Harness, one_family: None) -> Non
     options = configured(harness, bind_address="fd00::7")
     harness.options = replace(options, bind_address=ip_address("fd00::7"))
     assert "primary family is IPv6, which the kernel does not support" in end(harness, NODES)
-
-
-def test_mismatch(harness: Harness, one_family: None, caplog: pytest.LogCaptureFixture) -> None:
-    """Other mismatches are logged."""
-    harness.options = configured(harness, node_port_addresses=("fd00::/8",))
-    harness.start()
-    harness.send(here(ETH), SERVICES, SLICES, NODES)
-    assert any("nodePortAddresses: there is no IPv4 CIDR" in line for line in caplog.messages)
 
 
 @pytest.mark.parametrize(("engine", "lost"), [(Engine.FLOWS, True), (Engine.NETFILTER, False)])

@@ -4,8 +4,7 @@
 import pytest
 
 from ebpflb.lab import manifests
-from ebpflb.model.events import Key as ObjectKey
-from ebpflb.model.events import Kind, Removed, Replaced
+from ebpflb.model.events import Kind, Replaced
 from tests.agent.fakes import Harness, changed, listed, service, slices
 
 SERVICES = listed(Kind.SERVICE, service("a", "10.96.0.1"))
@@ -31,12 +30,4 @@ def test_it_is_said_in_status_log_and_an_event_until_the_node_is_there(
     warnings = [it.getMessage() for it in caplog.records if "no Node" in it.getMessage()]
     assert warnings == [f"{said}: /healthz answers 503; set --hostname-override"]
     harness.send(changed(Kind.NODE, OURS))
-    assert harness.status.node_unknown is None
-
-
-def test_a_node_that_is_deleted_is_not_unknown(harness: Harness) -> None:
-    """It stays as it was (kube-proxy.md 13.1)."""
-    harness.start()
-    harness.send(SERVICES, SLICES, listed(Kind.NODE, OURS))
-    harness.send(Removed(Kind.NODE, ObjectKey("", "node-1")))
     assert harness.status.node_unknown is None

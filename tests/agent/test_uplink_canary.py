@@ -101,12 +101,6 @@ def test_what_is_not_known_changes_nothing(made: Made, why: str) -> None:
     assert worker.lost == {"eth0": "lost"} and not canary.is_there
 
 
-def test_the_flow_tables_need_no_probe(made: Made) -> None:
-    worker, canary, kernel = made
-    canary.uplinks = {}
-    assert worker.report().uplinks == {} and not kernel.probes
-
-
 def test_it_probes_again_while_something_is_wrong(made: Made) -> None:
     """Changes that no message reports are noticed: the end of a fault, and that probing works
     again.
@@ -121,17 +115,6 @@ def test_it_probes_again_while_something_is_wrong(made: Made) -> None:
     wait_until("it goes on after an error", lambda: kernel.probes > failed + 1)
     kernel.error = None
     wait_until("it is over", lambda: worker.lost == {})
-
-
-def test_the_same_uplinks_are_not_probed_again(made: Made) -> None:
-    """Each pod that comes makes the loop tell of the uplinks once more."""
-    worker, canary, kernel = made
-    worker.start()
-    look_at(worker, canary, UPLINKS)
-    wait_until("it probes", lambda: kernel.probes == 1)
-    look_at(worker, canary, {**UPLINKS})
-    look_at(worker, canary, {ETH: ()})
-    wait_until("it probes", lambda: kernel.probes == 2)
 
 
 @pytest.mark.kernel

@@ -22,19 +22,6 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records]
 
 
-def test_a_lone_plan_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    written = WriteLog(Clock(1000.0))
-    written.turn()
-    written.wrote(PLAN, 0.001, 0.002)
-    written.turn()
-    assert lines(caplog) == [
-        "wrote 1 change: 0 frontends (0 removed), 1 slots, 1 backends removed; "
-        "planned in 1.0 ms, written in 2.0 ms"
-    ]
-    assert written.due == math.inf
-
-
 def test_the_plans_of_a_second_share_a_line_and_none_is_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

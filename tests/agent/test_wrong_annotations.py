@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from ebpflb.cluster import decoding
-from ebpflb.errors import InvalidObject
 from ebpflb.lab import manifests
 from ebpflb.model import annotations, objects
 from ebpflb.model.events import Key as ObjectKey
-from ebpflb.model.events import Kind, Removed
+from ebpflb.model.events import Kind
 from tests.agent.fakes import Harness, changed, listed, service, slices
 
 SERVICE_ANNOTATIONS = (
@@ -49,29 +47,6 @@ def test_of_a_service(
     assert harness.status.service_ports == harness.status.backends == 1
 
 
-@pytest.mark.parametrize("text", ["", "1001", "-1", "50%", "٥", HOSTILE])
-def test_of_an_endpoint_slice(harness: Harness, text: str) -> None:
-    """Not with each of its changes; but again where it was right, or gone, in between."""
-
-    def wrong(address: str, weight: str = text) -> Any:
-        return changed(
-            Kind.ENDPOINT_SLICE,
-            annotated(slices("a", address), annotations.WEIGHT_ANNOTATION, weight),
-        )
-
-    harness.start()
-    harness.send(listed(Kind.SERVICE, service("a", "10.96.0.1")), listed(Kind.ENDPOINT_SLICE))
-    for number in range(3):
-        harness.send(wrong(f"10.1.0.{number}"))
-    (event,) = harness.annotations
-    assert event.kind is Kind.ENDPOINT_SLICE
-    assert event.reason.isprintable() and len(event.reason) < 500
-    harness.send(wrong("10.1.0.4", "7"), wrong("10.1.0.5"))
-    assert len(harness.annotations) == 2
-    harness.send(Removed(Kind.ENDPOINT_SLICE, event.key), wrong("10.1.0.6"))
-    assert len(harness.annotations) == 3
-
-
 @pytest.mark.parametrize("name", ["schedular", "nodeport-source-range", "ports", HOSTILE])
 def test_of_a_name_that_none_has(harness: Harness, name: str) -> None:
     """A misspelt or removed annotation begins as ours do: removed ones and the first other are
@@ -93,16 +68,6 @@ def test_of_a_name_that_none_has(harness: Harness, name: str) -> None:
         is_unknown = "has no effect: it is not one of ebpflb.io/" in event.reason
         assert name == HOSTILE or is_removed or is_unknown
     assert harness.status.service_ports == harness.status.backends == 1
-
-
-def test_of_no_string() -> None:
-    """A value without quotes in a manifest makes the object invalid, unless the annotation is
-    another's.
-    """
-    wrong = annotated(slices("a", "10.1.0.1"), annotations.WEIGHT_ANNOTATION, 11)
-    with pytest.raises(InvalidObject, match=r"annotation ebpflb.io/weight: expected a string"):
-        decoding.convert(Kind.ENDPOINT_SLICE, wrong)
-    decoding.convert(Kind.SERVICE, annotated(service("a", "10.96.0.1"), "example.org/weight", 11))
 
 
 def test_no_tenant_fills_the_log(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,14 +4,12 @@
 import errno
 import logging
 import os
-import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ebpflb.errors import NodeError
 from ebpflb.history import recorder, records
 from ebpflb.history.recorder import History
 from ebpflb.history.records import Change, LatestChanges, WriteCause, latest_changes
@@ -85,16 +83,6 @@ def test_a_record_names_what_changed(tmp_path: Path) -> None:
     assert len(second.services[0].frontends_added) == 1
     assert endpoints(third) == [(web, 1, 0, [], [b])]
     assert len(third.services[0].frontends_removed) == 2
-
-
-def test_what_is_changed_back_within_a_turn_is_no_change(tmp_path: Path) -> None:
-    """The first and the last state of a turn are compared."""
-    node = Node(tmp_path)
-    node.wants(desired("web", [1], [1]))
-    node.plan(desired("web", [1], [1, 2]))
-    node.plan(desired("web", [1], [1]))
-    node.commit()
-    assert len(node.told().changes) == 1
 
 
 def test_causes(tmp_path: Path) -> None:
@@ -189,27 +177,3 @@ def test_full_disk(
     node.history.start()
     found = node.told()
     assert (len(found.changes), found.notes) == (2, [])
-
-
-def test_a_run_directory_that_is_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Meanwhile nothing is recorded, and nothing fails; when it is there again records go on."""
-    node = Node(tmp_path / "run")
-    node.history.start()
-    assert "nothing is recorded" in caplog.text
-    with pytest.raises(NodeError, match="no history in"):
-        node.told()
-    node.paths.run.mkdir()
-    node.history.start()
-    shutil.rmtree(node.paths.run)
-    node.paths.run.mkdir()
-    node.history.start()
-    assert len(node.told().changes) == 1
-
-
-def test_files_of_earlier_versions_go(tmp_path: Path) -> None:
-    """The files of this agent go; those of another agent in the same directory stay."""
-    (tmp_path / "state.00000001.history").write_text("{}")
-    other = tmp_path / "state-2.00000001.history"
-    other.write_text("not ours to judge")
-    Node(tmp_path).history.start()
-    assert {path.name for path in tmp_path.iterdir()} == {"state.history", other.name}

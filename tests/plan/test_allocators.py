@@ -111,14 +111,6 @@ def test_used_ranges(runs: list[Range]) -> None:
     assert ranges.available == len(free_ranges)
 
 
-def test_nothing_rests_before_it_is_carried_out() -> None:
-    """Freed numbers stay unavailable until the plan is carried out."""
-    quarantine, back = Quarantine(), list[str]()
-    quarantine.add(lambda: back.append("slot"))
-    quarantine.release(1000.0)
-    assert (len(quarantine), back) == (1, [])
-
-
 def test_rests_a_second() -> None:
     """Freed numbers become available a second after the plan was carried out, and only once."""
     quarantine, back = Quarantine(), list[str]()

@@ -24,22 +24,6 @@ def frontends_of(claims: Claims, service: str) -> set[int]:
     return {n for n in range(10) if frontend(n) in claims.frontends_of(name(service))}
 
 
-def test_loser_gets_it_when_the_winner_goes() -> None:
-    """The next one moves up, and is named as affected."""
-    claims = Claims()
-    claims.update(by_name(desired("a", [1]), desired("b", [1]), desired("c", [1])))
-    assert claims.update({name("a"): None}) == {name("a"), name("b")}
-    assert (frontends_of(claims, "b"), frontends_of(claims, "c")) == ({1}, set())
-
-
-def test_unrelated_services_are_not_affected() -> None:
-    """Work is proportional to what changed."""
-    claims = Claims()
-    claims.update(by_name(desired("a", [1]), desired("b", [2])))
-    assert claims.update(by_name(desired("b", [2, 3]))) == {name("b")}
-    assert claims.update({name("x"): None}) == {name("x")}
-
-
 def test_an_address_as_a_whole_is_shared() -> None:
     """The oldest Service with an endpoint stands for it; that others do not is no dispute."""
     whole = frontend(1)._replace(port=0, protocol=WHOLE)
@@ -61,15 +45,6 @@ def test_an_address_as_a_whole_is_shared() -> None:
     claims.update(by_name(claimed("old", 2, created=OLD, words="external local")))
     assert owner() == "new"  # the other one's endpoint is on another node
     assert not claims.contested
-
-
-def test_disputes() -> None:
-    """Disputed frontends are listed with all who claim them, the winner first."""
-    claims = Claims()
-    claims.update(by_name(desired("b", [1, 2], created=OLD), desired("a", [2, 3], created=NEW)))
-    assert claims.contested == {frontend(2): [name("b"), name("a")]}
-    claims.update({name("b"): None})
-    assert claims.contested == {}
 
 
 _ports = some.builds(

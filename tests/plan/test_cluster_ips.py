@@ -51,12 +51,3 @@ def test_covering_prefixes() -> None:
         planner.plan_changes(change, 0)
         assert covered(planner) == prefix(expected)
     assert covered(planner, Family.IPV6) == NO_PREFIX
-
-
-def test_covering_prefixes_include_service_cidrs() -> None:
-    """Service CIDRs of both families belong to it."""
-    planner = Planner(CAPACITY)
-    planner.plan_changes(by_name(desired("a", [1], [1])), 0)
-    planner.cluster_ips.cover(frozenset({ip_network("172.30.0.0/16"), ip_network("fd00:30::/112")}))
-    assert covered(planner) == prefix("172.30.0.0/16")
-    assert covered(planner, Family.IPV6) == prefix("fd00:30::/112")

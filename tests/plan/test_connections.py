@@ -6,8 +6,6 @@ from ipaddress import ip_address
 import pytest
 
 from ebpflb.entries.flows import (
-    DESTINATION_NAT,
-    SEEN_REPLY,
     TCP_STATES,
     Connection,
     Ends,
@@ -40,19 +38,3 @@ def test_tcp(name: str, state: FlowState) -> None:
     """Each of conntrack's states is one of a flow's."""
     found = TCP._replace(tcp_state=TCP_STATES.index(name))
     assert (found.state_name, found.state) == (name, state)
-
-
-def test_udp() -> None:
-    """A UDP entry is either answered or not."""
-    assert (UDP.state, UDP.state_name) == (FlowState.ONE_WAY, "unreplied")
-    answered = UDP._replace(status=SEEN_REPLY)
-    assert (answered.state, answered.state_name) == (FlowState.BOTH_WAYS, "replied")
-
-
-def test_translated() -> None:
-    """The status tells whether an entry is translated.
-
-    Its addresses do not: a destination may be translated to itself.
-    """
-    assert not TCP.is_translated
-    assert TCP._replace(status=DESTINATION_NAT | SEEN_REPLY).is_translated

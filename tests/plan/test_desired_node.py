@@ -29,14 +29,6 @@ def test_devices() -> None:
     assert local(by_prefix).devices()[3].flags == {"pods", "host_only"}
 
 
-def test_a_master() -> None:
-    """A bridge is known as one while a port of it is served."""
-    bridge, port = Device(4, "cni0", False, True, 0, (), ()), Device(5, "v", False, True, 4, (), ())
-    for served, words in (((bridge, port), {"host_only", "master"}), ((bridge,), {"host_only"})):
-        node = DesiredNode((bridge, port), served, {}, LocalDetector(), ())
-        assert node.devices()[4].flags == words
-
-
 def test_ports_and_their_frames() -> None:
     """A port of a bridge is known as one, and so are the MAC addresses of all devices but loopback,
     served or not.

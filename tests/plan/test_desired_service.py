@@ -19,7 +19,7 @@ from ebpflb.model.endpoints import Endpoint, Selection
 from ebpflb.model.services import KUBERNETES, PortName, Protocol, ServicePort
 from ebpflb.plan.desired import DesiredService
 from tests.load import scaled
-from tests.plan.builders import BLOCK_ORDER, BOTH, CLUSTER, LOCAL, SERVING, desired_service
+from tests.plan.builders import BLOCK_ORDER, desired_service
 
 NOBODY = Selection((), (), (), has_any=False)
 SOMEBODY = replace(NOBODY, has_any=True)
@@ -74,18 +74,6 @@ def endpoint(number: int, *, here: bool = False) -> Endpoint:
 
 def numbers(found: DesiredService) -> list[int]:
     return [int(backend.address) & 0xFF for backend in found.backends]
-
-
-def test_one_service_port() -> None:
-    """Name, age and affinity are taken over; the cluster IP is a frontend without flags."""
-    found = desired_service(replace(WEB, affinity_seconds=60), NOBODY)
-    assert found == DesiredService(
-        name=WEB.name,
-        created=WEB.created,
-        frontends={at("172.30.0.41"): frozenset()},
-        affinity_seconds=60,
-        backends=(),
-    )
 
 
 @pytest.mark.parametrize(
@@ -169,24 +157,6 @@ def test_cluster_ip_wins_over_an_equal_external_ip() -> None:
     """The cluster IP follows the internal policy, even if it is listed as an external IP too."""
     port = replace(WEB, external_ips=(WEB.cluster_ip,), external_local=True)
     assert desired_service(port, SOMEBODY).frontends == {at("172.30.0.41"): flags("endpoints")}
-
-
-def test_block_order() -> None:
-    """Cluster alone, both, local alone, and those that merely serve; each backend once."""
-    a, b, c, d = map(endpoint, (1, 2, 3, 4))
-    found = desired_service(WEB, Selection((b, c), (d, c), (a, b, c, d), has_any=True))
-    assert numbers(found) == [2, 3, 4, 1]
-    assert [backend.flags for backend in found.backends] == [CLUSTER, BOTH, LOCAL, SERVING]
-
-
-def test_backend() -> None:
-    """A backend is an address and a port, and its name tells node, pod and zone."""
-    name = EndpointName("node-a", "pod-7", "zone-a")
-    here = msgspec.structs.replace(endpoint(7), name=name)
-    found = desired_service(WEB, Selection((here,), (), (), has_any=True))
-    (backend,) = found.backends
-    assert backend.endpoint == (ip_address("10.1.0.7"), 8080)
-    assert backend.name == name
 
 
 _lists = some.dictionaries(some.integers(1, 9), some.sets(some.sampled_from("clsh")))

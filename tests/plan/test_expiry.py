@@ -147,16 +147,3 @@ def test_masqueraded_by_the_cni() -> None:
         store = made.entries(words, [ago] * 4)
         sweep(store, Timeouts())
         assert bool(store) is not gone
-
-
-def test_chosen_timeouts() -> None:
-    """The operator's timeouts are used, except for SCTP, which kube-proxy leaves alone."""
-    seconds = Timeouts(established=1, close_wait=2, udp=3, udp_stream=4).seconds
-    assert seconds[Protocol.TCP][FlowState.OPEN] == 1
-    assert seconds[Protocol.TCP][FlowState.CLOSING] == 2
-    assert seconds[Protocol.UDP] == {
-        FlowState.ONE_WAY: 3,
-        FlowState.BOTH_WAYS: 3,
-        FlowState.STREAM: 4,
-    }
-    assert seconds[Protocol.SCTP] == Timeouts().seconds[Protocol.SCTP]

@@ -7,9 +7,8 @@ from unittest.mock import patch
 
 import pytest
 
-from ebpflb.entries.services import NO_TABLE
 from ebpflb.model.annotations import MAGLEV, RANDOM
-from ebpflb.plan import comparison, tables
+from ebpflb.plan import tables
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.desired import DesiredService
 from ebpflb.plan.space import UNLIMITED, Shares
@@ -102,11 +101,6 @@ def test_equal_weights_are_told_with_maglev_alone() -> None:
     assert by_flags == {"even": {True}, "uneven": {False}, "drained": {True}, "random": {False}}
 
 
-def test_without_endpoints_there_is_no_table() -> None:
-    node = node_with(replace(hashed(), backends=()), FULL)
-    assert node.planner.actual[name("a")].tables == NO_TABLE
-
-
 def test_a_table_that_was_prepared_is_used() -> None:
     """A table prepared in steps is used by the plan; one of other backends is made again."""
     with patch.object(tables, "PLACES_A_STEP", 2):
@@ -120,12 +114,3 @@ def test_a_table_that_was_prepared_is_used() -> None:
         node.change(by_name(hashed(2, 3)))
         assert node.maps.view() == node_with(hashed(2, 3)).maps.view()
         check_tidy(node)
-
-
-def test_an_audit_makes_a_table_in_steps() -> None:
-    """An audit that makes a table in steps reports no difference meanwhile."""
-    node = node_with(hashed(1, 2))
-    parts = {part: getattr(node.maps, part).get for part in vars(node.maps)}
-    found = list(comparison.compare_service(node.planner, name("a"), parts))
-    rows = sum(len(entries) for part, entries in vars(node.maps).items() if part != "translations")
-    assert set(found) == {None} and len(found) > rows

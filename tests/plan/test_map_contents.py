@@ -99,14 +99,3 @@ def test_torn_block() -> None:
     found = contents.entries[name("web")]
     assert (found.id, found.block, found.backends) == (1, Range(0, 0), ())
     assert (contents.leftover_blocks, contents.leftover_backend_ids) == ({OLD}, {1, 2})
-
-
-def test_torn_block_of_two_services() -> None:
-    """A block that two services name stays with the one whose slots it holds."""
-    maps = web()
-    maps.service_names[2] = name("db")
-    maps.services[frontend(3)] = service(frontend(3), 2, Range(1, 3))
-    contents = maps.read_back()
-    assert contents.entries[name("web")].block == OLD
-    assert contents.entries[name("db")].block == Range(0, 0)
-    assert contents.leftover_blocks == {Range(1, 3)}

@@ -8,7 +8,7 @@ from ebpflb.plan.desired import DesiredService
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.planner import Plan, Planner
 from tests.plan.builders import CAPACITY, backend, by_name, desired, frontend, name
-from tests.plan.node import PlannedNode, not_programmed
+from tests.plan.node import PlannedNode
 
 WEB = desired("web", [1, 2], [1, 2])
 
@@ -34,18 +34,6 @@ def ids(node: PlannedNode, service: str) -> dict[int, int]:
     """The id of each of a service's backends, by the backend's number."""
     programmed = node.planner.actual[name(service)]
     return {int(b.address) & 0xFF: b.id for _, b in programmed.slots()}
-
-
-def test_new_service() -> None:
-    """All that a service names, the names for people, and its frontends."""
-    plan = PlannedNode().change(by_name(WEB))
-    names = {"service_names", "backend_names"}
-    blocks = {"translations", "slots", "backend_slots"}
-    assert written(plan) == {"last_ids", *blocks, *names, "cluster_ips", "services"}
-    assert [slot for slot, _ in plan.slots] == [0, 1]
-    assert plan.backend_slots == [(1, 0), (2, 1)]
-    assert plan.service_names == [(1, name("web"))]
-    assert [service.block for _, service in plan.services] == [Range(0, 2)] * 2
 
 
 def test_only_what_changed() -> None:
@@ -102,21 +90,6 @@ def test_order_of_a_plan() -> None:
         "removed_service_names", "removed_backend_slots", "removed_backend_names",
         "removed_translations",
     ]  # fmt: skip
-
-
-def test_plan_in_a_log() -> None:
-    """A plan says briefly what it is about."""
-    plan = node_with(WEB).change(by_name(desired("web", [1], [2, 3])))
-    assert repr(plan) == "<Plan frontends ~1 -1, slots ~2, backends -1>"
-
-
-def test_unwanted_is_not_tried_again() -> None:
-    """A service that never got a place is forgotten once it is not desired."""
-    planner = Planner(CAPACITY._replace(slots=1))
-    planner.plan_changes(by_name(WEB), 0)
-    assert not_programmed(planner).keys() == {name("web")}
-    assert not planner.plan_changes({name("web"): None}, 0)
-    assert not_programmed(planner) == {}
 
 
 def test_programs_of_another_layout_find_what_they_choose() -> None:

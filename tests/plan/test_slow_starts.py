@@ -19,7 +19,7 @@ from ebpflb.plan.service_entries import (
     SlowStarts,
     service_entries,
 )
-from tests.plan.builders import backend, desired, name
+from tests.plan.builders import desired, name
 
 SECONDS = 30.0
 
@@ -78,26 +78,6 @@ def test_a_restart_goes_on_from_the_weight_in_the_maps(age: float) -> None:
     assert node.apply(1e6, 1, 2) == before
     assert node.starts.due <= 1e6 + SECONDS / 9 + 1e-6
     assert node.apply(1e6 + SECONDS + 1e-6, 1, 2) == {1: 100, 2: 100}
-
-
-def test_without_the_annotation_weights_are_whole() -> None:
-    """Without the annotation weights are whole, even if it is removed while they grow."""
-    node = Node()
-    node.apply(0.0, 1, seconds=0)
-    assert node.apply(1.0, 1, 2, seconds=0) == {1: 100, 2: 100}
-    assert node.apply(2.0, 1, 2, 3)[3] == 10
-    assert node.apply(3.0, 1, 2, 3, seconds=0)[3] == 100
-    assert node.starts.due == math.inf
-
-
-@given(some.integers(1, 1000), some.floats(0, SECONDS))
-def test_no_weight_is_nothing_or_more_than_whole(weight: int, age: float) -> None:
-    starts = SlowStarts()
-    one, new = backend(1), backend(2, weight=weight)
-    applied(starts, desired("web", [1], [one]), SECONDS, NO_ENTRIES, 0.0)
-    wanted = desired("web", [1], [one, new])
-    applied(starts, wanted, SECONDS, NO_ENTRIES, 0.0)
-    assert 1 <= weights(applied(starts, wanted, SECONDS, NO_ENTRIES, age))[2] <= weight
 
 
 def test_what_is_rewritten_is_budgeted() -> None:

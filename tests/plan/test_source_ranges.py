@@ -89,21 +89,6 @@ def test_opening_does_not_wait_for_endpoints_that_do_not_fit() -> None:
     check_tidy(node)
 
 
-def test_restricted_frontend_lost_where_nothing_fits() -> None:
-    """A service that loses its restricted frontend, since nothing fits, needs no ranges."""
-    node = PlannedNode(CAPACITY._replace(slots=3))
-    flags = {frontend(1): EXTERNAL, frontend(2): RESTRICTED}
-    node.change(by_name(desired("web", flags, [1], source_ranges=[FIRST], created="2024")))
-    older = desired("app", [2], [3], created="2023")
-    grown = desired("web", flags, [1, 2], source_ranges=[FIRST], created="2024")
-    node.change(by_name(older, grown))
-    assert node.not_programmed.keys() == {name("web")}
-    assert node.planner.actual[name("web")].source_ranges == frozenset()
-    check_tidy(node)
-    node.wait_for_quarantine()
-    assert not node.maps.source_ranges
-
-
 def test_closed_again() -> None:
     """When a service is restricted again, its old ranges in quarantine admit no client.
 
@@ -114,16 +99,5 @@ def test_closed_again() -> None:
     plan = node.change(by_name(restricted(THIRD)))
     assert (plan.source_ranges, plan.removed_source_ranges) == ([], ranges(1, [FIRST]))
     node.wait_for_quarantine()
-    assert let_in(node) == [False, False, True]
-    check_tidy(node)
-
-
-def test_opened_before_a_restart() -> None:
-    """A new agent has no readers to wait for; ranges that its service wants stay."""
-    node = serving(restricted(FIRST, THIRD))
-    node.change(by_name(OPEN))
-    node.desired = by_name(restricted(THIRD))
-    plan = node.restart()
-    assert (plan.source_ranges, plan.removed_source_ranges) == ([], ranges(1, [FIRST]))
     assert let_in(node) == [False, False, True]
     check_tidy(node)

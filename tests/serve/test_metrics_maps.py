@@ -2,13 +2,12 @@
 """What the maps tell, read from real ones; and what it costs, whatever they hold."""
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from ipaddress import IPv4Address, ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from ebpflb.entries.services import BackendLoad, BackendName, Frontend, service_range
 from ebpflb.kernel import bpf as kernel
@@ -130,34 +129,6 @@ def test_what_the_planner_gave_away(
         assert len(list(world[each].items())) == expected[each]
     planner.plan_changes({service(0).name: None}, 1.0)
     assert (use(metrics, "services"), use(metrics, "slots")) == (4, 30)  # the slots rest
-
-
-def test_schedulers(world: dict[str, Map], planner: Planner, metrics: Metrics) -> None:
-    """How many service ports go by each, from the first on and after the last."""
-    program(world, planner, 3)
-    frontends = {it: flags | {"round_robin"} for it, flags in service(1).frontends.items()}
-    planner.plan_changes({service(1).name: replace(service(1), frontends=frontends)}, 1.0)
-    for each, expected in {"random": 2, "round-robin": 1, "maglev": 0}.items():
-        assert value(metrics, "ebpflb_service_ports_by_scheduler", scheduler=each) == expected
-    planner.plan_changes(dict.fromkeys(service(number).name for number in range(3)), 2.0)
-    assert not +planner.totals.schedulers
-
-
-@pytest.mark.parametrize("words", [{"round_robin"}, {"by_client"}, set()])
-@pytest.mark.parametrize("lighter", [100, 25])
-def test_weights(
-    world: dict[str, Map], planner: Planner, metrics: Metrics, words: set[str], lighter: int
-) -> None:
-    """A service port counts as long as its endpoints' weights differ, whatever its scheduler."""
-    program(world, planner, 2)
-    first, *others = service(1).backends
-    frontends = {it: flags | words for it, flags in service(1).frontends.items()}
-    backends = (structs.replace(first, weight=lighter), *others)
-    changed = replace(service(1), frontends=frontends, backends=backends)
-    planner.plan_changes({changed.name: changed}, 1.0)
-    assert value(metrics, "ebpflb_service_ports_weighted") == (lighter != 100)
-    planner.plan_changes({changed.name: service(1)}, 2.0)
-    assert value(metrics, "ebpflb_service_ports_weighted") == 0
 
 
 def test_small_maps_are_walked(world: dict[str, Map], metrics: Metrics) -> None:

@@ -47,7 +47,7 @@ from ebpflb.model import addresses
 from ebpflb.model.addresses import host_port
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.devices import LocalDetector, LocalMode
-from ebpflb.model.events import Drift, PartStatus, in_force
+from ebpflb.model.events import Drift, PartStatus
 from ebpflb.model.packet_path import Engine
 from ebpflb.options import Options, Paths
 from ebpflb.plan import canary, tables
@@ -275,7 +275,7 @@ class Life:
         self.canary = CanarySync(self.sync, clock)
         self.loader = ProgramLoader(self.datapath, self.options, self.sync.programs_loaded, clock)
         self.audit = self._audit(nodes, self.history.explaining(on_drift))
-        self.publisher = self._publisher(nodes)
+        self.publisher = Publisher(self.options, self.health, self.audit, nodes)
         self.agent = Agent(
             inbox,
             self._parts(nodes, metrics),
@@ -294,14 +294,8 @@ class Life:
                 Stale(self.workers.stale, self.sync),
             ),
             *(Recorder(self.history, self.sync), SourceErrors(dict), BesideKubeProxy("")),
-            ApiServersFile(Path("/nowhere/api-servers.json"), self.sync.cluster),
+            ApiServersFile(self.options, self.sync.cluster, lambda urls: None),
         ]
-
-    def _publisher(self, nodes: NodeSync) -> Publisher:
-        def is_in_force() -> bool:
-            return in_force(self.audit.drift) and nodes.is_reached
-
-        return Publisher(self.options, self.health, is_in_force)
 
     def _new_history(self) -> History:
         self.options.paths.history_file.unlink(missing_ok=True)
