@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, ClassVar
 
 from ebpflb.agent.engine import NetfilterSync
-from ebpflb.agent.loop import Ask, Part
+from ebpflb.agent.loop import Inbox, Part
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.cluster.api_servers import ApiServers
@@ -49,7 +49,6 @@ from ebpflb.model.events import (
     Together,
     named,
 )
-from ebpflb.model.services import KUBERNETES
 from ebpflb.options import REPORT, Options
 from ebpflb.plan import comparison
 from ebpflb.plan.comparison import Wrong
@@ -410,10 +409,9 @@ _Objects = Mapping[str, object]  # by kind and name
 class DoctorAudit(Part):
     """``differ``: object -> how the agent's copy differs; written by the loop."""
 
-    def __init__(self, options: Options, ask: Ask, cluster: ClusterState, audit: Audit) -> None:
-        """``ask`` belongs to the inbox."""
+    def __init__(self, options: Options, inbox: Inbox, cluster: ClusterState, audit: Audit) -> None:
         self.differ: Mapping[str, str] = {}
-        self._options, self._ask, self._cluster, self._audit = options, ask, cluster, audit
+        self._options, self._ask, self._cluster, self._audit = options, inbox.ask, cluster, audit
         self._thread: threading.Thread | None = None
         self._made: tuple[float, AuditReport] | None = None
 
@@ -489,7 +487,7 @@ class DoctorAudit(Part):
 
 
 def _copy(cluster: ClusterState) -> _Objects:
-    """Return the valid objects; slices of the API servers may be held back on purpose."""
+    """Return the valid objects."""
     valid = cluster.invalid.keys()
     found: dict[str, object] = {
         f"Service {key}": ports
@@ -497,7 +495,7 @@ def _copy(cluster: ClusterState) -> _Objects:
         if (Kind.SERVICE, key) not in valid
     }
     for key, stored in cluster.slices.items():
-        if stored.service != KUBERNETES and (Kind.ENDPOINT_SLICE, key) not in valid:
+        if (Kind.ENDPOINT_SLICE, key) not in valid:
             found[f"EndpointSlice {key}"] = stored
     return found | ({f"Node {cluster.node_name}": cluster.node} if cluster.node else {})
 

@@ -27,7 +27,7 @@ from ebpflb.agent.missed_ends import EndedConnections, UnreleasedSockets
 from ebpflb.agent.monitoring import Monitoring
 from ebpflb.agent.node_local import NodeLocalWatch, answering_in
 from ebpflb.agent.node_readiness import NodeReadiness
-from ebpflb.agent.node_sync import HostChanges, NodeSync, ProgramLoader, flow_timeouts
+from ebpflb.agent.node_sync import NodeSync, ProgramLoader, flow_timeouts, host_changes
 from ebpflb.agent.reporter import (
     ApiServersFile,
     BesideKubeProxy,
@@ -124,7 +124,7 @@ class _Builder:
         self._source = self._make_source()
         self._source.prepare()
         self._start(self._source)  # its lists arrive while the agent is made
-        self._host = stack.enter_context(HostChanges(options))
+        self._host = stack.enter_context(host_changes(options))
         missing = self._open_datapath()
         self._history = History(options.paths)
         self._history.start()
@@ -241,9 +241,9 @@ class _Builder:
         options, inbox, sync = self._options, self._inbox, self._sync
         reporter = Reporter(self._servers, self._metrics, sync)
         audit = self._audit(reporter)
-        doctor = DoctorAudit(options, inbox.ask, self._cluster, audit)
+        doctor = DoctorAudit(options, inbox, self._cluster, audit)
         canary = CanarySync(sync)
-        uplinks = UplinkCanary(inbox.ask, canary, self._node_sync)
+        uplinks = UplinkCanary(inbox, canary, self._node_sync)
         stale, health = self._stale_worker(), self._servers.health
         readiness = NodeReadiness(options, health, self._writing_server, self._metrics.node_written)
         endpoint_health = EndpointWatch(
@@ -272,7 +272,7 @@ class _Builder:
         self._pages |= {
             "/v1/audit": lambda request: answer(doctor.poll()),
             "/v1/canary/": uplinks.respond,
-            "/v1/service": Inspection(inbox.ask, sync).respond,
+            "/v1/service": Inspection(inbox, sync).respond,
         }
         self._start_workers(stale, uplinks, endpoint_health, node_local)
         self._metrics.socket_destroy_supported(stale.ends_udp)

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from ebpflb.agent.inspection import answer, error
-from ebpflb.agent.loop import Ask, Part, Turn
+from ebpflb.agent.loop import Inbox, Part, Turn
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.sync import Sync
 from ebpflb.entries.services import Frontend
@@ -166,15 +166,14 @@ class UplinkCanary(DescriptorWorker, Part):
 
     def __init__(
         self,
-        ask: Ask,
+        inbox: Inbox,
         canary: CanarySync,
         node_sync: NodeSync,
         probe: Callable[[Uplinks], Mapping[str, Arrival]] = arrivals,
     ) -> None:
-        """``ask`` belongs to the inbox."""
         super().__init__(self.name)
         self.lost: Mapping[str, str] = {}
-        self._ask, self._canary, self._node_sync, self._probe = ask, canary, node_sync, probe
+        self._ask, self._canary, self._node_sync, self._probe = inbox.ask, canary, node_sync, probe
         self._uplinks: Uplinks = {}
         self._probe_at = math.inf
         self._one_probe = threading.Lock()

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from ebpflb.agent.loop import Ask
+from ebpflb.agent.loop import Inbox
 from ebpflb.agent.sync import Sync
 from ebpflb.model import services
 from ebpflb.model.cluster_state import ClusterState
@@ -58,10 +58,10 @@ def local_pages(pages: Pages) -> Handler:
 
 
 class Inspection:
-    """The handler of the local socket's questions about Services; ``ask`` is the inbox's."""
+    """The handler of the local socket's questions about Services."""
 
-    def __init__(self, ask: Ask, sync: Sync) -> None:
-        self._ask, self._sync, self._cluster = ask, sync, sync.cluster
+    def __init__(self, inbox: Inbox, sync: Sync) -> None:
+        self._ask, self._sync, self._cluster = inbox.ask, sync, sync.cluster
 
     def respond(self, request: Request) -> Response:
         """Serve /v1/service?namespace=&name=, and /v1/services?match=&selector=&after=&limit=.

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from ebpflb import stopping
 from ebpflb.history.records import WriteCause
@@ -65,15 +65,6 @@ class Call(Generic[_Answer]):
             if self._answer.cancel():
                 raise
             return self._answer.result()
-
-
-class Ask(Protocol):
-    """Have the loop call a function; return its answer, or raise its exception.
-
-    Raises TimeoutError if the loop does not begin to answer in time.
-    """
-
-    def __call__(self, do: Callable[[], _Answer]) -> _Answer: ...
 
 
 @dataclass(eq=False)
@@ -147,7 +138,10 @@ class Inbox:
         self._messages.put(message)
 
     def ask(self, do: Callable[[], _Answer]) -> _Answer:
-        """Have the loop call the function; as ``Ask``."""
+        """Have the loop call the function; return its answer, or raise its exception.
+
+        Raises TimeoutError if the loop does not begin to answer in time.
+        """
         call = Call(do)
         self.put(call)
         return call.result()

@@ -11,10 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ebpflb import stopping
@@ -56,27 +55,15 @@ log = logging.getLogger(__name__)
 
 
 class HostChanges:
-    """A context manager that undoes the changes if an error ends it while nothing is attached."""
+    """The changes, which ``undo`` takes back."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._had_ports = options.paths.ports_file.exists()
         self._had_table = True  # until it is known
-        self._settings: dict[Path, str] = {}  # previous values of conntrack's settings
-
-    def __enter__(self) -> "HostChanges":
         with suppress(EbpflbError):
             self._had_table = nft.exists(TABLE)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if isinstance(error, Exception) and not any(StateDir(self._options.paths.state).links()):
-            self.undo()
+        self._settings: dict[Path, str] = {}  # previous values of conntrack's settings
 
     def make(self) -> str | None:
         """Set conntrack's settings and reserve the ports.
@@ -99,6 +86,18 @@ class HostChanges:
         if not self._had_table:
             steps.append(table.remove)
         stopping.run_all(*steps, failed="the node's settings have changed")
+
+
+@contextmanager
+def host_changes(options: Options) -> Iterator[HostChanges]:
+    """Undo the changes if an error ends the block while nothing is attached."""
+    changes = HostChanges(options)
+    try:
+        yield changes
+    except Exception:
+        if not any(StateDir(options.paths.state).links()):
+            changes.undo()
+        raise
 
 
 Covering = Callable[[], Mapping[Family, Prefix]]

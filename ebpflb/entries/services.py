@@ -6,7 +6,7 @@ packs these values into the structs and refuses to start if Python and C disagre
 """
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from enum import IntEnum
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_network
@@ -363,20 +363,6 @@ def route_key(ifindex: int, network: Network) -> RouteKey:
     return RouteKey(_DEVICE_BITS + _prefix_length(network), ifindex, network.network_address)
 
 
-def smallest_network(values: Iterable[Address | Network]) -> Network | None:
-    """Return the smallest network that holds all values, or None without values.
-
-    All values are of one family.
-    """
-    networks = [ip_network(value) for value in values]
-    if not networks:
-        return None
-    low = min(networks, key=lambda network: int(network.network_address)).network_address
-    high = max(int(network.broadcast_address) for network in networks)
-    length = low.max_prefixlen - (int(low) ^ high).bit_length()
-    return ip_network((low, length), strict=False)
-
-
 class CoveringPrefixes:
     """For each family, the smallest network that holds all addresses and networks ever added."""
 
@@ -392,11 +378,14 @@ class CoveringPrefixes:
             self._known = networks
 
     def add(self, value: Address | Network) -> None:
-        before = self.networks.get(family(value))
-        if before is None:
-            self.networks[family(value)] = ip_network(value)
-        elif value not in before:
-            self.networks[family(value)] = smallest_network((before, value)) or before
+        covering = self.networks.get(family(value))
+        if covering and value in covering:  # nearly always
+            return
+        network = ip_network(value)
+        covering = covering or network
+        while not network.subnet_of(covering):  # type: ignore[arg-type]
+            covering = covering.supernet()
+        self.networks[family(value)] = covering
 
     def by_family(self) -> dict[Family, Prefix]:
         """The prefix of each family; NO_PREFIX for a family without any address."""

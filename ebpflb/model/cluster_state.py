@@ -204,7 +204,7 @@ class ClusterState:
         self.ranges: dict[Key, tuple[Network, ...]] = {}  # ServiceCIDR -> its networks
         # The ranges of cluster IPs; unknown before Kind.SERVICE_CIDR is in ``listed``.
         self.service_cidrs: frozenset[Network] = frozenset()
-        self._held: set[Key] = set()  # slices of KUBERNETES that would leave it without endpoints
+        self._of_servers: tuple[StoredSlice, ...] = ()  # the slices of KUBERNETES that count
         self.with_passive_health: set[Key] = set()  # Services
         self.node_local = NodeLocalPorts()
         self.observed: dict[Fact, Values] = dict.fromkeys(Fact, frozenset())
@@ -264,7 +264,10 @@ class ClusterState:
 
     def renew_api_places(self) -> set[Key]:
         """Compute the places of API servers; return the Services for which they have changed."""
-        self._servers = api_servers.endpoints_of(self.slices_for(KUBERNETES)) or self._servers
+        slices = self._stored_slices(KUBERNETES)
+        if not self.admission.keeps_api_servers or any(map(api_servers.has_ready, slices)):
+            self._of_servers = slices  # otherwise the last ones stay: an outage empties nothing
+        self._servers = api_servers.endpoints_of(self._of_servers) or self._servers
         reached, own = self.observed[Fact.REACHED_SERVERS], self.observed[Fact.OWN_ADDRESSES]
         before, now = self.api_places, api_places(reached, self._servers, own)
         self.api_places, wanted = now, before.taken | now.taken
@@ -316,6 +319,10 @@ class ClusterState:
         return select(merged, Topology(self.node_name, self.zone))
 
     def slices_for(self, service: Key) -> tuple[StoredSlice, ...]:
+        """Return the slices that count for a Service."""
+        return self._of_servers if service == KUBERNETES else self._stored_slices(service)
+
+    def _stored_slices(self, service: Key) -> tuple[StoredSlice, ...]:
         return tuple([self.slices[key] for key in self.slices_of.get(service, ())])
 
     def _apply(self, event: ObjectEvent) -> list[ObjectWarning]:
@@ -407,19 +414,14 @@ class ClusterState:
     def _store_slice(self, key: Key, read: ReadSlice) -> tuple[str, ...]:
         former, (stored, warnings) = self.slices.get(key), read
         if former is not None and stored == former:
-            self._held.discard(key)
             return self._slice_warnings.of(key, warnings)
         if former is not None and stored is not None:
             stored = endpoint_slices.reused(stored, former)
-        if self._is_last(key) and not (stored and api_servers.has_ready(stored)):
-            self._held.add(key)
-            return self._slice_warnings.of(key, warnings)
         self._drop_slice(key)
         if stored is not None:
             self.slices[key] = stored
             self.slices_of.setdefault(stored.service, {})[key] = None
             self.changed_services.add(stored.service)
-            self._release(key, stored)
             if stored.service == KUBERNETES:
                 self.changed_services |= self.renew_api_places()
         return self._slice_warnings.of(key, warnings)
@@ -444,8 +446,12 @@ class ClusterState:
         primary = nodes.primary_addresses([*self._bind_addresses, *nodes.addresses(node)])
         if primary != self.primary:
             self.primary = primary
-            restricted = (key for key, ports in self.services.items() if _are_restricted(ports))
-            self.changed_services.update(restricted)
+            # Only to these the node's own address matters (kube-proxy.md 7).
+            self.changed_services |= {
+                key
+                for key, ports in self.services.items()
+                if any(port.source_ranges for port in ports)
+            }
         return ()
 
     def _remove(self, kind: Kind, key: Key) -> None:
@@ -460,34 +466,10 @@ class ClusterState:
                 self.changed_services.add(key)
         elif kind is Kind.ENDPOINT_SLICE:
             self._slice_warnings.forget(key)
-            self._remove_slice(key)
+            self._drop_slice(key)
         elif kind is Kind.SERVICE_CIDR:
             self.ranges.pop(key, None)
             self.service_cidrs = self._service_cidrs()
-
-    def _remove_slice(self, key: Key) -> None:
-        """Remove a slice, except the last one that has API servers: an outage must not."""
-        if self._is_last(key):
-            self._held.add(key)
-        else:
-            self._drop_slice(key)
-
-    def _is_last(self, key: Key) -> bool:
-        """Whether all ready endpoints of KUBERNETES are in this slice."""
-        if not self.admission.keeps_api_servers or key not in self.slices_of.get(KUBERNETES, ()):
-            return False
-        able = [each for each in self.slices_of[KUBERNETES] if self._has_ready(each)]
-        return able == [key]
-
-    def _has_ready(self, key: Key) -> bool:
-        return api_servers.has_ready(self.slices[key])
-
-    def _release(self, key: Key, stored: StoredSlice) -> None:
-        """Remove the slices that were held, if this one has API servers."""
-        if stored.service == KUBERNETES and api_servers.has_ready(stored):
-            self._held.discard(key)
-            while self._held:
-                self._drop_slice(self._held.pop())
 
     def _drop_slice(self, key: Key) -> None:
         before = self.slices.pop(key, None)
@@ -513,8 +495,3 @@ def _stored(
         case Changed(of, key) | Removed(of, key) if of is kind:
             return {key: stored.get(key)}
     return {}
-
-
-def _are_restricted(ports: tuple[ServicePort, ...]) -> bool:
-    """Whether the node's own address matters to these service ports (kube-proxy.md 7)."""
-    return any(port.source_ranges for port in ports)

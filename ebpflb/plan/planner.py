@@ -100,12 +100,6 @@ class Plan:
         """Yield the parts that have something to write, by name, in their order."""
         return ((name, rows) for name, rows in vars(self).items() if rows)
 
-    def __repr__(self) -> str:
-        return (
-            f"<Plan frontends ~{len(self.services)} -{len(self.removed_services)}, "
-            f"slots ~{len(self.slots)}, backends -{len(self.removed_backend_names)}>"
-        )
-
 
 # Which service port gets a frontend that several service ports claim: that of the oldest Service.
 #
@@ -280,10 +274,6 @@ class Planner:
     def holder(self, frontend: Frontend) -> PortName | None:
         """Return the service port that has a frontend in the maps."""
         return self.frontends.owners.get(frontend)
-
-    def claimant(self, frontend: Frontend) -> PortName:
-        """Return the service port that gets a frontend, of those that want it."""
-        return self.claims.claimants[frontend][0]
 
     def lacks(self, name: PortName) -> str:
         """Return what keeps a service port from fitting completely; "" if it fits."""

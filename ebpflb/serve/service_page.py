@@ -265,7 +265,7 @@ def port_facts(port: ServicePort, planner: Planner) -> PortFacts:
         port,
         desired,
         planner.entries(port.name),
-        {each: planner.claimant(each) for each in frontends},
+        {each: planner.claims.claimants[each][0] for each in frontends},
         planner.lacks(port.name),
     )
 

@@ -344,7 +344,7 @@ class Harness:
         reporter = Reporter(fakes, self.metrics, self.sync)
         checks = [HooksCheck(self.node_sync, fakes.lock, self._end)]
         self.audit = Audit(checks, reporter.drift_found, report_only=self.options.audit == REPORT)
-        self.doctor_audit = DoctorAudit(self.options, self.inbox.ask, cluster, self.audit)
+        self.doctor_audit = DoctorAudit(self.options, self.inbox, cluster, self.audit)
         self.loader = ProgramLoader(datapath, self.options, self.sync.programs_loaded)
         self.canary = CanarySync(self.sync, self.clock)
         self.agent = Agent(

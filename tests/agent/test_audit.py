@@ -85,16 +85,6 @@ def test_turns_are_short() -> None:
     assert 9 <= turns < 100
 
 
-def test_share_of_time() -> None:
-    """A comparison that takes long is not begun again before twenty times as long."""
-    check = FakeCheck(size=1000)
-    it, clock, _ = made(check)
-    while not check.completed:
-        clock.now = it.due
-        it.turn()
-    assert it.due - clock.now > 0.9 * audit.SHARE
-
-
 def test_cannot_be_put_back(caplog: pytest.LogCaptureFixture) -> None:
     """It is said why, once; it stays drift, and is tried again."""
     check = FakeCheck()

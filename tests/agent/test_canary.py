@@ -13,10 +13,9 @@ from ebpflb.agent.inspection import local_pages
 from ebpflb.kernel.map_writer import CAPACITY
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.events import Kind
-from ebpflb.model.packet_path import Engine
 from ebpflb.plan.canary import is_canary
 from ebpflb.serve.listener import Handler, Request, Response
-from tests.agent.fakes import Harness, engine_choice, listed, service, slices
+from tests.agent.fakes import Harness, listed, service, slices
 
 WISH = {"nodeport": "30999"}
 
@@ -26,7 +25,7 @@ def asked(harness: Harness) -> Handler:
     """Return the handler of an agent that is not started yet."""
 
     def canary(request: Request) -> Response:
-        return UplinkCanary(harness.inbox.ask, harness.canary, harness.node_sync).respond(request)
+        return UplinkCanary(harness.inbox, harness.canary, harness.node_sync).respond(request)
 
     return local_pages({"/v1/canary/": canary})
 
@@ -65,25 +64,6 @@ def test_from_its_beginning_to_its_end(harness: Harness, asked: Handler) -> None
     assert ask(asked, "hold", {"nodeport": "30998"})[1] != lease and len(written(harness)) == 4
     assert ask(asked, "end", {})[0] == 200 and written(harness) == []
     assert ask(asked, "hold", WISH)[1] != lease
-
-
-def test_frames_beside_doctor(harness: Harness) -> None:
-    """The agent's frames use doctor's canary and leave it; their own is withdrawn."""
-    harness.engine = engine_choice(Engine.NETFILTER)
-    begin(harness)
-    canary = harness.canary
-
-    def frames() -> bool:
-        canary.begin_frames()
-        return canary.end_frames()
-
-    call = harness.inbox.ask
-    assert call(frames) and written(harness) == []
-    lease = call(lambda: canary.hold(30999))
-    assert call(frames) and call(lambda: canary.hold(30999)) == lease
-    call(canary.begin_frames)
-    call(canary.withdraw)
-    assert not call(canary.end_frames) and written(harness) == []
 
 
 def test_a_mistake_of_ours_in_its_write(harness: Harness, asked: Handler) -> None:

@@ -125,14 +125,6 @@ def test_one_that_the_api_made_ready_again_begins_anew(watching: Watching) -> No
         assert watching.turn() == set(ips)
 
 
-@pytest.mark.parametrize("word", ["Passive", "node", ""])
-def test_another_word_is_an_event_and_the_default_counts(watching: Watching, word: str) -> None:
-    watching.agent.send(changed(Kind.SERVICE, annotated(word)))
-    [warning] = watching.agent.annotations
-    assert warning.reason.endswith("is not one of off, passive, so it is passive")
-    assert watching.turn(outcome(IPS[0])) == set(IPS[1:])
-
-
 def test_it_is_off_by_default_and_a_service_turns_it_on(tmp_path: Path) -> None:
     made = Watching(tmp_path)
     made.watch.observe(Turn())

@@ -4,7 +4,6 @@
 import math
 from collections.abc import Collection
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +14,7 @@ from ebpflb.agent.engine import SETTLE_SECONDS, EngineChoice
 from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Family, Network
 from ebpflb.model.devices import Device
-from ebpflb.model.nodes import FORWARD_ON
 from ebpflb.model.packet_path import AUTO, Engine, PacketMark, PacketPath
-from ebpflb.options import Options, Paths
 from tests.agent import fakes
 from tests.agent.fakes import FakeNetfilter
 
@@ -155,57 +152,3 @@ def test_no_table_no_netfilter() -> None:
     node.table.error = None
     assert node.settle() is Engine.NETFILTER
     assert node.table.active
-
-
-@pytest.mark.parametrize(
-    ("options", "missing", "lacking", "said"),
-    [
-        ({"fast_forward": FORWARD_ON}, None, None, "active on 0 devices"),
-        ({"fast_forward": FORWARD_ON}, None, "no flowtable", "none: no flowtable"),
-        ({"fast_forward": FORWARD_ON}, "no nf_tables", None, None),
-        ({"fast_forward": FORWARD_ON, "shadow": True}, None, None, None),
-        ({}, None, None, None),
-    ],
-    ids=["yes", "no flowtable", "no netfilter", "shadow", "not chosen"],
-)
-def test_flowtable(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    options: dict[str, bool],
-    missing: str | None,
-    lacking: str | None,
-    said: str | None,
-) -> None:
-    """Kept where it was chosen and there can be one; the log says why it has no effect."""
-    monkeypatch.setattr(engine, "flowtable_obstacle", lambda: lacking)
-    chosen = Options(Paths(Path("/none")), "node", Path("/none"), **options)  # type: ignore[arg-type]
-    made = engine.flowtable_of(chosen, missing)
-    assert made.said == said
-    assert made.enabled == (said == "active on 0 devices")
-    assert ("--fast-forward has no effect" in caplog.text) == bool(lacking)
-
-
-@pytest.mark.parametrize("chosen", ["auto", "netfilter", "flows"])
-@pytest.mark.parametrize("missing", [None, "no nf_tables"])
-def test_probe(monkeypatch: pytest.MonkeyPatch, chosen: str, missing: str | None) -> None:
-    """Nothing is tried where the flow tables were chosen; SCTP only where netfilter works."""
-    tried: list[str] = []
-
-    def obstacle() -> str | None:
-        tried.append("nat")
-        return missing
-
-    def can_translate_sctp() -> bool:
-        tried.append("sctp")
-        return True
-
-    monkeypatch.setattr(engine, "netfilter_obstacle", obstacle)
-    monkeypatch.setattr(engine, "can_translate_sctp", can_translate_sctp)
-    options = Options(Paths(Path("/none")), "node", Path("/none"), packet_path=chosen)
-    probed = engine.probe_netfilter(options)
-    if chosen == "flows":
-        assert (tried, probed.sctp) == ([], False)
-        assert probed.missing
-    else:
-        assert probed == (missing, missing is None)
-        assert tried == ["nat"] + ["sctp"] * (missing is None)

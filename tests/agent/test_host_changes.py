@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.agent.node_sync import HostChanges
+from ebpflb.agent.node_sync import host_changes
 from ebpflb.kernel.netfilter import nft
 from ebpflb.kernel.netfilter import table as netfilter_table
 from ebpflb.kernel.node import sysctls
@@ -33,7 +33,7 @@ def test_each_change_is_undone_whatever_the_others_do(
     monkeypatch.setattr(nft, "exists", lambda table: False)
     monkeypatch.setattr(netfilter_table, "remove", lambda: undone.append("table"))
     options = Options(Paths(tmp_path / "state", tmp_path), "node-1", tmp_path)
-    with pytest.raises(ValueError, match="cannot serve"), HostChanges(options) as host:
+    with pytest.raises(ValueError, match="cannot serve"), host_changes(options) as host:
         host.make()
         raise ValueError("cannot serve")
     assert undone == ["two", "one", "ports", "table"]

@@ -10,7 +10,7 @@ import pytest
 
 from ebpflb.agent import inspection, loop
 from ebpflb.agent.inspection import Inspection, local_pages
-from ebpflb.agent.loop import Ask, Inbox
+from ebpflb.agent.loop import Inbox
 from ebpflb.agent.sync import Sync
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.events import Kind
@@ -19,8 +19,8 @@ from ebpflb.serve.service_page import ServiceList, ServicePage
 from tests.agent.fakes import Harness, changed, listed, service, slices
 
 
-def pages(ask: Ask, sync: Sync) -> Handler:
-    return local_pages({"/v1/service": Inspection(ask, sync).respond})
+def pages(inbox: Inbox, sync: Sync) -> Handler:
+    return local_pages({"/v1/service": Inspection(inbox, sync).respond})
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def asked(harness: Harness) -> Handler:
         listed(Kind.NODE),
     )
     harness.wait_for(lambda status: status.service_ports == len(names))
-    return pages(harness.inbox.ask, harness.sync)
+    return pages(harness.inbox, harness.sync)
 
 
 def get(asked: Handler, path: str, query: Any = ()) -> Response:
@@ -85,15 +85,6 @@ def test_labels(harness: Harness, asked: Handler) -> None:
     assert get(asked, "/v1/services", {"selector": "app=(("}).status == 400
 
 
-def test_unknown(asked: Handler) -> None:
-    """404 names what may have been meant; a number that is none is 400; other paths are 404."""
-    response = get(asked, "/v1/service", {"namespace": "default", "name": "wab"})
-    assert response.status == 404
-    assert b"no Service default/wab: did you mean default/web" in response.body
-    assert get(asked, "/v1/services", {"limit": "many"}).status == 400
-    assert get(asked, "/v2/services").status == 404
-
-
 def test_invalid_and_headless(harness: Harness, asked: Handler) -> None:
     """A Service that is not served as it is written says so."""
     harness.send(changed(Kind.SERVICE, service("web", "not-an-address")))
@@ -112,7 +103,7 @@ def test_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that does not answer in time is 503, and the call is not made later."""
     monkeypatch.setattr(loop, "ANSWER_SECONDS", 0.01)
     inbox, nothing = Inbox(), SimpleNamespace(cluster=None)
-    response = get(pages(inbox.ask, nothing), "/v1/services")  # type: ignore[arg-type]
+    response = get(pages(inbox, nothing), "/v1/services")  # type: ignore[arg-type]
     assert response.status == 503
     call: Any = inbox.take(0.0)
     call.answer()  # does not ask: that would raise

@@ -2,8 +2,6 @@
 """Programs that could not be compiled or loaded at the start are tried again until they can."""
 
 import errno
-import threading
-from pathlib import Path
 
 import pytest
 
@@ -45,30 +43,6 @@ def test_a_passing_failure_at_the_start_passes(harness: Harness, error: EbpflbEr
     compiled = harness.datapath.compiled
     harness.send(here(ETH))
     assert harness.datapath.compiled == compiled
-
-
-def test_the_first_attempt_may_begin_early(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between ``start`` and ``load`` the agent makes its other parts; there is one attempt."""
-    begun, end, attempts = threading.Event(), threading.Event(), []
-
-    def load(cache: Path) -> bool:
-        attempts.append(cache)
-        begun.set()
-        end.wait(10)
-        raise FULL
-
-    monkeypatch.setattr(harness.datapath, "load", load)
-    loader = node_sync.ProgramLoader(harness.datapath, harness.options, lambda: None)  # type: ignore[arg-type]
-    loader.start()
-    assert begun.wait(10)
-    threading.Timer(0.05, end.set).start()
-    loader.stop()
-    assert end.is_set()  # from then on the maps may be closed
-    with pytest.raises(CompileError):
-        loader.started()
-    assert len(attempts) == 1
 
 
 def test_pauses_grow(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,20 +87,6 @@ def test_covering_prefix_grows_first(harness: Harness) -> None:
     assert settings.span_v4 == prefix_of(ip_network("10.96.0.0/30"))
 
 
-@pytest.mark.parametrize(
-    ("chosen", "flags"),
-    [
-        ({}, {"guard_nodeports"}),
-        ({"guard_nodeports": False}, set()),
-        ({"masquerade_all": True}, {"guard_nodeports", "masquerade_all"}),
-        ({"masquerade_local_backends": True}, {"guard_nodeports", "masquerade_here"}),
-    ],
-)
-def test_flags(harness: Harness, chosen: dict[str, bool], flags: set[str]) -> None:
-    """The operator's choices are written as flags."""
-    assert start(harness, **chosen).datapath.settings.flags == flags
-
-
 def test_node_cidr(harness: Harness) -> None:
     """In mode NodeCIDR the Node says who its pods are, and may change its mind."""
     start(harness, detector=LocalDetector(LocalMode.NODE_CIDR))
@@ -114,20 +100,6 @@ def test_node_cidr(harness: Harness) -> None:
 def names(harness: Harness) -> list[str]:
     """Return the names of the devices that are served now."""
     return [device.name for device in harness.datapath.served[-1]]
-
-
-def test_a_port_keeps_its_programs_until_its_bridge_has_them(harness: Harness) -> None:
-    """An uplink that becomes the only port of a bridge has programs until the bridge has them."""
-    bridge = structs.replace(BRIDGE, index=9, name="br0", kind="bridge", plain_bridge=True)
-    port = structs.replace(ETH, master=bridge.index)
-    start(harness)
-    harness.datapath.devices_to_come = {bridge.index}
-    harness.send(here(port, bridge))
-    assert names(harness) == ["eth0", "br0"]
-    assert harness.datapath.small_maps["devices"].keys() == {port.index, bridge.index}
-    harness.send(DevicesAttached())
-    assert names(harness) == ["br0"]
-    assert harness.datapath.small_maps["devices"].keys() == {bridge.index}
 
 
 def test_service_ranges(harness: Harness) -> None:

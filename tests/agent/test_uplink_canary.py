@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterator
 from ipaddress import ip_address
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
@@ -57,7 +58,8 @@ class Kernel:
 def worker_of(canary: Canary, kernel: Kernel) -> UplinkCanary:
     """Return a worker that watches this network namespace, and whose calls are answered at once."""
     of_loop: Any = canary
-    return UplinkCanary(lambda do: do(), of_loop, of_loop, kernel.probe)
+    inbox: Any = Mock(ask=lambda do: do())
+    return UplinkCanary(inbox, of_loop, of_loop, kernel.probe)
 
 
 def look_at(worker: UplinkCanary, canary: Canary, uplinks: Uplinks) -> None:

@@ -20,7 +20,6 @@ from ebpflb.model.devices import (
     is_host_only,
     masquerade_addresses,
     node_addresses,
-    own_addresses,
     served,
 )
 
@@ -172,12 +171,6 @@ def test_node_on_loopback() -> None:
     assert node_addresses((LO,), {}) == {}
 
 
-def test_own_addresses() -> None:
-    """Loopback's and link-local ones are left out: no service has one."""
-    every = ["127.0.0.1", "::1", "fe80::1", "169.254.1.1", "192.0.2.1", "fd00::1"]
-    assert own_addresses(map(ip_address, every)) == {*map(ip_address, every[4:])}
-
-
 @pytest.mark.parametrize(
     ("masters", "host_only", "bridged"),
     [
@@ -280,17 +273,6 @@ def test_lists(text: str, four: str, six: str) -> None:
 def test_primary_unknown(known: dict[Family, Address], found: str) -> None:
     """A family whose node address is unknown is served on all its addresses (8)."""
     assert serving("primary", known) == set(found.split())
-
-
-def test_primary_elsewhere() -> None:
-    """A Node's address that is not assigned here serves nothing, and opens nothing else."""
-    assert serving("primary", {Family.IPV4: ip_address("192.0.2.9")}) == set(ALL6.split())
-
-
-def test_no_cidr() -> None:
-    """A text that is not a CIDR is refused."""
-    with pytest.raises(ValueError, match="is not a CIDR"):
-        serving("10.0.0.0/33")
 
 
 CIDRS = some.lists(some.sampled_from([f"{ip}/{n}" for ip in HERE for n in (0, 8, 24, 32)]))

@@ -37,31 +37,11 @@ def test_a_success_brings_it_back_with_a_clean_record() -> None:
     assert health.fails(WEB, ONE, PLACES, 1.0) == 10
 
 
-def test_what_is_set_aside_cannot_fail_again() -> None:
-    """Connections that were under way say nothing new."""
-    health = EndpointHealth()
-    assert health.fails(WEB, ONE, PLACES, 0.0)
-    assert not health.fails(WEB, ONE, PLACES, 5.0)
-    health.keep(WEB, PLACES, 10.0)
-    assert not health.set_aside(WEB)
-
-
 @pytest.mark.parametrize(
     ("ready", "most"), [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (6, 2), (7, 3), (100, 34)]
 )
 def test_a_third_rounded_up_and_never_the_only_one(ready: int, most: int) -> None:
     assert most_set_aside(ready) == most
-
-
-def test_too_many_of_fewer_endpoints_return() -> None:
-    """The endpoints whose time ends first return."""
-    health = EndpointHealth()
-    for now, place in enumerate((ONE, TWO)):
-        assert health.fails(WEB, place, PLACES[:4], now)
-    health.keep(WEB, PLACES[:3], 2.0)
-    assert health.set_aside(WEB) == {TWO}
-    health.keep(WEB, [], 2.0)
-    assert WEB not in health.ports
 
 
 EVENTS = st.one_of(

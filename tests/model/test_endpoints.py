@@ -138,15 +138,6 @@ def test_hints_and_target() -> None:
     assert plain.hints.zones == plain.hints.nodes == frozenset()
 
 
-def test_equal_hints_are_one_object() -> None:
-    """100,000 endpoints hold a few hint sets, not 100,000."""
-    hints = {"forZones": [{"name": "z1"}]}
-    first, second = merged(
-        builders.slice(entry("10.1.0.1", hints=hints), entry("10.1.0.2", hints=hints))
-    )
-    assert first.hints is second.hints
-
-
 GOING = {"ready": False, "serving": True, "terminating": True}
 GONE = {"ready": False, "serving": False, "terminating": True}
 UNREADY = {"ready": False, "serving": False}
@@ -169,11 +160,6 @@ def test_duplicates(first: dict[str, bool], second: dict[str, bool], winner: str
     b = builders.slice(entry("10.1.0.1", conditions=second, targetRef={"name": "b"}), name="b")
     assert [found.name.target for found in merged(a, b)] == [winner]
     assert merged(b, a) == merged(a, b)
-
-
-def test_duplicates_by_meaning() -> None:
-    """Two spellings of one address are one endpoint."""
-    assert texts(merged(builders.slice(entry("10.1.0.1"), entry("10.1.0.01")))) == ["10.1.0.1:8080"]
 
 
 def test_removed_slice() -> None:

@@ -34,19 +34,6 @@ def test_the_annotation_takes_precedence(annotation: str | None, field: str | No
     assert not found.warnings
 
 
-@pytest.mark.parametrize("wrong", ["passthrough", "Drop", "true"])
-@pytest.mark.parametrize("field", [None, "None", "Passthrough"])
-def test_a_wrong_annotation_is_a_warning_and_the_field_counts(
-    wrong: str, field: str | None
-) -> None:
-    found = parsed(wrong, field)
-    assert {it.passthrough for it in found.ports} == {field == "Passthrough"}
-    counts = field or "None"
-    assert found.warnings == (
-        f'{ANNOTATED}: "{wrong}" is not one of None, Passthrough, so it is {counts}',
-    )
-
-
 def test_an_unknown_value_of_the_field_is_a_warning() -> None:
     """The field is new: a value of a later Kubernetes must not cost the Service its endpoints."""
     found = parsed(None, "Elsewhere")

@@ -18,7 +18,6 @@ from tests.model.builders import entry, ports_of
 HERE, PORT = "here", 32000
 V4, V6 = Family.IPV4, Family.IPV6
 LOCAL = {"nodeName": HERE}
-DUAL = {"clusterIPs": ["172.30.0.41", "fd00:30::41"], "ipFamilies": ["IPv4", "IPv6"]}
 
 
 def balanced(**spec: Any) -> objects.Service:
@@ -114,29 +113,6 @@ def test_one_ip_with_two_ports_counts_once() -> None:
     ports = [{"name": "a", "port": 8080}, {"name": "b", "port": 8443}]
     slice = builders.slice(entry("10.1.0.1", **LOCAL), ports=ports)
     assert count(slice, ports=[{"name": "a", "port": 80}, {"name": "b", "port": 443}]) == 1
-
-
-def test_all_ports_and_slices_count() -> None:
-    """Pods of different ports are in different slices; all are added up."""
-    ports = [{"name": "a", "port": 80}, {"name": "b", "port": 443}]
-    first = builders.slice(entry("10.1.0.1", **LOCAL), ports=[{"name": "a", "port": 8080}])
-    second = builders.slice(
-        entry("10.1.0.1", **LOCAL),
-        entry("10.1.0.2", **LOCAL),
-        name="web-fghij",
-        ports=[{"name": "b", "port": 8443}],
-    )
-    assert count(first, second, ports=ports) == 2
-
-
-def test_each_family_counts_its_own() -> None:
-    """Two counts for a Service of both families, one for any other."""
-    v6 = builders.slice(
-        *(entry(f"fd00::{i}", **LOCAL) for i in (1, 2)), family="IPv6", name="web-v6"
-    )
-    v4 = builders.slice(entry("10.1.0.1", **LOCAL))
-    assert health_check(balanced(**DUAL), v4, v6) == HealthCheck(PORT, {V4: 1, V6: 2})
-    assert health_check(balanced(), v4, v6) == HealthCheck(PORT, {V4: 1})
 
 
 ADDRESSES = [ip_address(it) for it in ("127.0.0.1", "10.0.0.7", "192.0.2.7", "::1", "fd00::7")]

@@ -46,39 +46,10 @@ def test_own_chains(name: str) -> None:
     assert is_chain(name)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "KUBE-FIREWALL",
-        "KUBE-KUBELET-CANARY",
-        "KUBE-IPTABLES-HINT",
-        "KUBE-MARK-DROP",
-        "KUBE-HOSTPORTS",
-        "KUBE-HP-ZTJ5SYOBFAZQXTQF",
-        "KUBE-SVC",
-        "KUBE-SVC-",
-        "KUBE-SVC-ztj5syobfazqxtqf",
-        "KUBE-FW-OPERATOR",
-        "KUBE-ROUTER-SERVICES",
-        "CNI-HOSTPORT-DNAT",
-        "PREROUTING",
-    ],
-)
-def test_others_chains(name: str) -> None:
-    """kubelet's chains and what only looks alike are not."""
-    assert not is_chain(name)
-
-
 def test_sets() -> None:
     """Sets have names of both families, and those of IPv6 are cut to what the kernel takes."""
     assert {"KUBE-CLUSTER-IP", "KUBE-6-CLUSTER-IP", "KUBE-6-LOAD-BALANCER-SOURCE-CID"} <= SETS
     assert max(map(len, SETS)) <= 31
-
-
-def test_nothing() -> None:
-    """If there is no trace of kube-proxy, there is no message."""
-    found = Detection()
-    assert (found.running, found.log_message, found.state) == (False, None, "none")
 
 
 def test_gone() -> None:
@@ -179,9 +150,3 @@ def test_split() -> None:
     ours, others = split(parse_virtual_servers(TABLE), device, {"UDP": {30080}, "TCP": {30081}})
     assert (ours, others) == ([CLUSTER, NODE_PORT, CLUSTER6], [OTHER])
     assert split(parse_virtual_servers(TABLE), set(), {"TCP": {30080}})[0] == []
-
-
-def test_words() -> None:
-    """A server is named by address, port and protocol."""
-    assert str(OTHER) == "192.0.2.1:443/TCP"
-    assert str(CLUSTER6) == "[fd00:96::a]:80/TCP"

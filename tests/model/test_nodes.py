@@ -13,23 +13,11 @@ from ebpflb.model import nodes, objects, services
 from ebpflb.model.addresses import Family
 from ebpflb.model.annotations import (
     NODE_LOCAL_ANNOTATION,
-    NODE_LOCAL_DNS,
-    parse_addresses,
-    show_addresses,
 )
 from ebpflb.model.events import Key
-from ebpflb.model.nodes import MOST, EachPacketRules, Listener, NodeLocalPorts, listener, why_off
+from ebpflb.model.nodes import MOST, Listener, NodeLocalPorts, listener
 from ebpflb.model.services import Admission, ParsedService, Protocol
 from tests.model import builders
-
-
-@pytest.mark.parametrize(
-    ("labels", "zone"),
-    [({nodes.ZONE_LABEL: "z1"}, "z1"), ({nodes.ZONE_LABEL: ""}, ""), ({}, ""), (None, "")],
-)
-def test_zone(labels: dict[str, str] | None, zone: str) -> None:
-    """The zone is the label's value; without the label there is none."""
-    assert nodes.zone(builders.node(labels=labels)) == zone
 
 
 def test_internal_addresses_first() -> None:
@@ -176,12 +164,6 @@ def test_only_the_usual_address_is_allowed_by_default() -> None:
     assert parsed("169.254.20.10", admission=Admission(node_local_addresses=())).warnings
 
 
-@pytest.mark.parametrize("text", ["none", "169.254.20.10", "169.254.20.10,fd00:20::10"])
-def test_the_option_is_shown_as_it_is_read(text: str) -> None:
-    assert show_addresses(parse_addresses(text)) == text
-    assert show_addresses(NODE_LOCAL_DNS) == "169.254.20.10"
-
-
 def test_services_are_found_by_the_listener_that_they_name() -> None:
     ports, key = NodeLocalPorts(), Key("default", "dns")
     tcp, *_ = found = parsed("169.254.20.10").ports
@@ -214,18 +196,3 @@ def test_the_oldest_services_are_asked() -> None:
 # When established flows bypass the stack.
 
 LOGS, COUNTS = "table inet filter, chain forward: handle 3: logs each packet", "another"
-
-
-@pytest.mark.parametrize("rules", [None, EachPacketRules(), EachPacketRules((LOGS,))])
-def test_off_and_on(rules: EachPacketRules | None) -> None:
-    """Without auto the rules do not matter."""
-    assert why_off("off", rules)
-    assert why_off("on", rules) is None
-
-
-def test_auto() -> None:
-    """With auto they are on while no rule is known, and off while that is not known."""
-    assert why_off("auto", EachPacketRules()) is None
-    assert why_off("auto", None) == "the firewall rules have not been read yet"
-    assert why_off("auto", EachPacketRules((LOGS,))) == LOGS
-    assert why_off("auto", EachPacketRules((LOGS, COUNTS))) == f"{LOGS}; 1 more"

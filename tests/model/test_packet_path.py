@@ -10,7 +10,7 @@ from ebpflb.errors import NodeError
 from ebpflb.model import packet_path
 from ebpflb.model.addresses import Family
 from ebpflb.model.devices import Device
-from ebpflb.model.packet_path import PACKET_PATHS, Engine, PacketMark, decide, unsuited
+from ebpflb.model.packet_path import Engine, PacketMark, decide, unsuited
 
 
 @pytest.mark.parametrize(
@@ -38,18 +38,6 @@ def test_netfilter_that_cannot_work() -> None:
     """An engine that was chosen and cannot work is an error; no other one takes its place."""
     with pytest.raises(NodeError, match=r"--packet-path=netfilter cannot work.*no nf_tables"):
         decide("netfilter", missing="no nf_tables")
-
-
-def test_former_name() -> None:
-    """The status of an earlier agent names the engine as it was called then."""
-    assert Engine("conntrack") is Engine.NETFILTER
-    with pytest.raises(ValueError, match="iptables"):
-        Engine("iptables")
-
-
-def test_choices() -> None:
-    """The choices are the option's words."""
-    assert PACKET_PATHS == ("auto", "netfilter", "flows")
 
 
 # How --packet-mark is written.

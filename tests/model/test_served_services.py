@@ -63,14 +63,3 @@ def test_namespaces() -> None:
     for wrong in ("a,", "A", "a/b", "-a"):
         with pytest.raises(ValueError, match="is not the name of a namespace"):
             services.parse_namespaces(wrong)
-
-
-def test_texts() -> None:
-    """Shown as given, so that they can be given again."""
-    text = "app in (web,db),!legacy"
-    assert services.show_requirements(services.parse_requirements(text)) == text
-    assert services.show_namespaces(services.parse_namespaces("b,a")) == "a,b"
-    both = ServedServices(frozenset({"a"}), services.parse_requirements("x"))
-    assert str(both) == "--namespaces=a --services=x"
-    assert str(services.ALL_SERVICES) == ""
-    assert services.ALL_SERVICES.is_all

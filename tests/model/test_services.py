@@ -13,7 +13,7 @@ from ebpflb.model import services
 from ebpflb.model.addresses import Family
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed
-from ebpflb.model.services import Admission, PortName, Protocol, likely_service
+from ebpflb.model.services import Admission, PortName, Protocol
 from tests.model import builders
 
 
@@ -66,11 +66,6 @@ def test_a_manifest_without_node_port() -> None:
     assert [port.node_port for port in ports] == [0] * len(ports) and ports
     assert warning.startswith("spec.ports[0].nodePort: missing")
     assert services.parse(builders.service(type="LoadBalancer", ports=without)).warnings == ()
-
-
-def test_skipped_is_not_judged() -> None:
-    """A Service for another proxy may have any content."""
-    assert services.parse(builders.service(clusterIP="None", ports=[{"port": 0}])) == ((), ())
 
 
 @pytest.mark.parametrize(
@@ -248,12 +243,6 @@ def test_special_cluster_ips_are_invalid(text: str, what: str) -> None:
         services.parse(builders.service(**families))
 
 
-@pytest.mark.parametrize("text", ["all", "none", "192.0.2.0/24", "192.0.2.0/24,2001:db8::/32"])
-def test_external_ips_option(text: str) -> None:
-    """The option is shown as the user wrote it."""
-    assert str(services.parse_external_ips(text)) == text
-
-
 def test_no_cluster_ip_no_service() -> None:
     """A family without a cluster IP gets nothing, even if other addresses are of it (1.3)."""
     port = builders.only_port(builders.service(externalIPs=["2001:db8::1"]))
@@ -391,11 +380,3 @@ def test_names_that_no_map_holds_are_invalid(field: str, made: Callable[[str], A
     assert services.parse(made("x" * 63)).ports
     with pytest.raises(InvalidObject, match=re.escape(f"{field}: longer than 63 characters")):
         services.parse(made("x" * 64))
-
-
-def test_a_name_without_its_namespace() -> None:
-    """The Services of this name are meant, however long the names of their namespaces are."""
-    known = ["a-long-name-of-a-namespace/web", "default/website", "shop/db"]
-    assert likely_service("web", known) == "did you mean a-long-name-of-a-namespace/web?"
-    assert likely_service("shop/dbs", known) == "did you mean shop/db?"
-    assert likely_service("nothing", known) == "see `ebpflb services list`"

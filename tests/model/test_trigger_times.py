@@ -37,13 +37,6 @@ def test_each_change_is_remembered_until_a_sync_takes_it(triggers: TriggerTimes)
     assert triggers.take() == {}
 
 
-def test_what_no_sync_has_taken_stays(triggers: TriggerTimes) -> None:
-    """A sync that fails takes nothing: the next one that succeeds has the older changes too."""
-    triggers.changed(WEB, V4, FIRST)
-    triggers.changed(WEB, V4, FIRST)
-    assert seconds(triggers.take()) == {V4: [1, 1]}
-
-
 @pytest.mark.parametrize("text", [EARLIER, "2026-11-21T10:00:00Z"])
 def test_changes_before_the_start_are_not_measured(triggers: TriggerTimes, text: str) -> None:
     """Only what is later than this process' start is its delay."""

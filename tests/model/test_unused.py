@@ -12,55 +12,16 @@ from ebpflb.model import endpoints, objects, services
 from ebpflb.model.endpoints import Endpoint, LeftOut, Topology, UnusedReason, Use
 from ebpflb.model.services import ServicePort
 from tests.model import builders
-from tests.model.builders import endpoint, entry, leaving
+from tests.model.builders import entry
 from tests.model.policies import (
-    BOTH_LOCAL,
-    CLUSTER,
     ENDPOINTS,
-    EXTERNAL_LOCAL,
     HERE,
-    INTERNAL_LOCAL,
     POLICIES,
 )
 
 
 def uses(port: ServicePort, *found: Endpoint, topology: Topology = HERE) -> list[Use]:
     return endpoints.uses(port, found, endpoints.select(found, topology), topology)
-
-
-@pytest.mark.parametrize(
-    ("found", "reason"),
-    [
-        ([endpoint("a", ready=False), endpoint("b")], UnusedReason.NOT_READY),
-        ([endpoint("a", ready=False, serving=True), endpoint("b")], UnusedReason.NOT_READY),
-        ([endpoint("a", ready=False, terminating=True)], UnusedReason.NOT_SERVING),
-        ([leaving("a"), endpoint("b")], UnusedReason.OTHERS_READY),
-        ([endpoint("a", zones="z2"), endpoint("b", zones="z1")], UnusedReason.OTHER_ZONES),
-        ([endpoint("a", nodes="n2"), endpoint("b", nodes="node-1")], UnusedReason.OTHER_NODES),
-        ([endpoint("a"), endpoint("b")], None),
-        ([leaving("a")], None),
-    ],
-)
-def test_cluster_list(found: list[Endpoint], reason: UnusedReason | None) -> None:
-    """The reason is the condition of kube-proxy.md 3 that the first endpoint does not meet."""
-    first = uses(CLUSTER, *found)[0]
-    assert (first.not_in_cluster, first.not_in_local) == (reason, None)
-
-
-@pytest.mark.parametrize(
-    ("found", "reason"),
-    [
-        ([endpoint("a"), endpoint("b", local=True)], UnusedReason.NOT_LOCAL),
-        ([leaving("a")], UnusedReason.NOT_LOCAL),
-        ([leaving("a", local=True), endpoint("b", local=True)], UnusedReason.OTHERS_READY),
-        ([endpoint("a", ready=False)], UnusedReason.NOT_READY),
-        ([endpoint("a", local=True)], None),
-    ],
-)
-@pytest.mark.parametrize("port", [INTERNAL_LOCAL, EXTERNAL_LOCAL, BOTH_LOCAL])
-def test_local_list(port: ServicePort, found: list[Endpoint], reason: UnusedReason | None) -> None:
-    """Under policy Local an endpoint elsewhere is not used; readiness counts as ever."""
-    assert uses(port, *found)[0].not_in_local == reason
 
 
 @given(some.sampled_from(POLICIES), ENDPOINTS)
@@ -145,15 +106,6 @@ def test_left_out(slice: objects.EndpointSlice, reason: UnusedReason) -> None:
     (found,) = left_out(slice, ports=WEB)
     assert (found.slice, found.reason) == ("web-abcde", reason)
     assert found.port == (WEB[0].name if reason == UnusedReason.NO_SUCH_PORT else None)
-
-
-def test_left_out_of_one_port() -> None:
-    """A slice that has one port of two leaves its entries out of the other one only."""
-    ports = services.parse(
-        builders.service(ports=[{"name": "http", "port": 80}, {"name": "grpc", "port": 81}])
-    ).ports
-    slice = builders.slice(entry("10.1.0.1"), ports=[{"name": "http", "port": 8080}])
-    assert [each.port for each in left_out(slice, ports=ports)] == [ports[1].name]
 
 
 SLICES = some.lists(

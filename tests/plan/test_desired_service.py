@@ -47,10 +47,6 @@ BALANCED = replace(
 )
 
 
-PASSES = "passthrough"
-LOCAL_API = ip_address("127.0.0.1"), 7445
-
-
 def at(address: str, port: int = 80) -> Frontend:
     return Frontend(ip_address(address), port, 6)
 
@@ -92,16 +88,6 @@ def test_policies(policies: dict[str, Any], internal: str, external: str) -> Non
     assert found.pop(at("203.0.113.9")) == flags(external + " load_balancer")
     assert found.pop(at("0.0.0.0", 30080)) == flags(external + " nodeport")
     assert set(found.values()) == {flags(external)}
-
-
-def test_passthrough() -> None:
-    """For external and load balancer addresses; a NodePort is at the node's own (KEP-6272)."""
-    port = replace(BALANCED, external_local=True)
-    usual = desired_service(port, SOMEBODY).frontends
-    passing = desired_service(replace(port, passthrough=True), SOMEBODY).frontends
-    marked = {frontend for frontend in usual if passing[frontend] == usual[frontend] | {PASSES}}
-    assert marked == {at("198.51.100.7"), at("203.0.113.9")}
-    assert all(passing[it] == usual[it] for it in usual.keys() - marked)
 
 
 def test_whole_addresses() -> None:
@@ -197,14 +183,6 @@ def test_a_name_is_as_the_map_holds_it(pod: str, stored: str) -> None:
     record = records.record("struct backend_name")
     assert record.unpack(record.pack(backend.name)) == backend.name
     assert backend.name.target == stored
-
-
-def test_a_frontend_on_loopback() -> None:
-    """It is not a cluster IP: no covering prefix may hold it, and no policy Local applies."""
-    port = replace(WEB, loopback=LOCAL_API, internal_local=True)
-    frontends = desired_service(port, SOMEBODY).frontends
-    assert frontends[at("127.0.0.1", 7445)] == flags("external endpoints")
-    assert frontends[at("172.30.0.41")] == flags("local endpoints")
 
 
 API = ip_address("192.0.2.1"), 80

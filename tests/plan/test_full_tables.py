@@ -13,7 +13,7 @@ from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.desired import DesiredService
 from ebpflb.plan.space import UNLIMITED, Shares
 from tests.plan import histories
-from tests.plan.builders import CAPACITY, SERVING, backend, by_name, desired, name
+from tests.plan.builders import CAPACITY, backend, by_name, desired, name
 from tests.plan.node import PlannedNode, check_tidy
 
 FULL = CAPACITY._replace(choices=12)  # one table of a prime of 5 places for each list, and 2 more
@@ -80,25 +80,6 @@ def test_the_tables_of_one_service_have_a_share() -> None:
     node.change(by_name(hashed(7, 8)))
     assert node.planner.actual[name("a")].scheduler == MAGLEV, "a change does not count twice"
     check_tidy(node)
-
-
-def test_equal_weights_are_told_with_maglev_alone() -> None:
-    """The flag for equal weights is only set with Maglev: a socket then needs no table.
-
-    See rules/scheduler.h.
-    """
-    uneven = replace(hashed(), backends=(backend(1, weight=1), backend(2)))
-    drained = replace(hashed(), backends=(backend(2), backend(1, SERVING, weight=1)))
-    by_flags = {
-        port: {"even" in it.flags for it in node_with(found).maps.services.values()}
-        for port, found in {
-            "even": hashed(1, 2),
-            "uneven": uneven,
-            "drained": drained,
-            "random": weighted(1, 1),
-        }.items()
-    }
-    assert by_flags == {"even": {True}, "uneven": {False}, "drained": {True}, "random": {False}}
 
 
 def test_a_table_that_was_prepared_is_used() -> None:

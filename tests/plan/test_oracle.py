@@ -39,14 +39,6 @@ def served() -> PlannedNode:
 FIRST_SLOT = served().maps.slots[0]
 
 
-def test_rules_kept() -> None:
-    """The histories of this file pass as long as no rule is broken."""
-    node = served()
-    node.change(by_name(CHANGED))
-    node.change(by_name(desired("web", [1, 2], [5])))
-    check_tidy(node)
-
-
 def test_without_quarantine() -> None:
     """A block that is used again at once is overwritten under a reader."""
     node = served()
@@ -54,15 +46,6 @@ def test_without_quarantine() -> None:
     node.planner.quarantine.release(node.now + 1)
     with pytest.raises(WrongLookup, match="overwritten under a reader"):
         node.change(by_name(desired("web", [1, 2], [5])))
-
-
-def test_without_quarantine_for_another_service() -> None:
-    """A reader finds another service's slots where its own came back too early."""
-    node = served()
-    node.change({name("web"): None})
-    node.planner.quarantine.release(node.now + 1)
-    with pytest.raises(WrongLookup, match="under a reader"):
-        node.change(by_name(desired("db", [3], [5])))
 
 
 def test_former_backend_still_found() -> None:
@@ -152,15 +135,6 @@ def test_range_that_nobody_asked_for() -> None:
     key = source_range_key(SECOND, 1)
     with pytest.raises(WrongLookup, match=r"192\.0\.2\.200 may use"):
         node.write_rows([("source_ranges", (key, 1)), ("removed_source_ranges", key)])
-
-
-def test_cluster_ip_too_early() -> None:
-    """A cluster IP that comes before its frontends is noticed: their clients would be refused."""
-    node = PlannedNode()
-    plan = node.change(by_name(desired("web", [1], [1])), stop=0)
-    rows = sorted(writes(plan), key=lambda row: row[0] == "services")
-    with pytest.raises(WrongLookup, match="is refused meanwhile"):
-        node.write_rows(rows)
 
 
 @pytest.mark.parametrize(

@@ -44,22 +44,6 @@ def test_only_what_changed() -> None:
     assert {b.service for _, b in plan.slots} == {node.planner.actual[name("db")].id}
 
 
-def test_changes_of_backends_and_frontends_are_reported() -> None:
-    """Removed backends and lost frontends are reported once: both may leave flows behind."""
-    node = node_with(WEB)
-    take = node.planner.take_removals
-    assert take() == []
-    node.change(by_name(desired("web", [1], [1, 2])))
-    ((_, lost, endpoints, ids, has_left),) = take()
-    assert (lost, ids, has_left) == ({frontend(2)}, (1, 2), False)
-    assert endpoints == {backend(1).endpoint, backend(2).endpoint}
-    node.change(by_name(desired("web", [1], [2])))
-    ((_, frontends, endpoints, ids, has_left),) = take()
-    assert (frontends, ids, has_left) == ({frontend(1)}, {1}, True)
-    assert endpoints == {backend(1).endpoint}
-    assert take() == []
-
-
 def test_translations() -> None:
     """Netfilter gets a newcomer's endpoint with the plan that brings it, and loses a former
     backend's when its id may be used again; the plan that uses it again brings the new endpoint.
@@ -77,19 +61,6 @@ def test_translations() -> None:
     again = fourth._replace(id=1)
     assert (plan.translations, plan.removed_translations) == ([again], [first])
     assert node.maps.translations == {1: again, 2: second, 3: third}
-
-
-def test_order_of_a_plan() -> None:
-    """First what is referred to, then the frontends, then what nothing refers to any more."""
-    assert [part.name for part in fields(Plan)] == [
-        "last_ids", "translations",
-        "slots", "backend_slots", "tables", "choices",
-        "service_names", "backend_names", "source_ranges",
-        "services", "cluster_ips",
-        "removed_cluster_ips", "removed_services", "removed_source_ranges",
-        "removed_service_names", "removed_backend_slots", "removed_backend_names",
-        "removed_translations",
-    ]  # fmt: skip
 
 
 def test_programs_of_another_layout_find_what_they_choose() -> None:

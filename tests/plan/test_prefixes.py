@@ -10,7 +10,6 @@ from ebpflb.entries.services import (
     NO_PREFIX,
     CoveringPrefixes,
     prefix_of,
-    smallest_network,
 )
 from ebpflb.model.addresses import Address, Family, Network
 
@@ -35,31 +34,19 @@ def test_prefix_means_the_network(network: Network, address: Address) -> None:
     assert equal == (number(network[0]) <= number(address) <= number(network[-1]))
 
 
-def test_cover_of_nothing() -> None:
-    """No network holds nothing."""
-    assert smallest_network([]) is None
-
-
-@given(some.lists(networks, min_size=1), some.sampled_from(Family))
-def test_cover_is_the_smallest(mixed: list[Network], family: Family) -> None:
-    """The cover holds all addresses, and neither of its halves does."""
-    held = [network for network in mixed if network.version == family]
-    if not held:
-        return
-    found = smallest_network(held)
-    assert found is not None and all(network.subnet_of(found) for network in held)  # type: ignore[arg-type]
-    if found.prefixlen < found.max_prefixlen:
-        for half in found.subnets():
-            assert not all(network.subnet_of(half) for network in held)  # type: ignore[arg-type]
-
-
 @given(some.lists(addresses | networks, max_size=6))
-def test_span(values: list[Address | Network]) -> None:
-    """Grown step by step, it is what covers all of each family."""
+def test_the_cover_is_the_smallest(values: list[Address | Network]) -> None:
+    """It holds all addresses and networks of a family, and neither of its halves does."""
     covering = CoveringPrefixes()
     for value in values:
         covering.add(value)
     for family in Family:
-        expected = smallest_network([value for value in values if value.version == family])
-        assert covering.networks.get(family) == expected
-        assert covering.by_family()[family] == (prefix_of(expected) if expected else NO_PREFIX)
+        held = [ip_network(value) for value in values if value.version == family]
+        found = covering.networks.get(family)
+        assert covering.by_family()[family] == (prefix_of(found) if found else NO_PREFIX)
+        assert bool(found) == bool(held)
+        if not found:
+            continue
+        assert all(network.subnet_of(found) for network in held)  # type: ignore[arg-type]
+        for half in found.subnets() if found.prefixlen < found.max_prefixlen else ():
+            assert not all(network.subnet_of(half) for network in held)  # type: ignore[arg-type]

@@ -87,17 +87,3 @@ def test_opening_does_not_wait_for_endpoints_that_do_not_fit() -> None:
     assert node.not_programmed.keys() == {name("web")}
     assert let_in(node) == [True, True, True]
     check_tidy(node)
-
-
-def test_closed_again() -> None:
-    """When a service is restricted again, its old ranges in quarantine admit no client.
-
-    Ranges that it still has stay.
-    """
-    node = serving(restricted(FIRST, THIRD))
-    node.change(by_name(OPEN))
-    plan = node.change(by_name(restricted(THIRD)))
-    assert (plan.source_ranges, plan.removed_source_ranges) == ([], ranges(1, [FIRST]))
-    node.wait_for_quarantine()
-    assert let_in(node) == [False, False, True]
-    check_tidy(node)
