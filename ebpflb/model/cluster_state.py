@@ -141,35 +141,6 @@ class Applied(NamedTuple):
     warnings: tuple[ObjectWarning, ...]
 
 
-# A problem of an object is logged once, and not again with each change of the object.
-
-
-class NewWarnings:
-    """Remembers the warnings about the last version of each object of one kind."""
-
-    def __init__(self) -> None:
-        self._last: dict[Key, tuple[str, ...]] = {}
-
-    def of(self, key: Key, warnings: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the warnings that the object's last version did not have."""
-        before = self._last.pop(key, ())
-        if warnings:
-            self._last[key] = warnings
-        return tuple(text for text in warnings if text not in before)
-
-    def current(self) -> Iterator[tuple[Key, str]]:
-        """Yield each object with its warnings."""
-        return ((key, "; ".join(texts)) for key, texts in self._last.items())
-
-    def known(self, key: Key) -> tuple[str, ...]:
-        """Return the warnings about the object's last version."""
-        return self._last.get(key, ())
-
-    def forget(self, key: Key) -> None:
-        """Forget an object that was deleted."""
-        self._last.pop(key, None)
-
-
 _NEEDED = frozenset({Kind.SERVICE, Kind.ENDPOINT_SLICE, Kind.NODE})
 
 _Stored = TypeVar("_Stored")
@@ -198,7 +169,8 @@ class ClusterState:
         self.primary: dict[Family, Address] = nodes.primary_addresses(self._bind_addresses)
         self.services: dict[Key, tuple[ServicePort, ...]] = {}
         self.labels: dict[Key, str] = {}  # of Services that have any: NAME=VALUE,...
-        self._service_warnings, self._slice_warnings = NewWarnings(), NewWarnings()
+        # Of the last version of an object: a problem is logged once, and not with each change.
+        self._warnings: dict[tuple[Kind, Key], tuple[str, ...]] = {}
         self.slices: dict[Key, StoredSlice] = {}
         self.slices_of: dict[Key, dict[Key, None]] = {}  # Service -> its slices
         self.ranges: dict[Key, tuple[Network, ...]] = {}  # ServiceCIDR -> its networks
@@ -294,15 +266,11 @@ class ClusterState:
 
     def warnings(self) -> Iterator[tuple[str, str]]:
         """Yield each object with an unserved part, and the reason."""
-        for kind, found in (
-            (Kind.SERVICE, self._service_warnings),
-            (Kind.ENDPOINT_SLICE, self._slice_warnings),
-        ):
-            yield from ((f"{kind} {key}", text) for key, text in found.current())
+        return ((f"{kind} {key}", "; ".join(its)) for (kind, key), its in self._warnings.items())
 
     def warnings_of(self, service: Key) -> tuple[str, ...]:
         """Return the problems that concern only parts of a Service."""
-        return self._service_warnings.known(service)
+        return self._warnings.get((Kind.SERVICE, service), ())
 
     def take_changed_services(self) -> set[Key]:
         """Return the services that have changed since the last call."""
@@ -354,12 +322,19 @@ class ClusterState:
     def _change(self, kind: Kind, key: Key, found: ReadObject) -> list[ObjectWarning]:
         self.invalid.pop((kind, key), None)
         try:
-            texts = self._store(key, found)
+            texts = self._new_warnings(kind, key, self._store(key, found))
         except Exception as error:  # a mistake of the program stops no other object either
             text = str(error if isinstance(error, InvalidObject) else unexpected(error))
             self.invalid[kind, key] = text
             return [ObjectWarning(kind, key, found.source, text, self.effect(kind, key))]
         return [ObjectWarning(kind, key, found.source, text) for text in texts]
+
+    def _new_warnings(self, kind: Kind, key: Key, now: tuple[str, ...]) -> Iterable[str]:
+        """Return the warnings that the object's last version did not have."""
+        before = self._warnings.pop((kind, key), ())
+        if now:
+            self._warnings[kind, key] = now
+        return [text for text in now if text not in before]
 
     def effect(self, kind: Kind, key: Key) -> str:
         """Return the consequence for an invalid object."""
@@ -409,12 +384,12 @@ class ClusterState:
             if any(port.endpoint_health != HEALTH_OFF for port in ports):
                 self.with_passive_health.add(key)
             self.node_local.name(key, ports)
-        return self._service_warnings.of(key, warnings)
+        return warnings
 
     def _store_slice(self, key: Key, read: ReadSlice) -> tuple[str, ...]:
         former, (stored, warnings) = self.slices.get(key), read
         if former is not None and stored == former:
-            return self._slice_warnings.of(key, warnings)
+            return warnings
         if former is not None and stored is not None:
             stored = endpoint_slices.reused(stored, former)
         self._drop_slice(key)
@@ -424,7 +399,7 @@ class ClusterState:
             self.changed_services.add(stored.service)
             if stored.service == KUBERNETES:
                 self.changed_services |= self.renew_api_places()
-        return self._slice_warnings.of(key, warnings)
+        return warnings
 
     def _service_cidrs(self) -> frozenset[Network]:
         """Return the ranges; no range if another proxy serves Services too.
@@ -457,15 +432,14 @@ class ClusterState:
     def _remove(self, kind: Kind, key: Key) -> None:
         """Remove the object; a deleted Node keeps its last state (kube-proxy.md 13.1)."""
         self.invalid.pop((kind, key), None)
+        self._warnings.pop((kind, key), None)
         if kind is Kind.SERVICE:
-            self._service_warnings.forget(key)
             self.labels.pop(key, None)
             self.with_passive_health.discard(key)
             self.node_local.name(key, ())
             if self.services.pop(key, None) is not None:
                 self.changed_services.add(key)
         elif kind is Kind.ENDPOINT_SLICE:
-            self._slice_warnings.forget(key)
             self._drop_slice(key)
         elif kind is Kind.SERVICE_CIDR:
             self.ranges.pop(key, None)

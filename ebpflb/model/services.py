@@ -405,20 +405,25 @@ def parse(
 def _service_ports(
     service: objects.Service, admission: Admission, former: _Ports, warnings: list[str]
 ) -> Iterator[ServicePort]:
-    (namespace, name), spec = _names(service.metadata), service.spec
+    meta, spec = service.metadata, service.spec
+    namespace = sys.intern(_name("metadata.namespace", meta.namespace))
+    name = _name("metadata.name", meta.name)
     cluster_ips = _cluster_ips(spec, warnings)
-    external_ips, load_balancer_ips = _external_addresses(service, admission, former, warnings)
-    source_ranges, to_nodeports = _admitted(service, admission, former, warnings)
+    external_ips, load_balancer_ips, source_ranges, to_nodeports = _lists(
+        service, admission, former, warnings
+    )
     spec_ports = _ports(spec, warnings)
     health = admission.health_of(Key(namespace, name))
     annotated = annotations.read(
         service, admission.scheduler, health, admission.node_local_addresses, warnings
     )
     for family, cluster_ip in cluster_ips.items():
+        node_local = next(iter(_of(family, annotated.node_local)), None)
         for port, protocol in spec_ports:
+            is_tcp = protocol is Protocol.TCP
             yield ServicePort(
                 name=PortName(namespace, name, sys.intern(port.name or ""), protocol, family),
-                created=service.metadata.creation_timestamp or "",
+                created=meta.creation_timestamp or "",
                 cluster_ip=cluster_ip,
                 port=port.port,
                 node_port=port.node_port,
@@ -433,11 +438,13 @@ def _service_ports(
                 external_local=_is_external_local(spec),
                 health_check_node_port=_health_check_node_port(spec),
                 scheduler=annotated.scheduler,
-                reset_after=annotated.reset_after if protocol is Protocol.TCP else None,
+                reset_after=annotated.reset_after if is_tcp else None,
                 slow_start=annotated.slow_start,
-                endpoint_health=_health_of(annotated.endpoint_health, protocol),
+                # Clients' connections are those of TCP only.
+                endpoint_health=annotated.endpoint_health if is_tcp else HEALTH_OFF,
                 type=sys.intern(spec.type or "ClusterIP"),
-                node_local=_node_local(annotated.node_local, family, protocol),
+                # Sockets of SCTP are left alone.
+                node_local=node_local if protocol is not Protocol.SCTP else None,
                 passthrough=annotated.passthrough,
             )
 
@@ -449,16 +456,6 @@ def _limited(ports: tuple[ServicePort, ...], warnings: list[str]) -> ParsedServi
         ports = (replace(ports[0], limit=errors.one_line(limits[0])), *ports[1:])
     others = (each for each in warnings if not _is_about_limit(each))
     return ParsedService(ports, errors.some_lines((*limits, *others)))
-
-
-def _health_of(kind: str, protocol: Protocol) -> str:
-    """Return how endpoints' health is watched: clients' connections are those of TCP only."""
-    return kind if protocol is Protocol.TCP else HEALTH_OFF
-
-
-def _node_local(found: tuple[Address, ...], family: Family, protocol: Protocol) -> Address | None:
-    """Return the address for a port; sockets of SCTP are left alone."""
-    return next(iter(_of(family, found)), None) if protocol is not Protocol.SCTP else None
 
 
 def with_loopback(
@@ -495,12 +492,6 @@ def _name(field: str, text: str) -> str:
     return objects.short(field, objects.filled(field, text))
 
 
-def _names(meta: Metadata) -> tuple[str, str]:
-    """Return the Service's namespace and name."""
-    namespace = sys.intern(_name("metadata.namespace", meta.namespace))
-    return namespace, _name("metadata.name", meta.name)
-
-
 def _lacks_cluster_ip(service: objects.Service, admission: Admission) -> bool:
     """Whether a served Service lacks a cluster IP; possible only in a manifest."""
     is_wanted = PROXY_NAME_LABEL not in (service.metadata.labels or {})
@@ -522,28 +513,19 @@ def _is_about_limit(message: str) -> bool:
     return f": {_LIMIT}: " in message
 
 
-def _external_addresses(
+def _lists(
     service: objects.Service, admission: Admission, former: _Ports, warnings: list[str]
-) -> tuple[_Lists[Address], _Lists[Address]]:
-    """Return the external IPs and the load balancer IPs, by family."""
+) -> tuple[_Lists[Address], _Lists[Address], _Lists[Network], _Lists[Network]]:
+    """Return external IPs, load balancer IPs, their clients, and NodePorts' clients, by family."""
     first = _first_ports(former).values()
     external = _by_family(_external_ips(service.spec, admission, warnings))
     balanced = _by_family(_load_balancer_ips(service, warnings))
+    clients = _source_ranges(service.spec, warnings)
+    to_nodeports = _nodeport_ranges(service, admission, warnings)
     return (
         _kept(external, [it.external_ips for it in first]),
         _kept(balanced, [it.load_balancer_ips for it in first]),
-    )
-
-
-def _admitted(
-    service: objects.Service, admission: Admission, former: _Ports, warnings: list[str]
-) -> tuple[_Lists[Network], _Lists[Network]]:
-    """Return the clients of load balancer IPs and of NodePorts, by family."""
-    first = _first_ports(former).values()
-    balanced = _source_ranges(service.spec, warnings)
-    to_nodeports = _nodeport_ranges(service, admission, warnings)
-    return (
-        _kept(balanced, [it.source_ranges for it in first]),
+        _kept(clients, [it.source_ranges for it in first]),
         _kept(to_nodeports, [it.nodeport_source_ranges for it in first]),
     )
 

@@ -299,6 +299,17 @@ class FakeStaleWorker:
         self.checks_of_everything += 1
 
 
+def parts_of(made: Any, reporter: Reporter, stale: Any) -> list[Part]:
+    """Return the parts of an agent without workers, as build.py lists them."""
+    sync: Sync = made.sync
+    return [
+        *(made.loader, made.canary, sync, sync.service_sync, sync.node_sync, made.audit),
+        *(reporter, Stale(stale, sync), Recorder(made.history, sync)),
+        *(SourceErrors(dict), BesideKubeProxy("")),
+        ApiServersFile(sync.options, sync.cluster, lambda urls: None),
+    ]
+
+
 class Harness:
     """The agent in a thread: the test sends it events, and sees what it does.
 
@@ -349,7 +360,7 @@ class Harness:
         self.canary = CanarySync(self.sync, self.clock)
         self.agent = Agent(
             self.inbox,
-            self._parts(reporter),
+            [*parts_of(self, reporter, fakes.stale), self.doctor_audit, *self.more_parts],
             self.sync.take_turn,
             Publisher(self.options, self.health, self.audit, self.node_sync).publish,
             self.health.turned,
@@ -359,22 +370,6 @@ class Harness:
         parts.connect(self.inbox.put, self._end, record)
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
-
-    def _parts(self, reporter: Reporter) -> list[Part]:
-        """As build.py lists them."""
-        fakes: Any = self
-        return [
-            *(self.loader, self.canary, self.sync, self.service_sync, self.node_sync, self.audit),
-            *(reporter, Stale(fakes.stale, self.sync)),
-            *(
-                Recorder(fakes.history, self.sync),
-                SourceErrors(dict),
-                self.doctor_audit,
-                BesideKubeProxy(""),
-            ),
-            ApiServersFile(self.options, self.cluster, lambda urls: None),
-            *self.more_parts,
-        ]
 
     def host(self) -> FakeHost:
         return FakeHost(self.options)

@@ -18,17 +18,12 @@ from ebpflb.agent import canary_sync, engine, loop, missed_ends, node_sync
 from ebpflb.agent.audit import Audit, ElementsCheck, HooksCheck, MapsCheck
 from ebpflb.agent.canary_sync import CanarySync
 from ebpflb.agent.engine import EngineChoice
-from ebpflb.agent.loop import Agent, Part
+from ebpflb.agent.loop import Agent
 from ebpflb.agent.missed_ends import EndedConnections
 from ebpflb.agent.node_sync import NodeSync, ProgramLoader
 from ebpflb.agent.reporter import (
-    ApiServersFile,
-    BesideKubeProxy,
     Publisher,
-    Recorder,
     Reporter,
-    SourceErrors,
-    Stale,
 )
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.sync import Sync
@@ -54,7 +49,7 @@ from ebpflb.plan import canary, tables
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
 from ebpflb.stopping import parts
-from tests.agent.fakes import FakeServiceHealth
+from tests.agent.fakes import FakeServiceHealth, parts_of
 from tests.simulation.doctor import CLIENT, ENDPOINT, LEASE, Doctor, in_families
 from tests.simulation.kernel import CALLS, SimKernel
 from tests.simulation.places import HOST_NETNS, NODE
@@ -276,26 +271,15 @@ class Life:
         self.loader = ProgramLoader(self.datapath, self.options, self.sync.programs_loaded, clock)
         self.audit = self._audit(nodes, self.history.explaining(on_drift))
         self.publisher = Publisher(self.options, self.health, self.audit, nodes)
+        reporter = Reporter(self._servers(), metrics, self.sync, clock)
         self.agent = Agent(
             inbox,
-            self._parts(nodes, metrics),
+            parts_of(self, reporter, self.workers.stale),
             self.sync.take_turn,
             self.publisher.publish,
             self.health.turned,
             clock,
         )
-
-    def _parts(self, nodes: NodeSync, metrics: Metrics) -> list[Part]:
-        """As ebpflb/agent/build.py lists them."""
-        return [
-            *(self.loader, self.canary, self.sync, self.service_sync, nodes, self.audit),
-            *(
-                Reporter(self._servers(), metrics, self.sync, self.clock),
-                Stale(self.workers.stale, self.sync),
-            ),
-            *(Recorder(self.history, self.sync), SourceErrors(dict), BesideKubeProxy("")),
-            ApiServersFile(self.options, self.sync.cluster, lambda urls: None),
-        ]
 
     def _new_history(self) -> History:
         self.options.paths.history_file.unlink(missing_ok=True)
