@@ -110,7 +110,7 @@ class PeriodicWorker(Worker):
 
     def run(self) -> None:
         pause = 0.0 if self._steady else self.interval
-        while self.wanted.wait() and not self.stopped.wait(pause):
+        while not self.stopped.is_set() and self.wanted.wait() and not self.stopped.wait(pause):
             begun = time.monotonic()
             parts.attempt(self.thread.name, self._turn)
             pause = self.interval - (time.monotonic() - begun if self._steady else 0.0)

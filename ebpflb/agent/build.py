@@ -246,10 +246,7 @@ class _Builder:
         uplinks = UplinkCanary(inbox, canary, self._node_sync)
         stale, health = self._stale_worker(), self._servers.health
         readiness = NodeReadiness(options, health, self._writing_server, self._metrics.node_written)
-        endpoint_health = EndpointWatch(
-            self._maps, options, self._cluster, inbox, self._servers.record_set_aside
-        )
-        node_local = self._node_local_watch()
+        endpoint_health, node_local = self._endpoint_watch(), self._node_local_watch()
         parts = (
             self._loader,
             canary,
@@ -261,8 +258,6 @@ class _Builder:
             reporter,
             Stale(stale, sync),
             uplinks,
-            endpoint_health,
-            node_local,
             Recorder(self._history, sync),
             ApiServersFile(options, self._cluster, self._api_servers.name),
             SourceErrors(self._source.received),
@@ -274,12 +269,12 @@ class _Builder:
             "/v1/canary/": uplinks.respond,
             "/v1/service": Inspection(inbox, sync).respond,
         }
+        self._cluster.watches = endpoint_health, node_local
         self._start_workers(stale, uplinks, endpoint_health, node_local)
         self._metrics.socket_destroy_supported(stale.ends_udp)
         publisher = Publisher(options, health, audit, self._node_sync)
         self._connect_metrics(publisher, endpoint_health, node_local)
-        devices = DeviceWatch(inbox.put, route_sources=not probe.route_source())
-        self._start(self._servers, readiness, devices)
+        self._start(self._servers, readiness)
         return Agent(inbox, parts, sync.take_turn, publisher.publish, health.turned)
 
     def _start_workers(self, *others: Works) -> None:
@@ -298,6 +293,7 @@ class _Builder:
             kube_proxy.KubeProxyWatch(inbox.put),
             self._nat_watch,
             Monitoring(options.paths, self._datapath, self._node_sync, inbox.put),
+            DeviceWatch(inbox.put, route_sources=not probe.route_source()),
         )
 
     def _audit(self, reporter: Reporter) -> Audit:
@@ -323,11 +319,15 @@ class _Builder:
             shadow=self._options.shadow,
         )
 
+    def _endpoint_watch(self) -> EndpointWatch:
+        record = self._servers.record_set_aside
+        return EndpointWatch(self._maps, self._options, self._cluster, self._inbox, record)
+
     def _node_local_watch(self) -> NodeLocalWatch:
         """Return the watch; listeners that an earlier agent found serve until they are asked."""
         answering = answering_in(self._service_sync.planner.actual)
         self._cluster.observe(Fact.ANSWERING_LISTENERS, answering)
-        return NodeLocalWatch(self._cluster, self._inbox.put)
+        return NodeLocalWatch(self._cluster, self._inbox)
 
     def _connect_metrics(
         self, publisher: Publisher, aside: EndpointWatch, node_local: NodeLocalWatch

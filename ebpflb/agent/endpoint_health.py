@@ -20,7 +20,7 @@ from itertools import islice
 from struct import Struct
 from typing import NamedTuple
 
-from ebpflb.agent.loop import Inbox, Part, Turn
+from ebpflb.agent.loop import Inbox
 from ebpflb.cluster.event_recorder import object_limit
 from ebpflb.entries.services import service_name
 from ebpflb.errors import EbpflbError
@@ -65,14 +65,12 @@ class _Listed(NamedTuple):
     ready: frozenset[Place]
 
 
-class EndpointWatch(PeriodicWorker, Part):
+class EndpointWatch(PeriodicWorker):
     """Emits the endpoints that do not answer, after each change.
 
     ``record`` makes an Event about a Service. ``count``: how many endpoints are set aside now;
     ``times``: how often one was, since the start. ``clock`` is a monotonic clock, in seconds.
     """
-
-    name = "endpoint health"
 
     def __init__(
         self,
@@ -102,27 +100,25 @@ class EndpointWatch(PeriodicWorker, Part):
 
     def start(self) -> None:
         self._watch_packets(watched=False)  # an earlier agent's may have been left on
-        self.want(False)
         super().start()
 
     def stop(self) -> None:
         super().stop()
         self._detach()
 
-    def observe(self, turn: Turn) -> None:
-        """Sleep while no Service wants it, and nothing is left of an earlier one."""
-        is_busy = self._link is not None or self._aside
-        self.want(self._cluster.with_passive_health or is_busy)
-
     def turn(self) -> None:
         """Raises EbpflbError or OSError; the next turns then do nothing for a while."""
         if self._clock() < self._rests_until:
             return
+        self.want(False)  # a Service that changes meanwhile wakes this again
         try:
             self._look(is_wanted=bool(self._cluster.with_passive_health))
         except (EbpflbError, OSError):
             self._rests_until = self._clock() + RETRY_SECONDS
             raise
+        finally:
+            if self._cluster.with_passive_health or self._link is not None or self._aside:
+                self.want(True)
 
     def _look(self, *, is_wanted: bool) -> None:
         if is_wanted and self._link is None:

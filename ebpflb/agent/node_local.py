@@ -12,10 +12,10 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack, suppress
 
-from ebpflb.agent.loop import Part, Turn
+from ebpflb.agent.loop import Inbox
 from ebpflb.errors import in_words
 from ebpflb.model.addresses import host_port
 from ebpflb.model.cluster_state import ClusterState
@@ -33,19 +33,16 @@ _MOST_SILENT = 2  # questions in succession without an answer
 _QUERY = bytes.fromhex("eb9f00000001000000000000 0776657273696f6e 0462696e64 00 00100003")
 
 
-class NodeLocalWatch(PeriodicWorker, Part):
+class NodeLocalWatch(PeriodicWorker):
     """Emits the listeners that answer, after each change.
 
     Those that an earlier agent found serve until they do not answer.
     """
 
-    name = "node-local listeners"
-
-    def __init__(self, cluster: ClusterState, emit: Callable[[Observed], None]) -> None:
+    def __init__(self, cluster: ClusterState, inbox: Inbox) -> None:
         super().__init__("node-local", _INTERVAL_SECONDS, steady=True)
-        self._cluster, self._emit = cluster, emit
+        self._cluster, self._inbox = cluster, inbox
         self._named: frozenset[Listener] = frozenset()
-        self.want(False)
         self._answering: frozenset[Listener] = cluster.observed[Fact.ANSWERING_LISTENERS]
         self._silent: dict[Listener, int] = {}  # questions without an answer, in succession
 
@@ -56,14 +53,16 @@ class NodeLocalWatch(PeriodicWorker, Part):
         answering = len(wanted & self._answering)
         return {ANSWERING: answering, SILENT: len(wanted) - answering}
 
-    def observe(self, turn: Turn) -> None:
-        """Take the listeners that Services name; sleep without any."""
-        if self._cluster.complete:
-            if self._cluster.node_local.changed:
-                self._named = self._cluster.node_local.take_wanted()
-            self.want(self._named or self._answering)
-
     def turn(self) -> None:
+        """Ask once; sleep if Services name no listener."""
+        if not self._cluster.complete:
+            return
+        self.want(False)  # a Service that changes meanwhile wakes this again
+        if self._cluster.node_local.changed:
+            with suppress(TimeoutError):  # a busy loop is asked again by the next turn
+                self._named = self._inbox.ask(self._cluster.node_local.take_wanted)
+        if self._named or self._cluster.node_local.changed:
+            self.want(True)
         wanted = self._named
         found = ask(wanted) if wanted else {}
         self._silent = {each: self._silent[each] for each in wanted & self._silent.keys()}
@@ -72,7 +71,7 @@ class NodeLocalWatch(PeriodicWorker, Part):
             for each in sorted(answering ^ self._answering, key=str):  # of both families
                 self._say(each, found.get(each, "no Service names it"), answering)
             self._answering = answering
-            self._emit(Observed(Fact.ANSWERING_LISTENERS, answering))
+            self._inbox.put(Observed(Fact.ANSWERING_LISTENERS, answering))
 
     def _still_answers(self, listener: Listener, error: str | None) -> bool:
         """Whether the listener answers, now or last time; ``error`` is "" for silence."""

@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from ebpflb.errors import InvalidObject, one_line, unexpected
 from ebpflb.model import api_servers, endpoint_slices, endpoints, nodes, services
@@ -147,6 +147,12 @@ _Stored = TypeVar("_Stored")
 Claimed = Callable[[], Iterable[tuple[tuple[Address, int, int], Iterable[PortName]]]]
 
 
+class Watch(Protocol):
+    """A thread that sleeps while no Service wants it."""
+
+    def want(self, wanted: object) -> None: ...
+
+
 class ClusterState:
     """The state of the cluster as seen from one node.
 
@@ -177,6 +183,7 @@ class ClusterState:
         # The ranges of cluster IPs; unknown before Kind.SERVICE_CIDR is in ``listed``.
         self.service_cidrs: frozenset[Network] = frozenset()
         self._of_servers: tuple[StoredSlice, ...] = ()  # the slices of KUBERNETES that count
+        self.watches: tuple[Watch, ...] = ()  # of what Services want observed on this node
         self.with_passive_health: set[Key] = set()  # Services
         self.node_local = NodeLocalPorts()
         self.observed: dict[Fact, Values] = dict.fromkeys(Fact, frozenset())
@@ -377,13 +384,16 @@ class ClusterState:
         self.labels.pop(key, None)
         if labels := service.metadata.labels:
             self.labels[key] = show_labels(labels)
-        if ports != self.services.get(key):
+        if ports != (former_ports := self.services.get(key)):
             self.services[key] = ports
             self.changed_services.add(key)
             self.with_passive_health.discard(key)
             if any(port.endpoint_health != HEALTH_OFF for port in ports):
                 self.with_passive_health.add(key)
             self.node_local.name(key, ports)
+            if any(map(_is_observed, (*ports, *(former_ports or ())))):
+                for watch in self.watches:
+                    watch.want(True)
         return warnings
 
     def _store_slice(self, key: Key, read: ReadSlice) -> tuple[str, ...]:
@@ -469,3 +479,8 @@ def _stored(
         case Changed(of, key) | Removed(of, key) if of is kind:
             return {key: stored.get(key)}
     return {}
+
+
+def _is_observed(port: ServicePort) -> bool:
+    """Whether the node observes itself whether endpoints, or a listener, of the port answer."""
+    return port.node_local is not None or port.endpoint_health != HEALTH_OFF

@@ -405,31 +405,26 @@ def parse(
 def _service_ports(
     service: objects.Service, admission: Admission, former: _Ports, warnings: list[str]
 ) -> Iterator[ServicePort]:
-    meta, spec = service.metadata, service.spec
-    namespace = sys.intern(_name("metadata.namespace", meta.namespace))
-    name = _name("metadata.name", meta.name)
+    key, spec = _key(service.metadata), service.spec
     cluster_ips = _cluster_ips(spec, warnings)
-    external_ips, load_balancer_ips, source_ranges, to_nodeports = _lists(
-        service, admission, former, warnings
-    )
+    external_ips, balanced, clients, to_nodeports = _lists(service, admission, former, warnings)
     spec_ports = _ports(spec, warnings)
-    health = admission.health_of(Key(namespace, name))
+    health = admission.health_of(key)
     annotated = annotations.read(
         service, admission.scheduler, health, admission.node_local_addresses, warnings
     )
     for family, cluster_ip in cluster_ips.items():
         node_local = next(iter(_of(family, annotated.node_local)), None)
         for port, protocol in spec_ports:
-            is_tcp = protocol is Protocol.TCP
             yield ServicePort(
-                name=PortName(namespace, name, sys.intern(port.name or ""), protocol, family),
-                created=meta.creation_timestamp or "",
+                name=PortName(*key, sys.intern(port.name or ""), protocol, family),
+                created=service.metadata.creation_timestamp or "",
                 cluster_ip=cluster_ip,
                 port=port.port,
                 node_port=port.node_port,
                 external_ips=external_ips[family],
-                load_balancer_ips=load_balancer_ips[family],
-                source_ranges=source_ranges[family],
+                load_balancer_ips=balanced[family],
+                source_ranges=clients[family],
                 nodeport_source_ranges=to_nodeports[family],
                 affinity_seconds=_affinity_seconds(spec),
                 internal_local=_is_local(
@@ -438,13 +433,13 @@ def _service_ports(
                 external_local=_is_external_local(spec),
                 health_check_node_port=_health_check_node_port(spec),
                 scheduler=annotated.scheduler,
-                reset_after=annotated.reset_after if is_tcp else None,
+                reset_after=annotated.reset_after if protocol is Protocol.TCP else None,
                 slow_start=annotated.slow_start,
-                # Clients' connections are those of TCP only.
-                endpoint_health=annotated.endpoint_health if is_tcp else HEALTH_OFF,
+                endpoint_health=annotated.endpoint_health
+                if protocol is Protocol.TCP
+                else HEALTH_OFF,
                 type=sys.intern(spec.type or "ClusterIP"),
-                # Sockets of SCTP are left alone.
-                node_local=node_local if protocol is not Protocol.SCTP else None,
+                node_local=None if protocol is Protocol.SCTP else node_local,
                 passthrough=annotated.passthrough,
             )
 
@@ -490,6 +485,12 @@ def _whole(port: ServicePort, which: WholeAddresses) -> tuple[Address, ...]:
 
 def _name(field: str, text: str) -> str:
     return objects.short(field, objects.filled(field, text))
+
+
+def _key(meta: Metadata) -> Key:
+    """Return the Service's key. Raises InvalidObject."""
+    namespace = sys.intern(_name("metadata.namespace", meta.namespace))
+    return Key(namespace, _name("metadata.name", meta.name))
 
 
 def _lacks_cluster_ip(service: objects.Service, admission: Admission) -> bool:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from ebpflb.agent.endpoint_health import MAP, MOST_OUTCOMES, EndpointWatch
-from ebpflb.agent.loop import Turn
 from ebpflb.entries.services import Backend
 from ebpflb.kernel.maps.layout import MAPS
 from ebpflb.kernel.maps.records import BackendHealth, ServiceBackend, record
@@ -127,12 +126,11 @@ def test_one_that_the_api_made_ready_again_begins_anew(watching: Watching) -> No
 
 def test_it_is_off_by_default_and_a_service_turns_it_on(tmp_path: Path) -> None:
     made = Watching(tmp_path)
-    made.watch.observe(Turn())
-    assert not made.watch.wanted.is_set()  # the thread sleeps
+    made.agent.cluster.watches = (made.watch,)
     assert made.turn(outcome(IPS[0])) == set(IPS)
+    assert not made.watch.wanted.is_set()  # the thread sleeps
     assert not made.watch.is_attached
     made.agent.send(changed(Kind.SERVICE, annotated(HEALTH_PASSIVE)))
-    made.watch.observe(Turn())
     assert made.watch.wanted.is_set()
     assert made.turn(outcome(IPS[0])) == set(IPS[1:])
     made.agent.stop()

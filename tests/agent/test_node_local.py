@@ -7,11 +7,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from ebpflb.agent import node_local
-from ebpflb.agent.loop import Turn
 from ebpflb.agent.node_local import NodeLocalWatch, answering_in, ask
 from ebpflb.model.annotations import NODE_LOCAL_ANNOTATION
 from ebpflb.model.cluster_state import ClusterState
@@ -78,16 +79,19 @@ class Asked:
         self.cluster.listed.update(Kind)
         self.cluster.observe(Fact.ANSWERING_LISTENERS, frozenset(answering))
         self.wanted = frozenset[Listener]()
-        self.watch = NodeLocalWatch(self.cluster, self.heard.append)
+        inbox: Any = Mock(put=self.heard.append, ask=lambda do: do())
+        self.watch = NodeLocalWatch(self.cluster, inbox)
         monkeypatch.setattr(node_local, "ask", lambda them: dict.fromkeys(them, self.error))
-        monkeypatch.setattr(self.cluster.node_local, "take_wanted", lambda: self.wanted)
+        monkeypatch.setattr(self.cluster.node_local, "take_wanted", self._take)
+
+    def _take(self) -> frozenset[Listener]:
+        self.cluster.node_local.changed = False
+        return self.wanted
 
     def turn(self, error: str | None) -> list[frozenset[Listener]]:
-        self.error = error
+        self.error, self.cluster.node_local.changed = error, True
         self.heard.clear()
-        self.watch.observe(Turn())
-        if self.watch.wanted.is_set():
-            self.watch.turn()
+        self.watch.turn()
         return [each.values for each in self.heard]
 
 
