@@ -18,6 +18,7 @@ from ebpflb.kernel.map_writer import MapWriter
 from ebpflb.model import cluster_state, devices, endpoints, services
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.endpoints import Selection, uses_cluster, uses_local
+from ebpflb.model.events import Key, Kind
 from ebpflb.model.services import ServicePort
 from ebpflb.plan import desired, tables
 from ebpflb.plan.planner import Plan, Planner
@@ -61,7 +62,8 @@ def names_of_removed_backends_stay() -> Any:
 
 def services_deleted_while_away_stay() -> Any:
     """A new agent forgets to remove what it does not know."""
-    return patch.object(Planner, "plan_everything", Planner.plan_changes)
+    plan = Planner.plan_changes
+    return patch.object(Planner, "plan_everything", lambda it, new, now, but: plan(it, new, now))
 
 
 def a_failed_write_counts_as_written() -> Any:
@@ -83,7 +85,13 @@ def removed_backends_keep_their_slot() -> Any:
 
 
 def removed_slices_are_ignored() -> Any:
-    return patch.object(ClusterState, "_remove_slice", lambda self, key: None)
+    remove = ClusterState._remove
+
+    def ignoring(cluster: ClusterState, kind: Kind, key: Key) -> None:
+        if kind is not Kind.ENDPOINT_SLICE:
+            remove(cluster, kind, key)
+
+    return patch.object(ClusterState, "_remove", ignoring)
 
 
 def hooks_are_not_put_back() -> Any:
