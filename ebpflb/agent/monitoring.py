@@ -79,7 +79,7 @@ class Monitoring(DescriptorWorker):
 
     def _put_back(self) -> None:
         if self._variant:
-            run_all(partial(self._node_sync.exchange, None), self._variant.close)
+            run_all(partial(self._node_sync.exchange, None), self._close_variant)
 
     def run(self) -> None:
         while not self.stopped.is_set():
@@ -100,7 +100,8 @@ class Monitoring(DescriptorWorker):
         if self.stopped.is_set():
             return
         if self._variant and self._datapath.others is not self._variant.programs:
-            self._replaced()
+            self._forget_all()  # the agent has loaded its programs again: clients must ask again
+            self._close_variant()
         elif self._variant and not self._clients:
             self._end()
 
@@ -150,25 +151,18 @@ class Monitoring(DescriptorWorker):
         if self._variant:
             self._variant.ask(reduce(or_, self._clients.values(), 0))
 
-    def _replaced(self) -> None:
-        """Disconnect the clients, who must ask again.
-
-        The agent has loaded its programs again, and they are in force.
-        """
-        variant, self._variant = self._variant, None
-        self._forget_all()
-        if variant:
-            variant.close()
-
     def _end(self) -> None:
         """Put the usual programs in force again; after a failure the audit tries it."""
-        variant, self._variant = self._variant, None
         try:
             self._exchange(None)
         except EbpflbError as error:
             log.error("the monitor's programs are still loaded: %s", error)
         else:
             log.info("monitor stopped: the usual programs are loaded again")
+        self._close_variant()
+
+    def _close_variant(self) -> None:
+        variant, self._variant = self._variant, None
         if variant:
             variant.close()
 
