@@ -131,10 +131,10 @@ class CanarySync(Part):
             raise CanaryRefused(f"port {nodeport} is a NodePort of a Service: try again")
 
     def _check_space(self) -> None:
-        planner = self._service_sync.planner
-        used = planner.used_entries()
+        space = self._service_sync.planner.space
+        used = space.used_entries()
         for name in ("services", "slots", "service_stats", "backend_slots", "source_ranges"):
-            most = planner.space.sizes[name]
+            most = space.sizes[name]
             if used[name] > MOST_FILLED * most:
                 raise CanaryRefused(f"map {name} is nearly full ({used[name]} of {most} entries)")
 

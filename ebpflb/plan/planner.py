@@ -427,13 +427,6 @@ class Planner:
     def cluster_ips(self) -> ClusterIps:
         return self.frontends.cluster_ips
 
-    def used_entries(self) -> dict[str, int]:
-        """Map -> the number of its used entries, including those in quarantine.
-
-        Another thread may be planning at the same time, so the counts are not of one moment.
-        """
-        return self.space.used_entries() | {"cluster_ips": len(self.cluster_ips.counts)}
-
     def _finish(self) -> None:
         """Add the writes that depend on all changes of a plan."""
         for _ in range(min(len(self._freed), MOST_FREED)):

@@ -378,9 +378,8 @@ def _from_maps(
 def _weighted(desired: DesiredService, growth: Growth, now: float) -> DesiredService:
     weights = {each.endpoint: each.weight for each in desired.backends}
     parts = {at: max(1, weights[at] * growth.step(at, now) // TENTHS) for at in growth.since}
-    backends = [_with_weight(each, parts.get(each.endpoint)) for each in desired.backends]
+    backends = (
+        structs.replace(each, weight=parts[each.endpoint]) if each.endpoint in parts else each
+        for each in desired.backends
+    )
     return replace(desired, backends=tuple(backends))
-
-
-def _with_weight(backend: DesiredBackend, weight: int | None) -> DesiredBackend:
-    return backend if weight is None else structs.replace(backend, weight=weight)

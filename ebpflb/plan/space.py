@@ -187,7 +187,7 @@ class Space:
         """
         used = {part: self.sizes[part] - free() for part, free in self._free.items()}
         ids = {"backend_slots": len(self.backend_ids), "service_stats": len(self.service_ids)}
-        return used | ids
+        return used | ids | {"cluster_ips": len(self.frontends.cluster_ips.counts)}
 
     def most(self, part: str) -> int:
         """The number of entries of a map that one namespace may have."""

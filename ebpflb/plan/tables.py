@@ -92,7 +92,7 @@ def size(scheduler: str, lists: Sequence[Sequence[int]]) -> int:
     if all(len(set(found)) <= 1 for found in lists):
         return 0
     if scheduler == ROUND_ROBIN:
-        rounds = (_round(found) for found in lists if found)
+        rounds = (sum(found) // math.gcd(*found) for found in lists if found)
         return min(max(rounds), PLACES * longest, max(longest, PRIMES[-1]))
     return longest
 
@@ -126,10 +126,6 @@ def _of_slots(slots: Sequence[int]) -> PackedPlaces:
     found[0::3] = found[1::3] = column
     found[2::3] = array("I", [ALWAYS]) * len(slots)
     return found
-
-
-def _round(weights: Sequence[int]) -> int:
-    return sum(weights) // math.gcd(*weights)
 
 
 def _maglev(backends: Sequence[Weighted], count: int) -> Steps[list[int]]:

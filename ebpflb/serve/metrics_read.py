@@ -246,7 +246,7 @@ class Reading:
 
     def _entries(self, counts: Counts) -> dict[str, float]:
         return {
-            **self._sources.planner().used_entries(),
+            **self._sources.planner().space.used_entries(),
             **{name: self._maps[name].count() for name in COUNTED_WHOLE},
             **{table.name: table.numbers.entries for table in self._tables},
             **counts.entries,
