@@ -514,7 +514,7 @@ def listed(options: Options) -> ClusterState:
     Raises ClusterError, with the last reason, if the lists are not complete within LIST_SECONDS,
     and as soon as a list that is needed is forbidden.
     """
-    from ebpflb.cluster.list_watch import NEWEST  # not with manifests
+    from ebpflb.cluster.list_watch import NEWEST  # only doctor needs it here
 
     cluster = ClusterState(
         options.node_name, bind_address=options.bind_address, admission=options.admission

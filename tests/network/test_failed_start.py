@@ -186,7 +186,7 @@ def test_settings_that_were_made_are_undone(node: Node, tmp_path: Path) -> None:
 
 MAKE_AND_FAIL = """
 from pathlib import Path
-from ebpflb.agent.node_sync import HostChanges
+from ebpflb.agent.node_sync import host_changes
 from ebpflb.agent.engine import table_options
 from ebpflb.kernel.node import sysctls
 from ebpflb.kernel.netfilter.table import NetfilterTable
@@ -195,7 +195,7 @@ Path({run!r}).mkdir()
 chosen = ConntrackOptions(established=4711, udp=11, be_liberal=True)
 options = Options(Paths(Path({state!r}), Path({run!r})), "node-1", Path("/"), conntrack=chosen)
 before = sysctls.RESERVED.read_text()
-with HostChanges(options) as host:
+with host_changes(options) as host:
     assert host.make() is None
     assert NetfilterTable(table_options(options, sctp=False, beside_flows=True)).build() is False
     assert sysctls.RESERVED.read_text() != before
