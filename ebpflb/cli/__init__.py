@@ -11,7 +11,7 @@ run                that configuration and ebpflb's own options -> Options, for t
 Shared by the commands:
 
 common             options and helpers; hints on wrong uses
-output             how everything is printed; -o and --watch
+output             how everything is printed; -o
 
 The other commands:
 

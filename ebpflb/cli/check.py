@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import Output, list_option, print_results, show, watch_option
+from ebpflb.cli.output import Output, list_option, print_results
 from ebpflb.options import Paths
 from ebpflb.serve import status
 from ebpflb.tools import pins
@@ -20,11 +20,8 @@ from ebpflb.tools.node_checks import WARNING, WRONG, CheckResult, judged
 @common.cgroup_root
 @common.state_dir
 @common.run_dir
-@watch_option
 @list_option
-def check(
-    cgroup_root: Path | None, state_dir: Path, run_dir: Path, watch: float | None, output: Output
-) -> None:
+def check(cgroup_root: Path | None, state_dir: Path, run_dir: Path, output: Output) -> None:
     """Check whether this node can run ebpflb.
 
     Tries every feature that ebpflb uses. For each one that is missing, prints what to do about it
@@ -36,25 +33,14 @@ def check(
     $ ebpflb check -o wide
     $ ebpflb check -o json
     """
-
-    def read() -> list[CheckResult]:
-        paths = pins.paths(state_dir, run_dir)
-        return [*check_node(paths, cgroup_root), *_of_agent(paths)]
-
-    results = show(read, lambda found: _print(found, output), watch)
-    sys.exit(1 if _lacking(results) else 0)
-
-
-def _print(results: list[CheckResult], output: Output) -> None:
+    paths = pins.paths(state_dir, run_dir)
+    results = [*check_node(paths, cgroup_root), *_of_agent(paths)]
     print_results(results, output, "MISSING")
+    lacking = [result.feature for result in results if result.result == WRONG]
     if output.has_sentences:
-        lacking = _lacking(results)
         lacks = f"cannot run ebpflb: it lacks {', '.join(lacking)}"
         click.echo(f"\nThis node {lacks if lacking else 'can run ebpflb'}.")
-
-
-def _lacking(results: list[CheckResult]) -> list[str]:
-    return [result.feature for result in results if result.result == WRONG]
+    sys.exit(1 if lacking else 0)
 
 
 def _of_agent(paths: Paths) -> Iterator[CheckResult]:

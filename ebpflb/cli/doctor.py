@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import Output, list_option, print_results, show, watch_option
+from ebpflb.cli.output import Output, list_option, print_results
 from ebpflb.errors import EbpflbError, NodeError, in_words
 from ebpflb.files import DOCS
 from ebpflb.kernel.maps.bpf_map import Map
@@ -41,13 +41,11 @@ from ebpflb.tools.node_status import facts_of
     help="Test every path with real connections to a temporary endpoint.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing about what is ok.")
-@watch_option
 @list_option
 def doctor(
     cgroup_root: Path | None,
     state_dir: Path,
     run_dir: Path | None,
-    watch: float | None,
     output: Output,
     canary: bool,
     quiet: bool,
@@ -59,8 +57,7 @@ def doctor(
     them with its own, and what it has written with the kernel. Last doctor connects through each
     path (sockets, packets, NodePorts) to an endpoint of its own: for some seconds there are two
     network namespaces, and service ports that serve no one else. With --no-canary it changes
-    nothing. Problems come first; on a terminal they are coloured, unless NO_COLOR is set. Exit
-    status 0 if nothing is wrong; warnings do not count.
+    nothing. Problems come first. Exit status 0 if nothing is wrong; warnings do not count.
 
     \b
     $ ebpflb doctor
@@ -70,27 +67,14 @@ def doctor(
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)
     pins.require_state_directory(paths.state)
-
-    def read() -> list[CheckResult]:
-        found = _results(paths, cgroup_root, canary=canary)
-        return sorted(found, key=lambda each: (WRONG, WARNING, OK).index(each.result))
-
-    def print_(found: list[CheckResult]) -> None:
-        _print([each for each in found if not (quiet and each.ok)], output)
-
-    results = show(read, print_, watch)
-    sys.exit(1 if _count(WRONG, results) else 0)
-
-
-def _print(results: list[CheckResult], output: Output) -> None:
-    print_results(results, output, "WRONG")
-    if results and output.has_sentences:
-        wrong, warnings = (_count(it, results) for it in (WRONG, WARNING))
+    found = _results(paths, cgroup_root, canary=canary)
+    results = sorted(found, key=lambda each: (WRONG, WARNING, OK).index(each.result))
+    shown = [each for each in results if not (quiet and each.ok)]
+    print_results(shown, output, "WRONG")
+    wrong, warnings = (sum(each.result == it for each in results) for it in (WRONG, WARNING))
+    if shown and output.has_sentences:
         click.echo(f"\nwrong: {wrong}, warnings: {warnings}")
-
-
-def _count(result: str, results: list[CheckResult]) -> int:
-    return sum(each.result == result for each in results)
+    sys.exit(1 if wrong else 0)
 
 
 def _results(paths: Paths, cgroup: Path | None, *, canary: bool) -> Iterator[CheckResult]:

@@ -15,8 +15,6 @@ from ebpflb.cli.output import (
     percent,
     print_as,
     print_table,
-    show,
-    watch_option,
 )
 from ebpflb.entries.services import Frontend
 from ebpflb.kernel.maps.state_dir import StateDir
@@ -51,7 +49,6 @@ from ebpflb.tools.explain.asking import NamedService, parse_question
 @limit_option
 @common.state_dir
 @common.run_dir
-@watch_option
 @output_option("wide", "json", "yaml")
 def explain(
     to: Frontend | NamedService,
@@ -60,7 +57,6 @@ def explain(
     limit: int | None,
     state_dir: Path,
     run_dir: Path | None,
-    watch: float | None,
     output: Output,
 ) -> None:
     """Explain why a connection goes where it goes, step by step.
@@ -81,25 +77,17 @@ def explain(
     """
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)
-
-    def read() -> Explained:
-        found = answer.explain(StateDir(paths.state), paths.cache, to, sender, from_port)
-        published = status.read(paths)
-        if published and (aside := published.set_aside.get(found.service)):
-            found.notes.append(f"set aside, as they do not answer this node: {aside}")
-        return found
-
-    explained = show(read, lambda found: _print(found, output.most_rows(limit), output), watch)
-    sys.exit(explained.status)
-
-
-def _print(explained: Explained, most: int, output: Output) -> None:
+    found = answer.explain(StateDir(paths.state), paths.cache, to, sender, from_port)
+    published = status.read(paths)
+    if published and (aside := published.set_aside.get(found.service)):
+        found.notes.append(f"set aside, as they do not answer this node: {aside}")
     if output.is_data:
-        print_as(output, explained.as_data())
+        print_as(output, found.as_data())
     else:
-        _print_tables(explained, most, output)
-    for note in explained.notes:
+        _print_tables(found, output.most_rows(limit), output)
+    for note in found.notes:
         click.echo(f"note: {note}", err=True)
+    sys.exit(found.status)
 
 
 def _print_tables(explained: Explained, most: int, output: Output) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import Output, list_option, print_list, show, watch_option
+from ebpflb.cli.output import Output, list_option, print_list
 from ebpflb.entries.flows import FlowState
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.model.addresses import Address, parse_address
@@ -62,7 +62,6 @@ def flows() -> None:
     multiple=True,
     help="Only flows in this state; may be repeated.",
 )
-@watch_option
 @common.state_dir
 @list_option
 def list_(
@@ -70,7 +69,6 @@ def list_(
     client: Address | None,
     namespace: str,
     states: tuple[str, ...],
-    watch: float | None,
     state_dir: Path,
     output: Output,
 ) -> None:
@@ -81,16 +79,14 @@ def list_(
     \b
     $ ebpflb flows list --service shop/cart -o wide
     $ ebpflb flows list --client 198.51.100.7
-    $ ebpflb flows list --state opening --watch
+    $ ebpflb flows list --state opening
     """
     common.require_capabilities()
-    only = FlowFilter(service, client)
-
-    def read() -> list[dict[str, Any]]:
-        rows = (row for row in _read(state_dir, only) if common.is_in(namespace, row["service"]))
-        return [row for row in rows if not states or row["state"] in states]
-
-    show(read, lambda rows: _print(rows, output), watch)
+    found = _read(state_dir, FlowFilter(service, client))
+    found = [row for row in found if common.is_in(namespace, row["service"])]
+    rows = [row for row in found if not states or row["state"] in states]
+    shown = rows if output.is_whole else [{name: row[name] for name in _NARROW} for row in rows]
+    print_list(shown, output, what="flows")
 
 
 @contextmanager
@@ -106,11 +102,6 @@ def _read(state_dir: Path, only: FlowFilter) -> list[dict[str, Any]]:
     with _maps(state_dir, only) as maps:
         rows = [*list_flows(maps, only), *list_connections(maps, only)]
     return sorted(rows, key=lambda row: (row["service"], row["client"], row["frontend"]))
-
-
-def _print(rows: list[dict[str, Any]], output: Output) -> None:
-    shown = rows if output.is_whole else [{name: row[name] for name in _NARROW} for row in rows]
-    print_list(shown, output, what="flows")
 
 
 @flows.command()

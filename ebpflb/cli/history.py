@@ -12,11 +12,10 @@ import click
 from msgspec.structs import asdict
 
 from ebpflb.cli import common
-from ebpflb.cli.output import Output, limit_option, list_option, print_list, show, watch_option
+from ebpflb.cli.output import Output, limit_option, list_option, print_list
 from ebpflb.entries.services import service_of
 from ebpflb.history.records import (
     Change,
-    LatestChanges,
     ServiceChange,
     WriteCause,
     latest_changes,
@@ -38,7 +37,6 @@ FEW = 3  # names of one sort in a cell of a narrow table
     help="Only records since a time, such as 10m (ago), 14:03 or 2026-11-22T14:03:10.",
 )
 @limit_option
-@watch_option
 @common.state_dir
 @common.run_dir
 @list_option
@@ -47,7 +45,6 @@ def history(
     namespace: str,
     since: float | None,
     limit: int | None,
-    watch: float | None,
     state_dir: Path,
     run_dir: Path | None,
     output: Output,
@@ -65,14 +62,7 @@ def history(
     common.require_capabilities()
     paths, most = pins.paths(state_dir, run_dir), output.most_rows(limit)
     wanted = service or ((namespace, "") if namespace else None)
-
-    def read() -> LatestChanges:
-        return latest_changes(paths, wanted, since, most)
-
-    show(read, lambda found: _show(found, output, most), watch)
-
-
-def _show(found: LatestChanges, output: Output, most: int) -> None:
+    found = latest_changes(paths, wanted, since, most)
     make = _items if output.is_data else partial(_rows, wide=output.is_wide)
     every = [row for change in found.changes for row in make(change)]
     rows = every[-most:]

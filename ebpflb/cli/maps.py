@@ -14,8 +14,6 @@ from ebpflb.cli.output import (
     print_list,
     print_none_found,
     print_table,
-    show,
-    watch_option,
 )
 from ebpflb.entries.services import service_of
 from ebpflb.kernel.maps.records import BackendCounters, ServiceCounters
@@ -41,14 +39,12 @@ def maps() -> None:
 @click.argument("names", metavar="[MAP]...", nargs=-1, type=click.Choice(list(ROWS)))
 @click.option("--all", "every", is_flag=True, help="The entries of all maps.")
 @common.service
-@watch_option
 @common.state_dir
 @list_option
 def dump(
     names: tuple[str, ...],
     every: bool,
     service: tuple[str, str] | None,
-    watch: float | None,
     state_dir: Path,
     output: Output,
 ) -> None:
@@ -66,16 +62,14 @@ def dump(
     $ ebpflb maps dump --all -o json
     """
     common.require_capabilities()
-
-    def read() -> Dump:
-        with pins.pinned_maps(state_dir) as pinned:
-            if service:
-                require_service(pinned, "/".join(service))
-            dumped = dump_maps(pinned, names)
-        return _of_service(dumped, "/".join(service)) if service else dumped
-
+    with pins.pinned_maps(state_dir) as pinned:
+        if service:
+            require_service(pinned, "/".join(service))
+        dumped = dump_maps(pinned, names)
+    if service:
+        dumped = _of_service(dumped, "/".join(service))
     print_ = _print if names or every or service else _print_counts
-    show(read, lambda dumped: print_(dumped, output), watch)
+    print_(dumped, output)
 
 
 def _of_service(dumped: Dump, service: str) -> Dump:

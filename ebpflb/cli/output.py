@@ -3,18 +3,16 @@
 
 A table has a line for each row, upper-case heads, columns that are as wide as their content and two
 blanks apart. Nothing is cut, except on a terminal a last column of free text. ``-o`` has the same
-as data, ``-w`` again and again.
+as data.
 
 Control characters, which a name in a map or manifest may hold, are escaped.
 """
 
-import os
 import re
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
@@ -67,7 +65,6 @@ class Output(NamedTuple):
 
 
 _TABLE = Output()
-NO_COLOURS: Mapping[str, str] = {}
 
 
 def output_option(*forms: str, more: str = "") -> Decorator:
@@ -239,7 +236,6 @@ def print_list(
     notes: Iterable[str] = (),
     what: str = "Services",
     text_last: bool = False,
-    colours: Mapping[str, str] = NO_COLOURS,
 ) -> None:
     """Print a list as ``output`` asks: JSON or YAML, or a table of the rows.
 
@@ -249,7 +245,7 @@ def print_list(
     if output.is_data:
         print_as(output, {"items": [*(rows if data is None else data)], "notes": [*notes]})
         return
-    print_table(rows, output, text_last=text_last, colours=colours)
+    print_table(rows, output, text_last=text_last)
     if not rows:
         print_none_found(what)
     for note in notes:
@@ -261,11 +257,9 @@ def print_table(
     output: Output = _TABLE,
     *,
     text_last: bool = False,
-    colours: Mapping[str, str] = NO_COLOURS,
 ) -> None:
     """Print rows, which have the same keys; each key is a column.
 
-    ``colours``: word of the first column -> its colour on a terminal, unless NO_COLOR is set.
     ``text_last``: the last column is free text, which a terminal shortens to the line, except with
     ``-o wide``.
     """
@@ -273,13 +267,7 @@ def print_table(
     if text_last and not output.is_wide and sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
     if lines := [*table_lines(rows, headers=output.headers, width=width)]:
-        painted = "\n".join(_painted(line, colours) for line in lines)
-        click.echo(painted, color=False if os.environ.get("NO_COLOR") else None)
-
-
-def _painted(line: str, colours: Mapping[str, str]) -> str:
-    word = line.partition(" ")[0]
-    return click.style(word, colours.get(word)) + line[len(word) :] if word in colours else line
+        click.echo("\n".join(lines))
 
 
 def table_lines(
@@ -342,8 +330,6 @@ def cell(value: Any) -> str:
 
 # The results of `ebpflb check` and `ebpflb doctor`.
 
-_RESULT_COLOURS = {"ok": "green", "warning": "yellow", "WRONG": "red", "MISSING": "red"}
-
 
 def print_results(results: "Sequence[CheckResult]", output: Output, lacking: str) -> None:
     """Print a table, and below it what to do about each result that is not ok.
@@ -353,7 +339,7 @@ def print_results(results: "Sequence[CheckResult]", output: Output, lacking: str
     if not (results or output.is_data):
         return
     rows = [_result_row(each, lacking, output) for each in results]
-    print_list(rows, output, text_last=True, colours=_RESULT_COLOURS)
+    print_list(rows, output, text_last=True)
     if output.has_sentences:
         for each in results:
             if each.remedy:
@@ -375,50 +361,3 @@ def percent(share: float, digits: int) -> str:
     0.010%.
     """
     return f"{share:.{digits}%}" if share >= 0.01 or not share else f"{100 * share:#.2g}%"
-
-
-# ``--watch``: show a value repeatedly, until Ctrl-C.
-
-_Value = TypeVar("_Value")
-
-_CLEAR = "\x1b[H\x1b[2J"
-
-watch_option = click.option(
-    "-w",
-    "--watch",
-    type=click.FloatRange(min=0.1),
-    is_flag=False,
-    flag_value=2.0,
-    default=None,
-    metavar="[SECONDS]",
-    help="Repeat every 2 s, or every SECONDS, and show changes, until Ctrl-C.",
-)
-
-
-def show(
-    read: Callable[[], _Value], print_: Callable[[_Value], None], seconds: float | None
-) -> _Value:
-    """Print the value and return it; with ``seconds`` repeat that until Ctrl-C, and exit."""
-    if seconds:
-        watch(read, print_, seconds)
-        sys.exit(0)
-    value = read()
-    print_(value)
-    return value
-
-
-def watch(read: Callable[[], _Value], print_: Callable[[_Value], None], seconds: float) -> None:
-    """Print the value repeatedly: in place on a terminal; else each time that it differs."""
-    last = None
-    try:
-        while True:
-            value = read()
-            if value != last:
-                if sys.stdout.isatty():
-                    click.echo(_CLEAR, nl=False)
-                print_(value)
-                sys.stdout.flush()
-            last = value
-            time.sleep(seconds)
-    except KeyboardInterrupt:
-        return

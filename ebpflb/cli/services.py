@@ -17,8 +17,6 @@ from ebpflb.cli.output import (
     print_as,
     print_list,
     print_table,
-    show,
-    watch_option,
 )
 from ebpflb.errors import escaped
 from ebpflb.model.annotations import KEEP, RANDOM
@@ -193,7 +191,6 @@ def services() -> None:
     help="Only Services with these labels, as in kubectl: app=web,tier!=db,stage in (test,canary).",
 )
 @limit_option
-@watch_option
 @common.state_dir
 @common.run_dir
 @list_option
@@ -202,7 +199,6 @@ def list_(
     namespace: str,
     selector: str,
     limit: int | None,
-    watch: float | None,
     state_dir: Path,
     run_dir: Path | None,
     output: Output,
@@ -222,12 +218,8 @@ def list_(
         name if "/" in name else f"{namespace or '*'}/{name}" for name in patterns or ("*",)
     )
     wanted = Wanted(names, output.most_rows(limit), selector)
-
-    def read() -> ServiceList:
-        with pins.maps_if_any(state_dir) as maps:
-            return pages.listed(paths, maps, wanted)
-
-    show(read, lambda value: show_list(value, output), watch)
+    with pins.maps_if_any(state_dir) as maps:
+        show_list(pages.listed(paths, maps, wanted), output)
 
 
 @services.command()
@@ -237,14 +229,12 @@ def list_(
     callback=common.parsed(common.parse_service),
 )
 @limit_option
-@watch_option
 @common.state_dir
 @common.run_dir
 @list_option
 def get(
     service: tuple[str, str],
     limit: int | None,
-    watch: float | None,
     state_dir: Path,
     run_dir: Path | None,
     output: Output,
@@ -256,15 +246,12 @@ def get(
 
     \b
     $ ebpflb services get shop/cart
-    $ ebpflb services get shop/cart --watch
+    $ ebpflb services get shop/cart -o wide
     $ ebpflb services get shop/cart -o json
     """
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)
-
-    def read() -> ServicePage:
-        with pins.maps_if_any(state_dir) as maps:
-            return pages.page(paths, maps, *service)
-
-    found = show(read, lambda value: show_page(value, output, output.most_rows(limit)), watch)
+    with pins.maps_if_any(state_dir) as maps:
+        found = pages.page(paths, maps, *service)
+    show_page(found, output, output.most_rows(limit))
     sys.exit(NOT_SERVED if found.problems else 0)

@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import Output, data_option, print_as, show, watch_option
+from ebpflb.cli.output import Output, data_option, print_as
 from ebpflb.serve.conditions import Facts, Verdict, VerdictReason, judge, since
 from ebpflb.serve.status import AgentStatus
 from ebpflb.tools import pins
-from ebpflb.tools.node_status import NodeStatus, read_status
+from ebpflb.tools.node_status import read_status
 from ebpflb.version import VERSION
 
 # The fields in the text, by group and in order. Other fields of the data are in other lines.
@@ -116,9 +116,8 @@ def _state_text(value: Any) -> str:
 @click.command()
 @common.state_dir
 @common.run_dir
-@watch_option
 @data_option
-def status(state_dir: Path, run_dir: Path, watch: float | None, output: Output) -> None:
+def status(state_dir: Path, run_dir: Path, output: Output) -> None:
     """Show how this node stands, and why.
 
     After the version stands OK, DEGRADED (what was programmed serves, but something is wrong or
@@ -128,20 +127,17 @@ def status(state_dir: Path, run_dir: Path, watch: float | None, output: Output) 
 
     \b
     $ ebpflb status
-    $ ebpflb status --watch 5
+    $ ebpflb status -o yaml
     $ ebpflb status -o json
     """
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)
-    found = show(lambda: read_status(paths), lambda found: _print(found, output), watch)
-    sys.exit(judge(found.facts)[0].exit_status)
-
-
-def _print(found: NodeStatus, output: Output) -> None:
-    if not output.is_data:
-        click.echo("\n".join(_text(*found)))
-    else:
+    found = read_status(paths)
+    if output.is_data:
         print_as(output, found.as_data())
+    else:
+        click.echo("\n".join(_text(*found)))
+    sys.exit(judge(found.facts)[0].exit_status)
 
 
 def _text(facts: Facts, node: dict[str, Any], published: dict[str, Any]) -> list[str]:

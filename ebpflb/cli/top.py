@@ -4,7 +4,7 @@
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import click
@@ -16,9 +16,7 @@ from ebpflb.cli.output import (
     print_row_as,
     print_table,
     stream_option,
-    watch,
 )
-from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.tools import pins, rates
 from ebpflb.tools.rates import Rate
 
@@ -63,30 +61,21 @@ def top(
     $ ebpflb top --once --interval 10 -o json
     """
     common.require_capabilities()
-    with pins.pinned_maps(state_dir) as maps:
-        meter = _Meter(maps, interval)
-
-        def show(rows: list[Rate]) -> None:
-            found = [row for row in rows if common.is_in(namespace, row.service)]
+    is_live = sys.stdout.isatty() and not once
+    ended_by_user = suppress(KeyboardInterrupt) if is_live else nullcontext()
+    with pins.pinned_maps(state_dir) as maps, ended_by_user:
+        after = rates.sample(maps)
+        while True:
+            time.sleep(interval)
+            before, after = after, rates.sample(maps)
+            every = rates.rates(maps, before, after)
+            found = [row for row in every if common.is_in(namespace, row.service)]
+            if is_live:
+                click.clear()
             height = shutil.get_terminal_size().lines
             _show(found, output, output.most_rows(limit, max(1, height - _AROUND)))
-
-        if once or not sys.stdout.isatty():
-            show(meter.read())
-        else:
-            watch(meter.read, show, 0.0)
-
-
-class _Meter:
-    def __init__(self, maps: Mapping[str, Map], seconds: float) -> None:
-        self._maps, self._seconds = maps, seconds
-        self._last = rates.sample(maps)
-
-    def read(self) -> list[Rate]:
-        """Return the rates since the last call, or since the beginning."""
-        time.sleep(self._seconds)
-        before, self._last = self._last, rates.sample(self._maps)
-        return rates.rates(self._maps, before, self._last)
+            if not is_live:
+                return
 
 
 def _show(rows: list[Rate], output: Output, limit: int) -> None:

@@ -5,16 +5,12 @@
     outside  198.51.100.0/24, fd03::/64     here too
 
 It routes between these two and drops packets to other networks, such as those of service
-addresses. ``lead`` routes a network from outside to a node, as a load balancer does. ``narrow``
-limits the size of packets between the segments.
+addresses. ``lead`` routes a network from outside to a node, as a load balancer does.
 """
 
 from dataclasses import dataclass
-from ipaddress import ip_network
 
 from ebpflb.lab.netns import Namespace
-
-FULL = 1500  # bytes
 
 
 @dataclass(frozen=True)
@@ -80,18 +76,7 @@ class Router(Namespace):
         """Route packets from outside to this network by way of the node with this address."""
         self.ip(f"route replace {network} via {gateway} table {LED}")
 
-    def narrow(self, mtu: int = FULL) -> None:
-        """Limit packets to both segments to ``mtu`` bytes, except to networks of ``lead``."""
-        for segment in (NODES, OUTSIDE):
-            for network in segment.networks:
-                self.ip(f"route replace {_table(network)} dev {segment.name} mtu lock {mtu}")
-
 
 def lasting_mac(number: int) -> str:
     """Return a MAC address for a bridge; the kernel's would change with the bridge's ports."""
     return f"02:00:00:00:00:{number:02x}"
-
-
-def _table(network: str) -> str:
-    """Return words for a route that precedes the kernel's own: IPv6 ones differ by metric."""
-    return network if ip_network(network).version == 4 else f"{network} metric 256"

@@ -2,7 +2,6 @@
 """How rows are drawn: as kubectl draws them."""
 
 import sys
-from io import StringIO
 from typing import Any
 
 import pytest
@@ -51,24 +50,6 @@ def test_free_text_is_shortened_on_a_terminal_alone(
     assert 50 < len(shortened) <= 60 and shortened.endswith("because…")
     assert whole in printed(Output("wide"), text_last=True)
     assert whole in printed(Output(), text_last=False)
-
-
-def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A word of the first column has its colour there, unless NO_COLOR is set; elsewhere none."""
-
-    class Terminal(StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    def printed(out: StringIO) -> str:
-        monkeypatch.setattr(sys, "stdout", out)
-        print_table([{"result": "WRONG", "check": "a"}], colours={"WRONG": "red"})
-        return out.getvalue().splitlines()[1]
-
-    assert printed(Terminal()) == "\x1b[31mWRONG\x1b[0m   a"
-    assert printed(StringIO()) == "WRONG   a"
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert printed(Terminal()) == "WRONG   a"
 
 
 def test_rows_that_come_one_by_one() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from ebpflb.lab import cni
 from ebpflb.lab.agents import wait_until
+from ebpflb.lab.router import NODES, OUTSIDE
 from ebpflb.model.packet_path import Engine
 from tests.kit import requests, two_nodes
 from tests.kit.parameters import families
@@ -51,12 +52,20 @@ def services(two: TwoNodes) -> None:
     two.publish(two.service("here", 10, two.here), two.service("there", 20, two.there))
 
 
+def limit_packets(two: TwoNodes, mtu: int) -> None:
+    """Limit them at the router, by routes that precede the kernel's own."""
+    for segment in (NODES, OUTSIDE):
+        v4, v6 = segment.networks
+        for network in (v4, f"{v6} metric 256"):
+            two.lab.router.ip(f"route replace {network} dev {segment.name} mtu lock {mtu}")
+
+
 @pytest.fixture
 def narrow(two: TwoNodes) -> Iterator[int]:
     """The least between nodes and outside."""
-    two.lab.router.narrow(NARROW)
+    limit_packets(two, NARROW)
     yield NARROW
-    two.lab.router.narrow()
+    limit_packets(two, 1500)
     for host in (two.outside, two.here, two.there, two.near, two.far):
         host.ip("route flush cache")
         host.ip("route flush cache", v6=True)
