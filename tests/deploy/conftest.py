@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chart's default rendering, made once, and a folder for those who are not root."""
-
-from collections.abc import Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
+"""The chart's default rendering, made once."""
 
 import pytest
 
@@ -15,12 +11,3 @@ from tests.deploy.helm import Object
 def defaults() -> list[Object]:
     (objects,) = helm.render({})
     return objects
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """Everybody may go there; to pytest's own only root may."""
-    with TemporaryDirectory(prefix="ebpflb-test-") as folder:
-        path = Path(folder)
-        path.chmod(0o755)
-        yield path

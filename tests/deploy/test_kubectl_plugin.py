@@ -123,12 +123,6 @@ def test_tables_become_one(kubectl: Kubectl) -> None:
     assert sorted(kubectl.asked) == [(f"ebpflb-{it}", "services list -n shop") for it in "ab"]
 
 
-def test_json_becomes_one_list(kubectl: Kubectl) -> None:
-    found = json.loads(kubectl("services", "list", "-o", "json").out)
-    assert [it["node_asked"] for it in found["items"]] == ["worker-a", "worker-b"]
-    assert found["notes"] == ["worker-a: n", "worker-b: n"]
-
-
 def test_exit_status_is_the_greatest(kubectl: Kubectl) -> None:
     """Text gets the node's name in front of each line; --node asks only some nodes."""
     done = kubectl("status")

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from ebpflb.kernel.netfilter.flowtable import flowtable_obstacle
-from ebpflb.kernel.netfilter.probe import leave_answers, left_answers
 from ebpflb.kernel.node import namespaces
 from ebpflb.lab.agents import LabAgent
 from ebpflb.options import Paths
@@ -33,7 +32,6 @@ from tests.kernel.node import nodes
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives rights away")
 
-NOBODY = 65534
 FILTERED = 2  # SECCOMP_MODE_FILTER
 
 
@@ -135,20 +133,6 @@ def test_cleanup_needs_no_more_rights(what: str, tmp_path: Path) -> None:
         assert "ebpflb" not in nodes.run("nft", "list", "tables")
 
 
-def test_answers_of_another_boot_are_not_believed(tmp_path: Path) -> None:
-    """What was left before a reboot says nothing about the kernel that runs now."""
-    under = limited_to(namespaces.NEEDED_CAPABILITIES, tmp_path)
-    asked = "from ebpflb.kernel.netfilter.probe import *; from pathlib import Path; import sys"
-    code = f"{asked}; print(left_answers(Path(sys.argv[1])))"
-    left = tmp_path / "run/kernel.json"
-    leave_answers(left)
-    said = [output_of([*under, sys.executable, "-c", code, str(left)])]
-    assert left_answers(left) is None  # this process can try itself
-    left.write_text(left.read_text().replace('"boot":"', '"boot":"0'))
-    said.append(output_of([*under, sys.executable, "-c", code, str(left)]))
-    assert (said[0].startswith("Answers("), said[1]) == (True, "None\n")
-
-
 def test_only_needed_rights_are_granted() -> None:
     """Three for everything, one for old kernels, one for pods' namespaces; the least is three."""
     assert granted_by_the_chart(**LEAST) == (
@@ -212,21 +196,3 @@ def test_compiler_keeps_no_right(tmp_path: Path) -> None:
     held.write_text(output_of([*under, sys.executable, "-c", command]))
     assert [mask_of(held, line) for line in ("CapEff", "CapPrm", "CapAmb")] == [0, 0, 0]
     assert mask_of(held, "CapBnd") == mask(namespaces.NEEDED_CAPABILITIES)
-
-
-@pytest.mark.extended
-def test_nobody_may_serve(open_folder: Path) -> None:
-    """Who has the rights need not be root, where the folders are theirs."""
-    rights = "".join(
-        f",+{name.removeprefix('CAP_').lower()}" for name in namespaces.NEEDED_CAPABILITIES
-    )
-    sets = [f"--{each}=-all{rights}" for each in ("inh-caps", "ambient-caps", "bounding-set")]
-    user = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
-    with cluster(open_folder, open_folder / "cache") as made:
-        for place in (made.agent.paths.state, made.agent.paths.run, open_folder / "cache"):
-            place.mkdir()
-            os.chown(place, NOBODY, NOBODY)
-        made.agent.under = ["setpriv", *user, *sets]
-        made.agent.start()
-        assert of_process(made.agent, "CapEff") == mask(namespaces.NEEDED_CAPABILITIES)
-        serves(made)

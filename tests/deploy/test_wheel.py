@@ -110,16 +110,6 @@ def test_version_and_commit_are_those_of_the_source_archive(installed: Path) -> 
     assert re.fullmatch("commit      [0-9a-f]{9}", shown[1])
 
 
-def test_links_of_the_readme_are_absolute(installed: Path) -> None:
-    """A package index shows README.md without the files that it links to."""
-    (metadata,) = installed.glob("lib/python*/site-packages/ebpflb-*.dist-info/METADATA")
-    text = metadata.read_text()
-    targets = re.findall(r"\]\(([^)]*)\)", text)
-    assert f"{URL}/blob/{TAG}/docs/install.md" in targets
-    assert [it for it in targets if not it.startswith(("https://", "#"))] == []
-    assert f"Project-URL: Source, {URL}" in text.splitlines()
-
-
 def test_documentation_is_installed(installed: Path) -> None:
     """The help says where; messages name pages of it, and its pages link to files that are there or
     to the repository.
@@ -146,16 +136,6 @@ def test_no_text_names_a_page_of_a_checkout() -> None:
                 assert "docs/" not in str(node.value).replace("ebpflb/docs", ""), path
     for context in every_command():
         assert "docs/" not in (context.command.help or "")
-
-
-def test_manual_page() -> None:
-    """man(1) shows the help of every command."""
-    source = run(sys.executable, CHECKOUT / "deploy/release/man.py", cwd=CHECKOUT)
-    shown = run("man", "--warnings", "-l", "-", input=source, env={**os.environ, "MANWIDTH": "100"})
-    assert "Documentation: /opt/ebpflb/share/doc/ebpflb/docs" in shown
-    for context in every_command():
-        assert f" {context.command_path}\n" in shown
-        assert f"Usage: {context.command_path} " in shown
 
 
 SHELLS = {

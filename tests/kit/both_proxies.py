@@ -108,17 +108,10 @@ class Both(Cluster):
         inside = zip((self.client, self.unhooked, self.node), ips, strict=True)
         return [(self.outside, (node, nodeport)), *((host, (ip, PORT)) for host, ip in inside)]
 
-    def answers(self, service: tuple[str, str, int], send: requests.Send) -> list[set[str]]:
-        """The backends that answer each client."""
-        return [
-            set(requests.backends(self.sockets(host), where[0], 20, send, where[1]))
-            for host, where in self.ways(service)
-        ]
-
-    def served_by(
-        self, service: tuple[str, str, int], send: requests.Send, wanted: set[str]
+    def answers(
+        self, service: tuple[str, str, int], send: requests.Send, wanted: set[str] = EBPFLB
     ) -> list[set[str]]:
-        """Return what ``answers`` does; each client asks LEAST times, and until all of ``wanted``
+        """The backends that answer each client, which asks LEAST times, and until all of ``wanted``
         answered.
         """
         return [
@@ -149,7 +142,7 @@ class Both(Cluster):
             if number:
                 self.serve(*options)
             for send in (requests.tcp, udp):
-                found = self.served_by(NEW, send, new), self.served_by(OLD, send, old)
+                found = self.answers(NEW, send, new), self.answers(OLD, send, old)
                 assert found == ([new] * 4, [old] * 4), (options, send.__name__, found)
             clients += [self.connected(host, where) for host, where in ways]
             for client in clients:

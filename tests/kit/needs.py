@@ -39,13 +39,6 @@ def _can_own_a_table() -> bool:
         return keeper.open()
 
 
-def sctp() -> None:
-    """Skips the test where the kernel's NAT does not translate SCTP."""
-    netfilter()
-    if not probe.can_translate_sctp():
-        pytest.skip("this kernel's NAT does not translate SCTP")
-
-
 def _skip_for(obstacle: Callable[[], str | None]) -> None:
     if missing := obstacle():
         pytest.skip(missing)

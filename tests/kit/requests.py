@@ -3,14 +3,12 @@
 
 from collections import Counter
 from collections.abc import Callable
-from socket import AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM, socket
+from socket import AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM
 from typing import NamedTuple
 
 from ebpflb.lab import traffic
 from tests.kit.cluster import PORT
 from tests.kit.sockets import Socket, Sockets
-
-MPTCP = 262
 
 
 class Answer(NamedTuple):
@@ -28,8 +26,8 @@ def family_of(host: str) -> int:
     return AF_INET6 if ":" in host else AF_INET
 
 
-def tcp_socket(sockets: Sockets, host: str, protocol: int = 0) -> Socket:
-    return sockets.open(family_of(host), SOCK_STREAM, protocol)
+def tcp_socket(sockets: Sockets, host: str) -> Socket:
+    return sockets.open(family_of(host), SOCK_STREAM)
 
 
 def udp_socket(sockets: Sockets, host: str) -> Socket:
@@ -54,23 +52,11 @@ def lives(client: Socket, word: bytes = b"still there?") -> bool:
     return bool(client.recv(64) == word)
 
 
-def has_mptcp() -> bool:
-    try:
-        socket(AF_INET, SOCK_STREAM, MPTCP).close()
-    except OSError:
-        return False
-    return True
-
-
-def tcp(sockets: Sockets, host: str, port: int = PORT, protocol: int = 0) -> Answer:
-    with tcp_socket(sockets, host, protocol) as client:
+def tcp(sockets: Sockets, host: str, port: int = PORT) -> Answer:
+    with tcp_socket(sockets, host) as client:
         client.connect((host, port))
         peer = client.getpeername()[:2]
         return _answer(client.recv(64), peer)
-
-
-def mptcp(sockets: Sockets, host: str, port: int = PORT) -> Answer:
-    return tcp(sockets, host, port, MPTCP)
 
 
 def udp(sockets: Sockets, host: str, port: int = PORT) -> Answer:

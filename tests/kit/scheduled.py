@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Service "web" with a scheduler on two nodes, and the clients that ask the near node for it."""
 
-import struct
 from collections.abc import Iterable
 from contextlib import ExitStack
 from itertools import count
-from socket import SO_LINGER, SO_REUSEADDR, SOL_SOCKET
 
 import pytest
 
@@ -43,8 +41,6 @@ KINDS = [
     ("outside", "tcp", True),
 ]
 
-clients = pytest.mark.parametrize("who", CLIENTS)
-protocols = pytest.mark.parametrize("send", SENDS.values(), ids=SENDS)
 kinds = pytest.mark.parametrize(
     ("who", "protocol", "v6"), KINDS, ids=[f"{w}-{p}-{'v6' if v6 else 'v4'}" for w, p, v6 in KINDS]
 )
@@ -99,20 +95,6 @@ def dial(
     if protocol == "udp":
         client.send(b"?")
     return traffic.read(client.recv(64))[0], client
-
-
-def from_port(two: TwoNodes, who: str, protocol: str, port: int, *, v6: bool) -> str:
-    """The endpoint of a new flow from this port of a client."""
-    where, host = frontend(two, who, v6=v6), getattr(two, who)
-    with requests.socket_of(SENDS[protocol], two.sockets(host), where[0]) as client:
-        client.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
-        if protocol == "tcp":
-            client.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
-        client.bind((host.v6 if v6 else host.v4, port))
-        client.connect(where)
-        if protocol == "udp":
-            client.send(b"?")
-        return traffic.read(client.recv(64))[0]
 
 
 def loads(two: TwoNodes) -> list[int]:

@@ -37,8 +37,3 @@ def read(screen: int) -> str:
     except OSError:
         pass
     return shown.decode().replace("\r\n", "\n")
-
-
-def environment() -> dict[str, str]:
-    """This process's, without the variable that says how wide a terminal is."""
-    return {name: text for name, text in os.environ.items() if name != "COLUMNS"}

@@ -76,14 +76,6 @@ def test_slides(node: NativeNode) -> None:
         assert goes(node) == home
 
 
-def test_balanced_afresh_is_remembered(node: NativeNode) -> None:
-    """After the timeout the new choice is what the client sticks to."""
-    node.publish(1, [SERVICE], cluster=MANY, affinity=60)
-    goes(node)
-    node.kernel.now += 61 * SECOND
-    assert len({goes(node) for _ in range(10)}) == 1
-
-
 def test_used_meanwhile_on_another_cpu(node: NativeNode) -> None:
     """A last use later than our look at the clock is recent, not an age ago."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
@@ -107,14 +99,6 @@ def test_backend_left_the_list(node: NativeNode, leaving: bool) -> None:
     assert goes(node) == moved
 
 
-def test_survives_a_change(node: NativeNode) -> None:
-    """Affinity survives a change of the service that keeps the backend."""
-    node.publish(1, [SERVICE], cluster=MANY, affinity=60)
-    home = goes(node)
-    node.publish(1, [SERVICE], cluster=[*MANY, "10.1.1.1:8080"], affinity=60)
-    assert goes(node) == home
-
-
 def test_list_in_use(node: NativeNode) -> None:
     """The remembered backend has to be in the list that this frontend's policy allows."""
     frontends = {SERVICE: "local", "203.0.113.1:80": "external local"}
@@ -136,14 +120,6 @@ def test_backend_of_another_service(node: NativeNode) -> None:
     assert node.kernel.get("service_stats", 1).by_affinity == 0
 
 
-def test_member_beyond_all_slots(node: NativeNode) -> None:
-    """If a remembered id has no slot, a new backend is selected."""
-    node.publish(1, [SERVICE], cluster=MANY, affinity=60)
-    node.kernel.put("backend_slots", node.backend_id(1, goes(node)), 0xFFFFFFFF)
-    assert goes(node) in MANY
-    assert node.counted() == {"translated": 2}
-
-
 def test_off_and_on(node: NativeNode) -> None:
     """Affinity takes effect at once when it is switched on, and ends at once when switched off."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
@@ -152,12 +128,6 @@ def test_off_and_on(node: NativeNode) -> None:
     assert len({goes(node) for _ in range(20)}) > 5
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     assert len({goes(node) for _ in range(20)}) == 1
-
-
-def test_datagrams_share_it(node: NativeNode) -> None:
-    """Affinity binds a namespace's datagram sockets too, each when it chooses."""
-    node.publish(1, ["172.30.0.1:53/udp"], cluster=MANY, affinity=60)
-    assert len({node.socket("udp").sendmsg("172.30.0.1:53").place for _ in range(20)}) == 1
 
 
 @given(

@@ -59,16 +59,6 @@ def test_peer_is_another(web: NativeNode, real: str) -> None:
     assert web.counted() == {"translated": 1}
 
 
-def test_other_socket(web: NativeNode) -> None:
-    """A socket that connected to a backend directly sees the backend."""
-    for protocol in ("tcp", "udp"):
-        web.socket(protocol).connect(WEB)
-        direct = web.socket(protocol)
-        assert direct.connect(POD).place == POD
-        assert direct.getpeername(POD) == POD
-        assert direct.recvmsg(POD) == POD
-
-
 def test_service_has_gone(web: NativeNode) -> None:
     """A socket's peer does not change with the service."""
     stream, datagram = web.socket("tcp"), web.socket("udp")
@@ -77,15 +67,6 @@ def test_service_has_gone(web: NativeNode) -> None:
     web.withdraw(1, f"{WEB}/tcp")
     web.withdraw(2, f"{WEB}/udp")
     assert stream.getpeername(POD) == datagram.recvmsg(POD) == WEB
-
-
-def test_reconnected(web: NativeNode) -> None:
-    """A stream's name is that of its last connection."""
-    web.publish(9, ["172.30.0.9:80"], cluster=[POD])
-    socket = web.socket()
-    socket.connect(WEB)
-    socket.connect("172.30.0.9:80")
-    assert socket.getpeername(POD) == "172.30.0.9:80"
 
 
 def test_many_backends(node: NativeNode) -> None:
@@ -97,15 +78,6 @@ def test_many_backends(node: NativeNode) -> None:
         socket.sendmsg(f"172.30.0.{n}:53")
     shown = {n: socket.recvmsg(f"10.1.0.{n}:53") for n in range(9, 0, -1)}
     assert shown == {n: f"172.30.0.{n}:53" for n in shown}
-
-
-def test_backend_of_two_frontends(node: NativeNode) -> None:
-    """If one backend serves two frontends of a socket, the frontend that was last used is shown."""
-    node.publish(1, ["172.30.0.1:53/udp", "172.30.0.2:53/udp"], cluster=["10.1.0.1:53"])
-    socket = node.socket("udp")
-    for to in ("172.30.0.1:53", "172.30.0.2:53", "172.30.0.1:53"):
-        socket.sendmsg(to)
-        assert socket.recvmsg("10.1.0.1:53") == to
 
 
 def test_after_release(web: NativeNode) -> None:

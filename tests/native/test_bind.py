@@ -98,13 +98,6 @@ def test_one_family(node: NativeNode, node_port: str, at: str, taken: bool) -> N
     assert is_taken(node, at) == (taken and node.kernel.names_errno)
 
 
-def test_no_node_port(node: NativeNode) -> None:
-    """A service IP with the same port number takes no port of the node."""
-    node.owns(*NODE_ADDRESSES)
-    node.publish(1, ["172.30.0.1:30080"], cluster=["10.1.0.1:8080"])
-    assert not is_taken(node, "0.0.0.0:30080")
-
-
 def test_before_the_agent_has_spoken(both: NativeNode) -> None:
     """Without settings no port is guarded."""
     both.kernel.tables["settings"].places.clear()

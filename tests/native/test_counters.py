@@ -60,12 +60,6 @@ def test_services(busy: NativeNode, service: int, counters: ServiceCounters) -> 
     assert busy.kernel.get("service_stats", service) == counters
 
 
-def test_backends(busy: NativeNode) -> None:
-    """A backend counts the flows it was given, and those whose socket was released."""
-    assert busy.opened_closed(1, ONE) == (1, 0)
-    assert busy.opened_closed(2, TWO) == (2, 0)
-
-
 def test_every_verdict_has_a_counter() -> None:
     """The map of verdicts is as long as the list of verdicts."""
     assert list(layout.VERDICTS) == list(range(layout.MAPS["verdicts"].entries))

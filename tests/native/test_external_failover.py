@@ -24,10 +24,3 @@ def test_without_an_endpoint(
         assert node.counted() == {"passed_through": count}
         node.has(place.rpartition(":")[0].strip("[]"))
     assert node.kernel.get("service_stats", 1).refused == 0
-
-
-def test_endpoints_elsewhere_serve(node: NativeNode) -> None:
-    """A socket is a local client, for which the policy is Cluster."""
-    node.publish(1, {"203.0.113.1:80": FLAGS}, cluster=["10.1.0.1:8080"])
-    assert node.socket().connect("203.0.113.1:80") == (True, 0, "10.1.0.1:8080")
-    assert node.counted() == {"translated": 1}

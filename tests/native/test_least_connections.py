@@ -87,14 +87,6 @@ def test_released_sockets_make_space_at_their_backend(node: NativeNode) -> None:
     assert {node.socket().connect(LEAST).place for _ in range(9)} == {BACKENDS[0]}
 
 
-def test_other_services_count_nothing(node: NativeNode) -> None:
-    served(node)
-    for protocol in ("tcp", "udp"):
-        node.socket(protocol).connect(RANDOM)
-    assert not held(node)
-    assert not counted(node)
-
-
 @pytest.mark.parametrize(
     ("protocol", "full"), [("tcp", "sockets"), ("udp", "sockets"), ("udp", "connections")]
 )

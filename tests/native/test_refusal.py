@@ -67,12 +67,6 @@ def test_connected_again_when_served(node: NativeNode) -> None:
     assert socket.getpeername(BACKEND) == "172.30.0.1:80"
 
 
-def test_only_leaving_endpoints(node: NativeNode) -> None:
-    """Backends that are in no list serve no new connection."""
-    node.publish(1, ["172.30.0.1:80"], leaving=[BACKEND])
-    assert is_refused(node, node.socket(), "connect", "172.30.0.1:80", "127.0.0.1")
-
-
 def test_refused_leaves_no_trace(node: NativeNode) -> None:
     """A refused call leaves neither a peer nor an assignment."""
     node.publish(1, ["172.30.0.1:80", "172.30.0.1:80/udp"], affinity=60)
@@ -162,12 +156,6 @@ def test_dropped_at_an_own_address(
         assert not answer.allowed
 
 
-def test_local_without_any_endpoint(node: NativeNode) -> None:
-    """The policy Local refuses too where there is no endpoint anywhere."""
-    node.publish(1, INTERNAL)
-    assert is_refused(node, node.socket(), "connect", "172.30.0.1:80", "127.0.0.1")
-
-
 @pytest.mark.parametrize(
     ("frontends", "to", "goes"),
     [
@@ -193,14 +181,3 @@ def test_external_local_elsewhere(node: NativeNode) -> None:
     """A pod reaches an external address with policy Local though no endpoint is on its node."""
     node.publish(1, EXTERNAL, cluster=[BACKEND])
     assert node.socket().connect("203.0.113.1:80").place == BACKEND
-
-
-def test_local_list_beyond_cluster_list(node: NativeNode) -> None:
-    """The local list may hold a backend that the cluster list lacks, and the other way round."""
-    local = ["10.1.0.1:80", "10.1.0.2:80"]
-    node.publish(
-        1, {"172.30.0.1:80": "local", "172.30.0.2:80": ""},
-        cluster=["10.2.0.1:80", "10.1.0.1:80"], local=local, leaving=["10.1.0.9:80"],
-    )  # fmt: skip
-    for to, goes in (("172.30.0.1:80", set(local)), ("172.30.0.2:80", {"10.2.0.1:80", local[0]})):
-        assert {node.socket().connect(to).place for _ in range(64)} == goes

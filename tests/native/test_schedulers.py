@@ -54,13 +54,6 @@ def test_the_lists_of_a_service_rotate_on_their_own(node: NativeNode) -> None:
     assert Counter(met[1::2]) == dict.fromkeys(backends(2), 3)
 
 
-def test_services_rotate_on_their_own(node: NativeNode) -> None:
-    node.publish(1, {WEB: TURN}, cluster=backends(2))
-    node.publish(2, {OTHER: TURN}, cluster=backends(2))
-    met = [node.socket().connect(to).place for to in (WEB, OTHER) * 4]
-    assert Counter(met[::2]) == Counter(met[1::2]) == dict.fromkeys(backends(2), 2)
-
-
 def test_a_change_of_the_backends_goes_on_with_the_rotation(node: NativeNode) -> None:
     node.publish(1, {WEB: TURN}, cluster=backends(3))
     for _ in range(4):

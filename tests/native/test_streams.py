@@ -45,26 +45,6 @@ def test_every_connect_is_a_choice(node: NativeNode) -> None:
     assert not node.kernel.items("assignments")
 
 
-def test_released_twice(node: NativeNode) -> None:
-    """A forgotten socket is not counted as closed again."""
-    two_services(node)
-    socket = node.socket()
-    socket.connect(WEB)
-    socket.release()
-    socket.release()
-    assert node.opened_closed(1, ONE) == (1, 1)
-
-
-def test_release_after_the_service(node: NativeNode) -> None:
-    """A connection closes on its backend though the service has gone meanwhile."""
-    two_services(node)
-    socket = node.socket()
-    socket.connect(WEB)
-    node.withdraw(1, WEB)
-    socket.release()
-    assert node.opened_closed(1, ONE) == (1, 1)
-
-
 def test_never_ours(node: NativeNode) -> None:
     """A socket that was not translated opens and closes nothing."""
     two_services(node)

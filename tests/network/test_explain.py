@@ -14,11 +14,8 @@ import pytest
 
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.bpf_map import Counters, CpuArrays, MappedArray
-from ebpflb.kernel.maps.sweep import FLOW_MAPS
-from ebpflb.kernel.netfilter import conntrack
 from ebpflb.kernel.node import namespaces
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.netns import NETNS
 from ebpflb.model.packet_path import Engine
 from tests.kit import forked, requests, two_nodes
 from tests.kit.cluster import NODEPORT, TARGET, VIP, VIP6, Cluster, endpoint, running, web
@@ -126,43 +123,6 @@ def unhooked(folder: Path, engine: Engine, *options: str) -> Iterator[tuple[Clus
         pod = made.lab.pod(made.node, "machine", 9, hooked=False)
         made.publish(web(*map(endpoint, made.web)))
         yield made, pod
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("engine", list(Engine))
-def test_packets_of_a_pod_without_hooks(tmp_path: Path, engine: Engine) -> None:
-    """The endpoint that explain names for a port is the one that a connection of this port gets;
-    asking makes no entry in conntrack or in the flow tables.
-    """
-    with unhooked(tmp_path, engine) as (cluster, pod):
-        sockets = cluster.sockets(pod)
-        for port in range(40_000, 40_004):
-            before = known_flows(cluster)
-            words = ("--from", pod.v4, "--from-port", str(port))
-            said = ask(cluster, f"{VIP}:80", *words, netns=cluster.node.netns)
-            assert (said.status, said.data["verdict"]) == (0, "translated"), said.data
-            assert not known_flows(cluster) - before  # closed ones may have gone meanwhile
-            with requests.tcp_socket(sockets, VIP) as client:
-                client.bind((pod.v4, port))
-                client.connect((VIP, 80))
-                assert client.recv(64).decode().startswith(endpoint_of(said)), (port, said.data)
-                assert known_flows(cluster) - before
-
-
-def known_flows(cluster: Cluster) -> set[str]:
-    """Flows to the service, of conntrack and of the flow tables."""
-    tables = {str(key) for name in FLOW_MAPS for key, _ in cluster.maps[name].items()}
-    inside = namespaces.call_in(
-        NETNS / cluster.node.netns, lambda: list(conntrack.connections(lambda *_: True))
-    )
-    return tables | {str(it.original) for it in inside if VIP in str(it.original.destination)}
-
-
-def endpoint_of(said: Said) -> str:
-    """The pod in the row of the endpoint that was drawn."""
-    (row,) = [it for it in said.data["steps"] if it["step"] == "endpoint"]
-    found: str = row["what"].rpartition("(")[2].rstrip(")")
-    return found
 
 
 def test_an_open_connection(tmp_path: Path) -> None:

@@ -100,19 +100,6 @@ def test_forward_sees_only_openings(node: ServingOutside, kind: int, v6: bool) -
         wait_until("its end has passed FORWARD", lambda: seen(node) > before)
 
 
-def test_what_others_translate_stays_in_the_stack(node: ServingOutside) -> None:
-    """A rule of another program sends a port that is no frontend to the same pod."""
-    pod = node.web[0]
-    chain = f"tcp dport {OTHERS_PORT} dnat ip to {pod.v4}:{TARGET}"
-    hook = "type nat hook prerouting priority dstnat"
-    node.node.nft(f"table inet others {{\n chain c {{\n {hook}\n {chain}\n }}\n}}\n")
-    client = node.connection(port=OTHERS_PORT)
-    exchange(client)
-    assert passes(node, lambda: exchange(client)) >= EXCHANGES
-    client.close()
-    node.node.nft("delete table inet others")
-
-
 @both_protocols
 def test_connections_live_through_restarts(node: ServingOutside, kind: int) -> None:
     """Killed or stopped, with the option and without: they go on, past the stack or by it."""
@@ -196,9 +183,3 @@ def becomes(is_there: bool) -> None:
 
 def has_flowtable() -> bool:
     return flowtable.read(flowtable.TABLE) is not None
-
-
-def devices() -> set[str]:
-    found = flowtable.read(flowtable.TABLE)
-    assert found
-    return {*found.devices}

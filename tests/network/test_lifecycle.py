@@ -33,11 +33,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
-def ebpflb(*words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "ebpflb", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-
-
 def hooks(cluster: Cluster) -> dict[str, list[str]]:
     """Everything attached to the node's cgroup, whoever's it is."""
     return cgroup_links.foreign_programs(cluster.node.cgroup, ())

@@ -8,11 +8,10 @@ connected ones in test_stale_udp.
 
 import pytest
 
-from ebpflb.lab.manifests import Manifest
 from tests.kit import requests
 from tests.kit.moved_flows import wait_until_only
 from tests.kit.parameters import both_engines, families
-from tests.kit.sockets import CALL_SECONDS, Socket
+from tests.kit.sockets import CALL_SECONDS
 from tests.kit.two_nodes import Frontends, TwoNodes
 
 pytestmark = both_engines
@@ -30,23 +29,6 @@ ways = pytest.mark.parametrize("kind", ["cluster", "nodeport"])
 @pytest.fixture(autouse=True)
 def afresh(two: TwoNodes) -> None:
     two.delete_flows("other_flows")
-
-
-def answers(client: Socket, times: int = 10) -> set[str]:
-    """The backends that answer the datagrams of a connected socket."""
-    found = set()
-    for _ in range(times):
-        client.send(b"?")
-        found.add(requests.receive(client).name)
-    return found
-
-
-def leaving(two: TwoNodes, name: str, other: str, **conditions: bool) -> list[Manifest]:
-    """The service with one endpoint that is leaving."""
-    service, *slices = two.service("web", 10, getattr(two, other))
-    for each, v6 in zip(slices, (False, True), strict=True):
-        each["endpoints"] += two.endpoints(getattr(two, name), v6=v6, **LEAVING | conditions)
-    return [service, *slices]
 
 
 def from_one_port(

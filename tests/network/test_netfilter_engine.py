@@ -5,12 +5,9 @@ destination, knows every flow, and finds a port as it does for every other rule.
 
 import pytest
 
-from ebpflb.entries.flows import Connection
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
-from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.packet_path import Engine
-from tests.kernel.node import nodes
-from tests.kit import needs, requests
+from tests.kit import requests
 from tests.kit.firewall import chain, rules
 from tests.kit.lab_cluster import TARGET
 from tests.kit.parameters import families, netfilter, protocols
@@ -29,13 +26,6 @@ def service(two: TwoNodes) -> None:
     two.publish(two.service("web", 10, two.here, two.there))
     for table in FLOW_MAPS:
         two.delete_flows(table)
-
-
-def entries(two: TwoNodes) -> list[Connection]:
-    """Return the flows to the NodePort in near's conntrack."""
-    with nodes.entered(two.near.netns):
-        found = conntrack.connections(lambda _, __, port: port == FRONTENDS.nodeport)
-        return list(found)
 
 
 def answered(two: TwoNodes, send: Send, *, v6: bool, times: int = 8) -> set[tuple[str, str]]:
@@ -144,8 +134,3 @@ def _restart(two: TwoNodes, engine: Engine) -> None:
     agent.stop()
     agent.defaults = chosen
     agent.start()
-
-
-@pytest.fixture(scope="module")
-def sctp() -> None:
-    needs.sctp()

@@ -17,7 +17,7 @@ from ebpflb.kernel.netfilter.table import TABLE
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.packet_path import Engine
 from tests.kernel.node import nodes
-from tests.kit import forked, needs
+from tests.kit import needs
 from tests.kit.cluster import ServingOutside, serving_outside
 from tests.kit.sockets import Socket
 
@@ -35,12 +35,6 @@ def node(tracked: ServingOutside) -> Iterator[ServingOutside]:
     with nodes.entered(tracked.node.netns):
         tracked.serve(*tracked.web)
         yield tracked
-
-
-def flows(node: ServingOutside, *words: str) -> str:
-    """What `ebpflb flows` says on the node."""
-    where = ("--state-dir", str(node.agent.paths.state))
-    return forked.run("flows", *words, *where, netns=node.node.netns).stdout
 
 
 def goes_on(client: Socket) -> bool:

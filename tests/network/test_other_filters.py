@@ -20,12 +20,10 @@ from ebpflb.kernel.netfilter.table import CANARY
 from ebpflb.kernel.programs.loader import SCHED_CLS
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
-from ebpflb.model.addresses import Family
 from ebpflb.model.packet_path import Engine
-from ebpflb.plan.canary import CANARY_IPS, is_canary
+from ebpflb.plan.canary import is_canary
 from ebpflb.serve import status
 from ebpflb.serve.conditions import Cause
-from ebpflb.tools import ask
 from tests.kernel.node import nodes
 from tests.kit import answers, requests
 from tests.kit.parameters import protocols
@@ -132,15 +130,3 @@ def test_an_uplink_that_loses_choices_is_noticed(two: TwoNodes, loss: str) -> No
         assert (found["required"], found["detail"]) == (True, f"eth0: {arrival}")
     wait_until("its end is noticed", lambda: not lost())
     wait_until("nothing is left", lambda: canaries(two) == [])
-
-
-@pytest.mark.parametrize("two", [Engine.NETFILTER], indirect=True)
-def test_a_rule_that_drops_the_probe_is_no_loss(two: TwoNodes) -> None:
-    """A firewall may drop what it does not know before netfilter translates: nothing is known."""
-    rule = f"ip daddr {CANARY_IPS[Family.IPV4]} drop"
-    chain = f"chain c {{\n type filter hook prerouting priority -300\n {rule}\n }}"
-    two.near.nft(f"table inet operators {{\n {chain}\n}}\n")
-    report = ask.uplinks(two.agents[0].paths)
-    two.near.nft("delete table inet operators")
-    assert report.uplinks["eth0"] == Arrival.DROPPED
-    assert report.lost == []

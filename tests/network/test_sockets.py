@@ -88,39 +88,11 @@ def test_nodeports(sockets: Sockets, send: Send, address: str) -> None:
     assert peer == (address, NODEPORT)
 
 
-needs_mptcp = pytest.mark.skipif(not requests.has_mptcp(), reason="this kernel has no MPTCP")
-TWO_COOKIES = "connect sees the subflow's socket, getpeername the MPTCP socket: two cookies"
-
-
-@needs_mptcp
-@pytest.mark.parametrize("address", [VIP, VIP6])
-def test_mptcp(pod: Sockets, address: str) -> None:
-    """MPTCP sockets are served as TCP."""
-    assert requests.mptcp(pod, address).name in NAMES
-
-
-@needs_mptcp
-@pytest.mark.xfail(strict=True, reason=TWO_COOKIES)
-def test_mptcp_peer(pod: Sockets) -> None:
-    """The peer of an MPTCP socket is the address that it connected to."""
-    assert requests.mptcp(pod, VIP).peer == (VIP, PORT)
-
-
 @pytest.fixture
 def another_service(cluster: Cluster) -> object:
     """Let a test publish what it needs: the file's Service comes back after it."""
     yield
     cluster.publish(everything(cluster))
-
-
-def bind(sockets: Sockets, kind: int, address: str, port: int = NODEPORT) -> int:
-    """The errno, or 0."""
-    with sockets.open(requests.family_of(address), kind) as opened:
-        try:
-            opened.bind((address, port))
-        except OSError as error:
-            return error.errno or -1
-    return 0
 
 
 guarded = pytest.mark.skipif(not probe.set_retval(), reason="this kernel cannot say EADDRINUSE")

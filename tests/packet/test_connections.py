@@ -137,18 +137,6 @@ def test_chosen_anew(
     assert destination(shake(node, client, where)) == at(places.elsewhere, 8080)
 
 
-def test_half_closed(node: PacketNode, places: Places, client: str, kind: str, where: str) -> None:
-    """One side's FIN does not end a connection: the other side may send as long as it likes."""
-    got = ends(shake(node, client, where))
-    asked = node.through(segment(client, where, "FA", seq=1001, ack=5001))
-    assert ends(asked) == got
-    replace(node, places, kind)
-    for _ in range(3):
-        answer = node.through(reply(asked, "PA"))
-        assert ends(answer) == f"{where} > {client}"
-        assert ends(node.through(reply(answer, "A"))) == got
-
-
 @pytest.mark.parametrize("side", ["client", "backend"])
 def test_syn_after_one_fin(
     node: PacketNode, places: Places, client: str, kind: str, where: str, side: str
@@ -166,27 +154,12 @@ def test_syn_after_one_fin(
     assert ends(node.through(segment(client, where, "A", seq=1002, ack=5001))) == got
 
 
-def test_last_acknowledgment(node: PacketNode, places: Places, client: str, where: str) -> None:
-    """Packets that come after the end still follow: the last ACK, and FINs sent again."""
-    got = ends(shake(node, client, where))
-    finish(node, client, where)
-    assert ends(node.through(segment(client, where, "A", seq=1002, ack=5002))) == got
-    assert ends(node.through(segment(client, where, "FA", seq=1001, ack=5001))) == got
-
-
 @pytest.mark.parametrize("flags", ["A", "PA", "FA", "R", "RA", "SA", ""])
 def test_foreign(node: PacketNode, places: Places, client: str, where: str, flags: str) -> None:
     """A packet that opens no connection and belongs to none passes: conntrack may know it."""
     packet = segment(client, where, flags)
     assert node.ingress(packet) == ("pass", bytes(packet), {"passed": 1})
     assert not node.flows()
-
-
-def test_options_of_syn(node: PacketNode, client: str, where: str) -> None:
-    """ECN's SYN (with ECE and CWR) opens a connection like any other, and so does data on it."""
-    for flags, payload in (("SEC", b""), ("S", b"fast open")):
-        asked = node.through(segment(client, where, flags, payload=payload))
-        assert destination(asked) != where
 
 
 def test_flags(node: PacketNode, places: Places, client: str, kind: str, where: str) -> None:

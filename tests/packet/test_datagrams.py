@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Datagrams: a client's port keeps its backend while that serves (kube-proxy.md 11), no longer."""
 
-import pytest
-
 from tests.packet.frames import (
     SCTP,
     UDP,
@@ -18,12 +16,6 @@ from tests.packet.frames import (
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import serve, written
-
-
-@pytest.fixture(params=["udp", "sctp"])
-def protocol(request: pytest.FixtureRequest) -> str:
-    found: str = request.param
-    return found
 
 
 def test_moved(node: PacketNode, places: Places, client: str, kind: str) -> None:
@@ -50,29 +42,6 @@ def test_service_gone(node: PacketNode, places: Places, kind: str, client: str) 
     where = serve(node, places, kind, "udp", service=2, cluster=[at(places.elsewhere, 5353)])
     node.publish(1, [], cluster=[])
     assert destination(node.through(datagram(client, where))) == at(places.elsewhere, 5353)
-
-
-def test_seen(node: PacketNode, places: Places, client: str, kind: str) -> None:
-    """A flow that was answered has another state than one with requests only."""
-    where = serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
-    asked = node.through(datagram(client, where))
-    for name, flow in node.flows("udp").items():
-        assert ("seen" in flow.flags) == ("request" in flow.flags), name
-    node.through(reply(asked))
-    assert all("seen" in flow.flags for flow in node.flows("udp").values())
-
-
-def test_maps_apart(
-    node: PacketNode, places: Places, client: str, kind: str, protocol: str
-) -> None:
-    """A flood of datagrams cannot evict connections: they lie apart."""
-    where = serve(node, places, kind, protocol, cluster=[at(places.there, 5353)])
-    node.through(opening(protocol, client, where))
-    entries = 2 if kind == "cluster" else 4
-    assert len(node.flows(protocol)) == entries
-    assert node.flow_counters(protocol) == (entries, 0, 0, 0)
-    assert not node.flows("tcp")
-    assert node.flow_counters("tcp") == (0, 0, 0, 0)
 
 
 def test_no_checksum(node: PacketNode, places: Places, client: str, kind: str) -> None:

@@ -31,21 +31,6 @@ def test_port_and_bridge(node: PacketNode, places: Places, protocol: str, sender
         assert node.egress(home, "tunnel", "pods")[:2] == ("pass", bytes(home))
 
 
-def test_bridge_as_uplink(node: PacketNode, places: Places, protocol: str) -> None:
-    """An uplink's port and its bridge: the masqueraded stay so."""
-    client = at(places.client, 50123)
-    where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
-    packet = opening(protocol, client, where)
-    port = node.ingress(packet, "tunnel").packet
-    bridge = node.ingress(port, "uplink").packet
-    out = node.egress(forwarded(bridge)).packet
-    assert host_of(source(out)) == places.node
-    out = node.egress(out, "tunnel").packet
-    back = node.ingress(node.ingress(reply(out), "tunnel").packet).packet
-    home = node.egress(node.egress(forwarded(back)).packet, "tunnel").packet
-    assert ends(home) == f"{where} > {client}"
-
-
 def test_way_moves(node: PacketNode, places: Places, protocol: str) -> None:
     """A masqueraded flow keeps its source address when its route changes to another device."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])

@@ -188,32 +188,6 @@ def test_alike_closed(node: PacketNode, places: Places, closed: str) -> None:
         assert ends(more) == ends(asked)
 
 
-def test_like_a_changed_one(
-    node: PacketNode, places: Places, protocol: str, twins: list[str]
-) -> None:
-    """A client whose port equals another flow's changed port gets another one; both go on."""
-    client = at(places.client, 50123)
-    _, changed = (node.ingress(opening(protocol, client, where)) for where in twins[:2])
-    double, where = source(changed.packet), twins[1]
-    came = node.ingress(opening(protocol, double, where))
-    assert came.verdicts == {"port_changed": 1}
-    for sender, asked in ((client, changed), (double, came)):
-        answer = node.through(reply(asked.packet), "pods", "uplink")
-        assert ends(answer) == f"{where} > {sender}"
-
-
-def test_alike_masqueraded(node: PacketNode, places: Places, protocol: str) -> None:
-    """The same, where the backend sees this node."""
-    client, backend = at(places.client, 50123), at(places.there, 8080)
-    kinds = ("nodeport", "balancer", "external")
-    frontends = {written(places, kind, protocol): KINDS[kind] for kind in kinds}
-    node.publish(1, frontends, cluster=[backend])
-    twins = [at(places.node, 30080), at(places.balancer, 443), at(places.external, 8443)]
-    seen = [flow(node, protocol, client, where) for where in twins * 2]
-    assert seen[:3] == seen[3:]
-    assert len(set(seen)) == 3
-
-
 def test_alike_without_port(
     node: PacketNode, places: Places, protocol: str, twins: list[str]
 ) -> None:

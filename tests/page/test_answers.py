@@ -16,7 +16,6 @@ from ebpflb.errors import KernelError, NodeError
 from ebpflb.history.records import Change, ServiceChange
 from ebpflb.lab.agents import wait_until
 from ebpflb.version import VERSION
-from ebpflb_page.readings import Sender, Senders
 from tests.page.asgi import Node, get, guarded, no_such_service, page_of, row, survey_of
 
 STATIC = Path(__file__).parents[2] / "ebpflb_page/static"
@@ -56,17 +55,6 @@ def test_overview(node: Node) -> None:
     assert (said["used"], said["unused"]) == (3, 0)
     assert said["maps"] == [{"name": "slots", "entries": 3, "limit": 4}]
     assert [each["service"] for each in said["list"]["services"]] == ["b/web"]
-
-
-def test_choices(node: Node) -> None:
-    """Pods and addresses of the node, and the words that other questions take."""
-    node.answers["senders"] = Senders([Sender("web-1", ["10.0.0.1"])], ["192.0.2.1"])
-    said = get(guarded(node), "/api/choices").said
-    assert said["pods"] == [{"name": "web-1", "addresses": ["10.0.0.1"]}]
-    assert said["node"] == ["192.0.2.1"]
-    for word in said["verdicts"]:
-        node.answers["events"] = NodeError("no agent runs")
-        assert get(guarded(node), "/api/events", verdict=word).status == 200
 
 
 def test_service(node: Node) -> None:
@@ -438,21 +426,4 @@ def test_the_last_value_is_given_while_the_next_is_read(slow: Slow, paced: Any) 
 def test_a_value_that_is_much_too_old_is_not_given(slow: Slow, paced: Any) -> None:
     """After an hour without clients the first one waits."""
     slow.now += 3600
-    assert paced.get() == 2
-
-
-def test_an_error_of_such_a_reading_is_given_to_the_next_client(slow: Slow, paced: Any) -> None:
-    """When the error is over there is a value again."""
-    slow.fails = True
-    slow.now += 46
-
-    def is_refused() -> bool:
-        try:
-            paced.get()
-        except NodeError:
-            return True
-        return False
-
-    wait_until("it fails", is_refused)
-    slow.fails = False
     assert paced.get() == 2

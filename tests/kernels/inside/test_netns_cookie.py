@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.kernel import bpf
 from ebpflb.kernel.attach import cgroup_links
-from ebpflb.kernel.programs import loader
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")
-ATTACH = loader.HOOK_TYPES[loader.GETSOCKNAME4]
 ASK = """
 import sys
 from pathlib import Path
@@ -29,14 +26,6 @@ print(cgroup_links.cookie_by_program(Path(sys.argv[1])), namespaces.own_cookie()
 def cgroup_root(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program is attached where no one but this process and its children runs it."""
     monkeypatch.setattr(cgroup_links, "cgroup_root", lambda: inside)
-
-
-def attached() -> list[int]:
-    target = os.open(cgroup_links.cgroup_root(), os.O_RDONLY)
-    try:
-        return bpf.query(target, ATTACH.attach_type)
-    finally:
-        os.close(target)
 
 
 def elsewhere(cache: Path, cgroup_root: Path) -> list[str]:
