@@ -10,7 +10,6 @@ of five, because what the agent does once a second, as its status, may fall into
 """
 
 import json
-import signal
 import sys
 from contextlib import ExitStack
 from functools import partial
@@ -62,10 +61,10 @@ def _measured(lab: Lab, folder: Path, stack: ExitStack) -> Visits:
     api.move(client, 1)  # what the first change imports and fills
     api.wait_for_quiet()
     assert agent.process
-    agent.process.send_signal(signal.SIGUSR1)
+    agent.process.send_signal(traced_agent.BEGIN)
     wait_until("the agent records its visits", file.with_suffix(".begun").exists)
     api.move(client, 0)
-    agent.process.send_signal(signal.SIGUSR2)
+    agent.process.send_signal(traced_agent.END)
     wait_until("the agent has written its visits", file.exists)
     visits: Visits = json.loads(file.read_text())
     return visits

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb run` that records which files run between SIGUSR1 and SIGUSR2: for ``slice_way``.
+"""`ebpflb run` that records which files run between two signals: for ``slice_way``.
 
     python -P traced_agent.py FILE run [OPTIONS]
 
@@ -19,6 +19,7 @@ from typing import Any
 import ebpflb
 from ebpflb.cli import main
 
+BEGIN, END = signal.SIGRTMIN, signal.SIGRTMIN + 1  # the agent itself waits for SIGUSR1 and 2
 PACKAGE = f"{Path(ebpflb.__file__).parent}/"
 
 
@@ -33,8 +34,8 @@ class Tracer:
         """From now on threads are followed, and the signals turn the recording on and off."""
         threading.setprofile(self._visit)
         sys.setprofile(self._visit)
-        signal.signal(signal.SIGUSR1, lambda *_: self._begin(file))
-        signal.signal(signal.SIGUSR2, lambda *_: self._end(file))
+        signal.signal(BEGIN, lambda *_: self._begin(file))
+        signal.signal(END, lambda *_: self._end(file))
 
     def _begin(self, file: Path) -> None:
         self._visits.clear()
