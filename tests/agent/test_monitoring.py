@@ -27,7 +27,6 @@ from ebpflb.options import Paths
 
 REJECTED = VerifierError("the verifier rejected program egress: EACCES\n17: (85) call 113\nits log")
 FULL = KernelError("map create events", 12, "Cannot allocate memory")
-LOST = KernelError("link update connect4", 22, "Invalid argument")
 
 
 class Variant:

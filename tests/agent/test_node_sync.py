@@ -97,11 +97,6 @@ def test_node_cidr(harness: Harness) -> None:
     assert "detect_local" not in harness.datapath.settings.flags
 
 
-def names(harness: Harness) -> list[str]:
-    """Return the names of the devices that are served now."""
-    return [device.name for device in harness.datapath.served[-1]]
-
-
 def test_service_ranges(harness: Harness) -> None:
     """Ranges are written when they are known, and only then; covering prefixes hold them."""
     start(harness)

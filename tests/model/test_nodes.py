@@ -194,5 +194,3 @@ def test_the_oldest_services_are_asked() -> None:
 
 
 # When established flows bypass the stack.
-
-LOGS, COUNTS = "table inet filter, chain forward: handle 3: logs each packet", "another"

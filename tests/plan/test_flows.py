@@ -4,12 +4,10 @@
 import pytest
 
 from ebpflb.entries.flows import (
-    Entries,
-    FlowState,
     gather,
 )
 from ebpflb.model.services import Protocol
-from tests.plan.flow_builders import SECOND, Made
+from tests.plan.flow_builders import Made
 
 KINDS = [
     Made(1),
@@ -28,24 +26,3 @@ def test_one_leads_to_all(made: Made) -> None:
     store = entries | Made(2).plain() | Made(3, changed=True, masqueraded=True).plain()
     for key, flow in entries.items():
         assert list(gather(key, flow, store.get).items()) == list(entries.items())
-
-
-CONNECTIONS = [
-    ("request seen", "", FlowState.OPENING),
-    ("request", "seen", FlowState.ANSWERED),
-    ("request seen", "seen", FlowState.OPEN),
-    ("request seen fin", "seen", FlowState.CLOSING),
-    ("request seen", "seen fin", FlowState.CLOSING),
-    ("request seen fin", "seen fin", FlowState.CLOSED),
-    ("request seen rst", "", FlowState.RESET),
-    ("request seen", "seen rst", FlowState.RESET),
-]
-
-
-def lasting(made: Made, words: str, seconds: float) -> Entries:
-    """UDP entries of a flow that was last used so long after its first packet."""
-    entries = made.entries(["request seen", "request masquerade seen", words, words], [0] * 4)
-    return {
-        key: flow._replace(created=flow.last_seen - int(seconds * SECOND))
-        for key, flow in entries.items()
-    }

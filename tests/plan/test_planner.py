@@ -1,21 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The entries that a plan writes, and those that it leaves alone (planner.py)."""
 
-from dataclasses import fields
-
-from ebpflb.entries.services import Range, Translation
+from ebpflb.entries.services import Translation
 from ebpflb.plan.desired import DesiredService
 from ebpflb.plan.map_contents import MapContents
-from ebpflb.plan.planner import Plan, Planner
+from ebpflb.plan.planner import Planner
 from tests.plan.builders import CAPACITY, backend, by_name, desired, frontend, name
 from tests.plan.node import PlannedNode
 
 WEB = desired("web", [1, 2], [1, 2])
-
-
-def written(plan: Plan) -> set[str]:
-    """The parts of a plan that are not empty."""
-    return {part.name for part in fields(plan) if getattr(plan, part.name)}
 
 
 def node_with(*ports: DesiredService) -> PlannedNode:
@@ -24,10 +17,6 @@ def node_with(*ports: DesiredService) -> PlannedNode:
     node.change(by_name(*ports))
     node.wait(2)
     return node
-
-
-def blocks(node: PlannedNode) -> set[Range]:
-    return {service.block for service in node.maps.services.values()}
 
 
 def ids(node: PlannedNode, service: str) -> dict[int, int]:

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The clients that restricted frontends admit, and the order of the writes (planner.py)."""
 
-from collections.abc import Iterable
-
-from ebpflb.entries.services import SourceRange, source_range_key
 from ebpflb.model.addresses import Network
 from ebpflb.plan.desired import DesiredService
 from tests.plan.builders import (
@@ -28,17 +25,6 @@ def restricted(*networks: Network, service: str = "web", number: int = 1) -> Des
 
 
 OPEN = desired("web", [1], [1], flags=EXTERNAL)
-
-
-def serving(*ports: DesiredService) -> PlannedNode:
-    node = PlannedNode()
-    node.change(by_name(*ports))
-    node.wait(2)
-    return node
-
-
-def ranges(number: int, networks: Iterable[Network]) -> list[SourceRange]:
-    return sorted((source_range_key(network, number) for network in networks), key=str)
 
 
 def let_in(node: PlannedNode) -> list[bool]:
