@@ -6,6 +6,7 @@
 #   make test-all        check, and all tests
 #   make test-fast       the quick ones of the tests that need no root, with fewer examples
 #   make soak            new simulated schedules, and real traffic with churn and kills: FOR=10m SEED=1
+#   make fuzz            coverage-guided fuzzing of parsers and packets (fuzz/README.md): FOR=60 seconds
 #   make check           lint, types, import rules; compiles the C with clang and gcc
 #   make format          fixes what ruff can fix
 #   make test-kernels    what every change must pass on Linux 5.10, 6.1 and 6.12 (vagrant/README.md)
@@ -53,7 +54,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests wait more than they compute: three at a time for each processor.
 WORKERS := $(shell echo $$((3 * $$(nproc))))
 
-.PHONY: help demo test test-all test-fast test-page conformance soak check format diagrams screenshots bench bench-connect \
+.PHONY: help demo test test-all test-fast test-page conformance soak fuzz check format diagrams screenshots bench bench-connect \
 	bench-agent bench-schedulers bench-draws bench-nodeport bench-growth lint-c lint-python \
 	lint-types run-test run-test-all tests-bytecode tests-libraries image wheel release release-twice \
 	lock renew lane-packages clean
@@ -108,6 +109,9 @@ conformance: $(VENV)/test
 soak: $(VENV)/test
 	$(BIN)/python -m tests.soak $(if $(FOR),--for $(FOR)) $(if $(SEED),--seed $(SEED)) \
 		$(if $(HISTORY),--history $(HISTORY))
+
+fuzz: $(VENV)/fuzz
+	$(BIN)/python -m fuzz.run $(or $(FOR),60)
 
 check: lint-python lint-c lint-types
 
@@ -231,6 +235,10 @@ $(VENV)/lane: requirements/test.txt setup.cfg pyproject.toml setup.py | $(VENV)/
 	$(call set_up,test)
 	@touch $@ $(VENV)/run
 
+$(VENV)/fuzz: requirements/fuzz.txt $(VENV)/test | $(VENV)/packages-fuzz
+	$(call set_up,fuzz)
+	@touch $@
+
 # Wheels only: a source archive would be built with whatever is newest. setuptools is in the lock.
 # Nothing that the lock does not name: what requirements/left-out.txt takes out stays out.
 define set_up
@@ -268,6 +276,11 @@ $(VENV)/packages-test:
 
 $(VENV)/packages-release: | $(VENV)/packages-test
 	@$(call install,$(RELEASE_PACKAGES))
+	@touch $@
+
+# Sanitizers of the installed clang's version.
+$(VENV)/packages-fuzz: | $(VENV)/packages-test
+	@$(call install,libclang-rt-$(shell clang -dumpversion | cut -d. -f1)-dev)
 	@touch $@
 
 $(VENV)/packages-bench: | $(VENV)/packages-run
