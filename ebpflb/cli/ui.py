@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ebpflb ui``: a page in the browser."""
 
+from functools import partial
 from pathlib import Path
 
 import click
@@ -14,6 +15,7 @@ _MISSING = (
     "the page needs packages that are not installed: run"
     " `pip install --requirement requirements/ui.txt` in ebpflb's repository"
 )
+_PORTS = range(2**16)  # 0: any that is free
 _LEAST_TOKEN = 16  # characters
 
 
@@ -21,7 +23,7 @@ _LEAST_TOKEN = 16  # characters
 @click.option(
     "--listen",
     metavar="ADDRESS:PORT",
-    callback=common.parsed(parse_host_port),
+    callback=common.parsed(partial(parse_host_port, ports=_PORTS)),
     default=f"127.0.0.1:{UI_PORT}",
     show_default=True,
     help="Where to listen; other addresses than loopback need --token-file.",

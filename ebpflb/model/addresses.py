@@ -56,14 +56,14 @@ def host_port(address: Address, port: int) -> str:
     return f"[{address!s}]:{port}" if address.version == 6 else f"{address!s}:{port}"
 
 
-def parse_host_port(text: str) -> tuple[Address, int]:
+def parse_host_port(text: str, ports: range = PORTS) -> tuple[Address, int]:
     """Parse ADDRESS:PORT or [ADDRESS]:PORT. Raises ValueError, with a message for the operator."""
     host, colon, port = text.rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
     if not colon or (":" in host and not is_bracketed):
         raise ValueError(f'"{text}" is not ADDRESS:PORT such as 0.0.0.0:10256')
-    if not (port.isascii() and port.isdigit() and int(port) in PORTS):
-        raise ValueError(f'"{port}" is not a port from {PORTS[0]} to {PORTS[-1]}')
+    if not (port.isascii() and port.isdigit() and int(port) in ports):
+        raise ValueError(f'"{port}" is not a port from {ports[0]} to {ports[-1]}')
     return parse_address(host[1:-1] if is_bracketed else host), int(port)
 
 

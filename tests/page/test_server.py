@@ -147,8 +147,8 @@ def test_the_token_is_in_no_output(nowhere: list[str], tmp_path: Path) -> None:
         (["--listen", "[::]:0"], "add --token-file"),
         (["--token-file", "/nowhere/token"], "--token-file /nowhere/token"),
         (["--token-file", "/dev/null"], "not a token of 16 or more"),
-        (["--listen", "localhost:1"], "is not ADDRESS:PORT"),
-        (["--listen", "127.0.0.1:65536"], "is not ADDRESS:PORT"),
+        (["--listen", "localhost:1"], "is not an IP address"),
+        (["--listen", "127.0.0.1:65536"], "is not a port from 0 to 65535"),
         (["--listen", "192.0.2.99:1", "--token-file", "{token}"], "--listen 192.0.2.99:1: Cannot"),
     ],
 )
