@@ -4,6 +4,7 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
+from ebpflb.lab.agents import wait_until
 from tests.cli.conftest import NEVER
 from tests.kit import api_exec
 
@@ -123,6 +125,12 @@ def test_tables_become_one(kubectl: Kubectl) -> None:
     assert sorted(kubectl.asked) == [(f"ebpflb-{it}", "services list -n shop") for it in "ab"]
 
 
+def test_json_becomes_one_list(kubectl: Kubectl) -> None:
+    found = json.loads(kubectl("services", "list", "-o", "json").out)
+    assert [it["node_asked"] for it in found["items"]] == ["worker-a", "worker-b"]
+    assert found["notes"] == ["worker-a: n", "worker-b: n"]
+
+
 def test_exit_status_is_the_greatest(kubectl: Kubectl) -> None:
     """Text gets the node's name in front of each line; --node asks only some nodes."""
     done = kubectl("status")
@@ -130,6 +138,12 @@ def test_exit_status_is_the_greatest(kubectl: Kubectl) -> None:
     assert done.out.splitlines() == ["worker-a  OK", "worker-b  ebpflb 1.0", "worker-b  DEGRADED"]
     assert kubectl("--node", "worker-a", "status") == Done(0, "worker-a  OK\n", "")
     assert kubectl("--node=worker-x", "status").err == "no pod of ebpflb is on node worker-x\n"
+
+
+def test_streams(kubectl: Kubectl) -> None:
+    lines = kubectl("monitor", "--count", "1").out.splitlines()
+    assert lines[0] == "NODE      TIME  VERDICT"
+    assert sorted(lines[1:]) == [f"worker-{it}  14:03:10  ebpflb-{it}" for it in "ab"]
 
 
 @pytest.mark.parametrize(
@@ -146,6 +160,12 @@ def test_explain_on_the_node_of_the_pod(kubectl: Kubectl, client: str, pod: str,
     done = kubectl("explain", "shop/cart:http", "--from", client)
     assert (done.status, done.err) == (0, "")
     assert kubectl.asked == [(pod, f"explain shop/cart:http --from={sent}")]
+
+
+def test_explain_without_a_pod_asks_all(kubectl: Kubectl) -> None:
+    kubectl("explain", "shop/cart", "--from=outside")
+    assert len(kubectl.asked) == 2
+    assert 'pods "no-1" not found' in kubectl("explain", "shop/cart", "--from", "no-1").err
 
 
 def test_what_changes_something_names_its_nodes(kubectl: Kubectl) -> None:
@@ -196,3 +216,22 @@ def test_a_pod_that_does_not_run(kubectl: Kubectl) -> None:
         assert whole.getnames() == ["worker-a.tar.gz", "README.txt"]
         said = whole.extractfile("README.txt")
         assert said and b"worker-b: its pod does not run" in said.read()
+
+
+@pytest.mark.parametrize("pods", [[]])
+def test_no_pods(kubectl: Kubectl) -> None:
+    assert "no pods app.kubernetes.io/name=ebpflb in namespace kube-system" in kubectl("status").err
+
+
+def test_ctrl_c_leaves_nothing(kubectl: Kubectl) -> None:
+    # A shell that starts the tests in the background has SIGINT ignored.
+    command = ["env", "--default-signal=INT", *kubectl.words("report")]
+    with subprocess.Popen(
+        command, env=kubectl.environment, cwd=kubectl.folder, start_new_session=True
+    ) as process:
+        wait_until("a pod is asked", lambda: bool(kubectl.asked))
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(60) == 130
+    assert [
+        it.name for it in kubectl.folder.iterdir() if "report" in it.name or ".ebpflb" in it.name
+    ] == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `make release` publishes, as far as it is made without a network: chart, notes on CVEs."""
+"""What `make release` publishes, as far as it is made without a network: the chart's packages."""
 
 import importlib.util
 import io
@@ -85,6 +85,16 @@ def test_the_layout_names_the_chart_by_digest(chart: Any) -> None:
     assert json.loads(blob(manifest["config"]))["name"] == "ebpflb"
 
 
+def test_the_image_has_a_name_where_it_is_loaded(tmp_path: Path) -> None:
+    """`podman load` and `ctr image import` read it; skopeo goes on finding the tag."""
+    tag = {"org.opencontainers.image.ref.name": "0.1.0"}
+    manifest = {"digest": "sha256:0", "annotations": tag}
+    (tmp_path / "index.json").write_text(json.dumps({"manifests": [manifest]}))
+    script("image_name").give_name(tmp_path, "localhost/ebpflb:0.1.0")
+    (named,) = json.loads((tmp_path / "index.json").read_text())["manifests"]
+    assert named["annotations"] == tag | {"io.containerd.image.name": "localhost/ebpflb:0.1.0"}
+
+
 def test_a_release_has_what_is_imported_and_nothing_else() -> None:
     """Nothing imports the parts of kubernetes that deploy/release/environment removes; a package of
     the lock is imported, or left out of image and packages.
@@ -107,6 +117,30 @@ def test_a_release_has_what_is_imported_and_nothing_else() -> None:
         if module in imported
     }
     assert set(locked) - provided == set(unused.split())
+
+
+def test_the_branch_that_is_checked_out_changes_no_byte(tmp_path: Path) -> None:
+    """The source archive names its branch; the workflow checks out a tag, which is on none."""
+    checkout, tools = tmp_path / "checkout", tmp_path / "tools"
+    for folder in (checkout / "deploy/release", checkout / ".venv/bin", tools):
+        folder.mkdir(parents=True)
+    (checkout / "deploy/release/make").write_text((DEPLOY / "release/make").read_text())
+    (checkout / ".gitignore").write_text(".venv\nbuild\ndist\n")
+    asked = checkout / ".venv/bin/python"  # the first that the clone's content is given to
+    asked.write_text(f"#!/bin/sh\ngit rev-parse --abbrev-ref HEAD >{tmp_path}/branch\nexit 1\n")
+    (checkout / "deploy/image").mkdir()
+    stand_ins = [tools / "buildah", checkout / "deploy/image/emulate"]
+    for stand_in in stand_ins:
+        stand_in.write_text("#!/bin/sh\n")
+    for program in (asked, *stand_ins):
+        program.chmod(0o755)
+    git = ["git", "-C", str(checkout), "-c", "user.name=x", "-c", "user.email=x@localhost"]
+    for words in ("init -q -b main", "add .", "commit -qm x"):
+        subprocess.run([*git, *words.split()], check=True)
+    path = f"{tools}:{os.environ['PATH']}"
+    made = ["bash", str(checkout / "deploy/release/make")]
+    subprocess.run(made, env=os.environ | {"PATH": path}, capture_output=True, check=False)
+    assert (tmp_path / "branch").read_text() == "HEAD\n"
 
 
 PIP = """#!/bin/sh
@@ -171,6 +205,47 @@ def package(tmp_path: Path) -> Path:
     (deb,) = tmp_path.glob("*.deb")
     subprocess.run(["dpkg-deb", "--raw-extract", deb, tmp_path / "root"], check=True)
     return tmp_path / "root"
+
+
+def test_the_debian_package_serves_each_python(package: Path) -> None:
+    """It has the compiled modules for each Python that it may be installed beside, and only of
+    packages that it contains; everything else is there once, and no Python's bytecode is.
+    """
+    control = (package / "DEBIAN/control").read_text()
+    first, end = (int(each) for each in re.findall(r"python3 \((?:>=|<<) 3\.(\d+)\)", control))
+    folders = package / "opt/ebpflb/lib"
+    tags = [f"cpython-3{minor}.so" for minor in range(first, end)]
+    modules = {f"{name}.{tag}" for name in ("_top", "compiled/_part") for tag in tags}
+    for minor in range(first, end):
+        library = folders / f"python3.{minor}/site-packages"
+        found = {str(it.relative_to(library)) for it in library.rglob("*.*")}
+        assert {it for it in found if it.endswith((".so", ".pyc"))} == modules
+    assert [it.name for it in folders.iterdir() if not it.is_symlink()] == [f"python3.{first}"]
+    assert [it.name for it in (package / "opt/ebpflb/bin").iterdir()] == ["ebpflb"]
+    lock = (package.parent / "lock").read_text()
+    assert lock == "compiled-one==2.0 \\\n    --hash=a\n"
+
+
+def test_the_rpm_has_the_same_tree(package: Path) -> None:
+    """Its list names every file, and nothing else; it asks for the same Pythons. Only the place of
+    zsh's completion differs.
+    """
+    rpm = package.parent / "rpm"
+    spec = (DEPLOY / "release/package/ebpflb.spec").read_text()
+    listed = re.findall(r"(?m)^(?:%dir |%config\(noreplace\) )?(/\S+)$", spec)
+    files = {f"/{it.relative_to(rpm)}" for it in rpm.rglob("*") if it.is_symlink() or it.is_file()}
+    whole = ("/opt/ebpflb/", "/usr/share/doc/ebpflb/")
+    assert {it for it in files if not it.startswith(whole)} <= set(listed)
+    assert all((rpm / it[1:]).exists() or (rpm / it[1:]).is_symlink() for it in listed)
+    debian = {f"/{it.relative_to(package)}" for it in package.rglob("*")}
+    assert {it for it in files - debian if "/zsh/" not in it} == set()
+    control = (package / "DEBIAN/control").read_text()
+    asked = [re.findall(r"\bpython3\.(\d+)", text) for text in (control, spec)]
+    assert (
+        asked[0]
+        == asked[1]
+        == re.findall(r"cpython-3(\d+)", " ".join(sorted(it for it in files if "_top" in it)))
+    )
 
 
 def test_openvex_speaks_of_what_the_image_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.kernel.netfilter.flowtable import flowtable_obstacle
+from ebpflb.kernel.netfilter.probe import leave_answers, left_answers
 from ebpflb.kernel.node import namespaces
 from ebpflb.lab.agents import LabAgent
 from ebpflb.options import Paths
@@ -131,6 +132,20 @@ def test_cleanup_needs_no_more_rights(what: str, tmp_path: Path) -> None:
         assert "KUBE" not in nodes.run("iptables-save", "--table", "nat")
         assert not made.agent.paths.state.exists()
         assert "ebpflb" not in nodes.run("nft", "list", "tables")
+
+
+def test_answers_of_another_boot_are_not_believed(tmp_path: Path) -> None:
+    """What was left before a reboot says nothing about the kernel that runs now."""
+    under = limited_to(namespaces.NEEDED_CAPABILITIES, tmp_path)
+    asked = "from ebpflb.kernel.netfilter.probe import *; from pathlib import Path; import sys"
+    code = f"{asked}; print(left_answers(Path(sys.argv[1])))"
+    left = tmp_path / "run/kernel.json"
+    leave_answers(left)
+    said = [output_of([*under, sys.executable, "-c", code, str(left)])]
+    assert left_answers(left) is None  # this process can try itself
+    left.write_text(left.read_text().replace('"boot":"', '"boot":"0'))
+    said.append(output_of([*under, sys.executable, "-c", code, str(left)]))
+    assert (said[0].startswith("Answers("), said[1]) == (True, "None\n")
 
 
 def test_only_needed_rights_are_granted() -> None:

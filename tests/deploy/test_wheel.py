@@ -18,6 +18,7 @@ from click import shell_completion
 from ebpflb.cli import cli
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps import layout
+from ebpflb.kernel.programs import compiler
 from tests.cli.commands import every_command
 from tests.kit import answers
 
@@ -73,6 +74,7 @@ def installed() -> Iterator[Path]:
             shutil.copy(CHECKOUT / name, source)
         commit(source)
         (source / "bytecode").mkdir()
+        (source / "bytecode/compiled").touch()
         for text in (bpf.TEXT, layout.TEXT):
             bpf.write_declarations(text, source / "bytecode")
         pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
@@ -110,6 +112,16 @@ def test_version_and_commit_are_those_of_the_source_archive(installed: Path) -> 
     assert re.fullmatch("commit      [0-9a-f]{9}", shown[1])
 
 
+def test_links_of_the_readme_are_absolute(installed: Path) -> None:
+    """A package index shows README.md without the files that it links to."""
+    (metadata,) = installed.glob("lib/python*/site-packages/ebpflb-*.dist-info/METADATA")
+    text = metadata.read_text()
+    targets = re.findall(r"\]\(([^)]*)\)", text)
+    assert f"{URL}/blob/{TAG}/docs/install.md" in targets
+    assert [it for it in targets if not it.startswith(("https://", "#"))] == []
+    assert f"Project-URL: Source, {URL}" in text.splitlines()
+
+
 def test_documentation_is_installed(installed: Path) -> None:
     """The help says where; messages name pages of it, and its pages link to files that are there or
     to the repository.
@@ -138,6 +150,16 @@ def test_no_text_names_a_page_of_a_checkout() -> None:
         assert "docs/" not in (context.command.help or "")
 
 
+def test_manual_page() -> None:
+    """man(1) shows the help of every command."""
+    source = run(sys.executable, CHECKOUT / "deploy/release/man.py", cwd=CHECKOUT)
+    shown = run("man", "--warnings", "-l", "-", input=source, env={**os.environ, "MANWIDTH": "100"})
+    assert "Documentation: /opt/ebpflb/share/doc/ebpflb/docs" in shown
+    for context in every_command():
+        assert f" {context.command_path}\n" in shown
+        assert f"Usage: {context.command_path} " in shown
+
+
 SHELLS = {
     "bash": "bash-completion/completions/ebpflb",
     "zsh": "zsh/site-functions/_ebpflb",
@@ -152,6 +174,31 @@ def test_shell_completion_is_installed_where_the_shell_looks(installed: Path, sh
     assert wanted
     source = wanted(cli, {}, "ebpflb", "_EBPFLB_COMPLETE").source()
     assert (installed / "share" / SHELLS[shell]).read_text().rstrip() == source.rstrip()
+
+
+def test_bash_completes_commands_and_maps(installed: Path) -> None:
+    """In a bash that has read the file, as it does when the word after ebpflb is completed."""
+    script = """
+        source share/bash-completion/completions/ebpflb
+        COMP_WORDS=(ebpflb maps dump sl) COMP_CWORD=3
+        _ebpflb_completion bin/ebpflb
+        echo "${COMPREPLY[@]}"
+    """
+    assert run("bash", "-c", script, **elsewhere(installed)).split() == ["slots"]
+
+
+def test_sources_come_along(installed: Path) -> None:
+    """Every file of bpf/, where ebpflb looks for it."""
+    placed = installed / "share/ebpflb/bpf"
+    found = {it.relative_to(placed) for it in placed.rglob("*") if it.is_file()}
+    wanted = {it.relative_to(CHECKOUT / "bpf") for it in (CHECKOUT / "bpf").rglob("*.[ch]")}
+    assert wanted <= found
+    assert wanted
+
+
+def test_bytecode_comes_along(installed: Path) -> None:
+    """What `make wheel` compiles into bytecode/ is where ebpflb looks for it first."""
+    assert (installed / "share/ebpflb" / compiler.BROUGHT.name / "compiled").is_file()
 
 
 def test_a_start_imports_no_parser_and_no_compiler(installed: Path) -> None:
