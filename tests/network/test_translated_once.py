@@ -5,14 +5,18 @@ where another tenant's Service claims that endpoint's address and port as its ow
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
+from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
+from tests.kernel.node import nodes
 from tests.kit import forked, pod_networks, requests, two_nodes
+from tests.kit.firewall import chain, rules
 from tests.kit.lab_cluster import PORT, TARGET
 from tests.kit.parameters import connecting, families
 from tests.kit.requests import Send
@@ -21,6 +25,7 @@ from tests.kit.two_nodes import Frontends, TwoNodes, address
 WEB, OTHER, THIEF = Frontends(10), Frontends(11), Frontends(66)
 KINDS: dict[str, Send] = requests.KINDS | {"fragments": requests.fragmented}
 VERDICT = "translated_at_socket"
+OPEN = 30077  # a port of the node, at which a pod of its network listens
 
 
 @pytest.fixture(scope="module", params=two_nodes.ENGINES, ids=str)
@@ -100,6 +105,43 @@ def explained(two: TwoNodes, host: str, port: int = PORT) -> dict[str, float]:
 
 @families
 @connecting
+def test_an_endpoint_at_the_nodes_address(two: TwoNodes, send: Send, v6: bool) -> None:
+    """Another Service's NodePort is the port of an endpoint in the node's own network."""
+    two.publish()
+    server = two.start_program(two.near, "serve", "near", str(OPEN))
+    service, slices = one_port(two, "web", WEB, [two.near], PORT, OPEN)
+    node_port, others = one_port(two, "thief", THIEF, [two.twin], PORT, TARGET)
+    for port in node_port["spec"]["ports"]:
+        port["nodePort"] = OPEN
+    node_port["spec"]["type"] = "NodePort"
+    try:
+        two.publish(service, *slices, node_port, *others)
+        client, to = two.sockets(two.hooked), WEB.to("cluster", two.near, v6=v6)
+        assert send(client, *to).name == "near"
+        assert send(client, address(two.near, to[0]), OPEN).name == "twin"
+    finally:
+        server.kill()
+        server.wait()
+
+
+@families
+def test_a_datagram_socket_with_several_frontends(two: TwoNodes, v6: bool) -> None:
+    """The endpoints are claimed; one of them serves two of the socket's frontends."""
+    two.publish(
+        two.service("web", 10, two.here),
+        two.service("other", 11, two.here),
+        two.service("third", 12, two.twin),
+        thief(two, two.here, two.twin, pods=[two.there]),
+    )
+    frontends = [(number, "twin" if number == 12 else "here") for number in (10, 11, 12)]
+    with requests.udp_socket(two.sockets(two.hooked), WEB.cluster[v6]) as client:
+        for number, name in frontends * 3:
+            answer = requests.exchange(client, *Frontends(number).to("cluster", two.near, v6=v6))
+            assert (answer.name, answer.peer[0]) == (name, Frontends(number).cluster[v6])
+
+
+@families
+@connecting
 @pytest.mark.parametrize("who", ["hooked", "near"])
 @pytest.mark.parametrize("thieves", ["none", "ranges"])
 def test_no_rule_of_the_other_service_counts(
@@ -126,3 +168,40 @@ def test_no_rule_of_the_other_service_counts(
         assert not requests.is_answered(send, client, (address(two.here, to[0]), TARGET), 0.3)
     except OSError:
         assert thieves == "none"
+
+
+@families
+def test_a_repeated_syn(two: TwoNodes, v6: bool) -> None:
+    """The endpoint is claimed while a connection to it opens, whose first SYN is lost."""
+    two.publish(web := two.service("web", 10, two.here))
+    to = WEB.to("cluster", two.near, v6=v6)
+    before = two.verdict(VERDICT)
+    with requests.tcp_socket(two.sockets(two.hooked), to[0]) as client:
+        with rules(two.near, chain("forward", "filter", "tcp flags syn drop")):
+            client.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                client.connect(to)
+            two.publish(web, thief(two, two.here, pods=[two.twin]))
+        client.settimeout(60)
+        assert client.recv(64).startswith(b"here ")
+    assert two.verdict(VERDICT) > before
+
+
+@families
+@connecting
+def test_conntrack_forgets(two: TwoNodes, send: Send, v6: bool) -> None:
+    """What was open stays, although conntrack takes its next packet for the first of a flow."""
+    two.publish(two.service("web", 10, two.here), thief(two, two.here, pods=[two.twin]))
+    to = WEB.to("cluster", two.near, v6=v6)
+    with ExitStack() as stack:
+        client = stack.enter_context(requests.socket_of(send, two.sockets(two.hooked), to[0]))
+        client.connect(to)
+        client.send(b"?")
+        assert client.recv(64).startswith(b"here ")
+        for word in (b"one", b"two"):
+            with nodes.entered(two.near.netns):
+                conntrack.delete(conntrack.connections(lambda *_: True))
+            client.send(word)
+            answer = b""
+            while not answer.endswith(word):
+                answer += client.recv(64)
