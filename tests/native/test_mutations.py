@@ -152,7 +152,6 @@ OF_PACKETS = {
     ],
     "route": [
         ("result == BPF_FIB_LKUP_RET_NO_NEIGH", "false"),
-        ("flags |= FIB_SOURCE | FIB_SKIP_NEIGHBOUR", "flags |= FIB_SOURCE"),
         ("flags |= FIB_SOURCE |", "flags |="),
         ("if (mark) {", "if (false) {"),
         (".length = 32 + 128", ".length = 32"),

@@ -39,12 +39,12 @@ def hops(packet: Packet) -> int:
     return count
 
 
-def answer(node: PacketNode, places: Places, protocol: str) -> Packet:
+def answer(node: PacketNode, places: Places, protocol: str, client: str = "") -> Packet:
     """The reply of a backend in a pod of this node, to a client outside."""
     backend = [at(places.here, 8080)]
     where = serve(node, places, "nodeport", protocol, cluster=backend, here=backend)
-    request = node.through(opening(protocol, at(places.client, 50123), where), "uplink", "pods")
-    return reply(request)
+    sender = at(client or places.client, 50123)
+    return reply(node.through(opening(protocol, sender, where), "uplink", "pods"))
 
 
 def left_alone(outcome: Outcome, packet: Packet) -> bool:
@@ -80,6 +80,15 @@ def test_route_to_that_device(node: PacketNode, places: Places, protocol: str) -
     """If the routes lead the reply to that device, it passes netfilter, like without the option."""
     node.settings(*ON)
     packet = answer(node, places, protocol)
+    assert left_alone(node.ingress(packet, "pods"), packet)
+
+
+def test_route_to_that_device_without_a_neighbour(
+    node: PacketNode, places: Places, protocol: str
+) -> None:
+    """The same for a client on the device's own network, before its MAC address is known."""
+    node.settings(*ON)
+    packet = answer(node, places, protocol, f"{places.node[:-1]}9")
     assert left_alone(node.ingress(packet, "pods"), packet)
 
 
