@@ -13,8 +13,10 @@ from ipaddress import ip_address, ip_network
 import pytest
 
 from ebpflb.entries.services import route_key
-from tests.packet.frames import at, destination, host_of, opening, source
-from tests.packet.node import PacketNode
+from ebpflb.kernel import probe
+from ebpflb.kernel.programs.loader import run_program
+from tests.packet.frames import at, destination, forwarded, host_of, opening, source
+from tests.packet.node import Outcome, PacketNode
 from tests.packet.places import IPV4, Places
 from tests.packet.services import exchange, serve
 
@@ -63,6 +65,21 @@ def test_source_of_the_route(node: PacketNode, places: Places, protocol: str) ->
         known(node, places.there, other)
         request = exchange(node, protocol, client, where)
         assert host_of(source(request)) == other
+
+
+@pytest.mark.skipif(not probe.route_source(), reason="no program can ask this kernel")
+def test_source_by_mark(node: PacketNode, places: Places, protocol: str) -> None:
+    """A rule for the packet's mark leads to the route whose source counts (Linux 6.10)."""
+    other, family = OTHER[places.version], f"-{places.version}"
+    where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
+    marked = f"{family} route add default via {places.router} src {other} table 7"
+    with configured(second_address(places), marked, f"{family} rule add fwmark 7 lookup 7"):
+        came = node.ingress(opening(protocol, at(places.client, 50123), where))
+        uplink, frame = node.devices["uplink"], bytes(forwarded(came.packet))
+        sent = run_program(
+            node.hooks["egress"], frame, ifindex=uplink, ingress_ifindex=uplink, mark=7
+        )
+        assert host_of(source(Outcome("pass", sent.packet, {}).packet)) == other
 
 
 @IPV4
