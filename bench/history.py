@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-LATE = 30.0  # seconds in which a change is in force, on a machine that is busy with tests
+LATE = 30.0  # seconds within which a change must be applied, on a machine that is busy with tests
 
 
 class Request(msgspec.Struct, frozen=True, tag="request"):

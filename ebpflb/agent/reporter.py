@@ -215,19 +215,31 @@ class SourceErrors(Part):
         self._errors: dict[str, str] = {}
 
     def take(self, message: SourceStatus) -> None:
-        """Log an error once, and the recovery."""
+        """Log an error once, and the recovery.
+
+        An API server is a source for each kind: its error is logged once, and its recovery when it
+        has recovered for all kinds.
+        """
         source, error = message.source, message.error
-        former = self._errors.pop(source, None)
+        self._errors.pop(source, None)
+        server = _server_of(source)
+        others = [it for name, it in self._errors.items() if _server_of(name) == server]
         if error:
             self._errors[source] = error
-            if error != former:
+            if error not in others:
                 log.warning("%s: %s", source, error)
-        else:
-            log.info("%s: recovered", source)
+        elif not others:
+            log.info("%s: recovered", server)
 
     def status(self) -> Mapping[str, Any]:
         last = {kind: rfc3339(at) for kind, at in self._received().items()}
         return {"source_errors": dict(self._errors), "last_received": last}
+
+
+def _server_of(source: str) -> str:
+    """Return the address of an API server of whose objects the source is; else the source."""
+    scheme, is_url, rest = source.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}" if is_url else source
 
 
 class BesideKubeProxy(Part):

@@ -7,7 +7,7 @@ from ebpflb.agent import sync
 from ebpflb.entries.services import Range
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
-from ebpflb.model.events import Key, Kind, Removed, Together
+from ebpflb.model.events import Key, Kind, Removed, SourceStatus, Together
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.serve.conditions import conditions, not_ready
 from tests.agent.fakes import Harness, changed, found, service, slices
@@ -115,3 +115,29 @@ def test_not_programmed(harness: Harness, caplog: pytest.LogCaptureFixture) -> N
     assert [str(key) for key, _ in harness.lacks].count("default/a") == 1
     harness.wait_for(lambda status: not status.not_programmed)
     assert len(harness.datapath.maps.services) == 2
+
+
+def test_errors_of_an_api_server(serving: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """Its restart is a warning and a line that says that all is well, though it is asked for four
+    kinds; what only one kind has is named.
+    """
+    caplog.set_level("INFO")
+    kinds = [f"https://192.0.2.1:6443/{kind}" for kind in ("services", "nodes", "slices", "cidrs")]
+    for error in ("refused", None):
+        for source in kinds:
+            serving.send(SourceStatus(source, error))
+    for source, error in ((kinds[0], "refused"), (kinds[1], "forbidden"), ("file", "no YAML")):
+        serving.send(SourceStatus(source, error))
+    for source in ("file", *kinds[:2]):
+        serving.send(SourceStatus(source, None))
+    assert not {*kinds, "file"} & serving.status.source_errors.keys()
+    said = [(it.levelname, it.getMessage()) for it in caplog.records]
+    assert [it for it in said if "6443" in it[1] or "file" in it[1]] == [
+        ("WARNING", f"{kinds[0]}: refused"),
+        ("INFO", "https://192.0.2.1:6443: recovered"),
+        ("WARNING", f"{kinds[0]}: refused"),
+        ("WARNING", f"{kinds[1]}: forbidden"),
+        ("WARNING", "file: no YAML"),
+        ("INFO", "file: recovered"),
+        ("INFO", "https://192.0.2.1:6443: recovered"),
+    ]

@@ -44,7 +44,7 @@ def test_the_formula_holds_what_was_measured() -> None:
 
 
 def test_the_page_has_the_growth_of_an_hour() -> None:
-    """The slope with its bounds, and the pauses, are those of the samples."""
+    """The plot shows the slope, its bounds and the pauses that the samples have."""
     samples, said = endurance.read(), words(SCALE)
     times, pauses = [it["at"] for it in samples], [it["pause"] for it in samples]
     found = plot.trend(times, [it["rss"] for it in samples])

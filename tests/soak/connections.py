@@ -210,7 +210,7 @@ class Traffic:
         return (is_ready or self.unprotected) and self._see()
 
     def _see(self) -> bool:
-        """Whether the last change is in force."""
+        """Whether the agent has applied the last change."""
         if is_seen := self.cluster.in_force():
             self.records.append(Applied(time.monotonic(), self.cluster.published))
         return is_seen

@@ -220,7 +220,7 @@ def column(maps: dict[str, Map], name: str, *keys: str) -> list[Any]:
 
 
 def test_every_map(maps: dict[str, Map]) -> None:
-    """Without names all maps but those of programs and counters alone; with names these."""
+    """Without names: all maps except those of counters and of the programs' own marks."""
     hidden = {"scratch", "secret", "timeouts", "no_frontends", "moved_flows", "flow_gate"}
     hidden |= {"socket_places", "sockets_full", "recent_choices", "flow_stats", "sweeps"}
     hidden |= {"backend_slots", "service_stats", "backend_stats", "reject_budgets"}
