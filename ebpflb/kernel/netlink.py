@@ -199,8 +199,8 @@ def list_items(data: bytes) -> Iterator[bytes]:
 
 
 def aligned(length: int) -> int:
-    """Return where the next attribute begins."""
-    return (length + 3) & ~3
+    """Return how far on the next attribute begins; never 0, so that a reader comes to its end."""
+    return (length + 3) & ~3 or 4
 
 
 # Nested netlink attributes as data: for sending, and for comparing with the kernel's.

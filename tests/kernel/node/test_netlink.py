@@ -65,3 +65,7 @@ def test_an_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = netlink.packed(netlink.ERROR, 0, (-errno.EPERM).to_bytes(4, "little", signed=True))
     with pytest.raises(PermissionError):
         listed(monkeypatch, item(b"one."), refused)
+
+
+def test_an_attribute_without_a_length_does_not_stop_the_reader() -> None:
+    assert netlink.attributes(bytes(4) + netlink.text(3, "eth0"))[3] == b"eth0\0"
