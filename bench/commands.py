@@ -31,7 +31,6 @@ COMMANDS = (
     "flows list",
     "maps dump",
     "history",
-    "top --once --interval 0.1",
     "status",
     "check",
     "doctor --no-canary",

@@ -10,4 +10,5 @@ answering    values as JSON, errors as sentences; threads that read, a limited n
 readings     the values, read by the tools of the commands; the sorted and filtered Services
 live_events  the datapath's decisions, live
 rate_meter   rates of the last minutes, measured while someone looks
+rates        of services and backends, from their counters
 """

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates of the node, of Services and of their endpoints, as `ebpflb top` has them, and how they
-were in the last minutes.
+"""Rates of the node, of Services and of their endpoints, and how they were in the last minutes.
 
 Counters are read when someone asks, and every STEP for the lines of the node, which begin an hour
 ago; never for more than a tenth of the time (``paced``).
@@ -18,8 +17,8 @@ import msgspec
 from ebpflb.entries.services import service_of
 from ebpflb.errors import NodeError
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.tools import rates
-from ebpflb.tools.rates import DROPPED, Rate, Sample
+from ebpflb_page import rates
+from ebpflb_page.rates import DROPPED, Rate, Sample
 
 # A value that is read at intervals and shared by all clients.
 

@@ -27,7 +27,6 @@ monitor            live events
 report             one file with all of this, for somebody else
 services           show Services as this node serves them
 status             the state of the agent and of the hooks
-top                services and backends by rate
 ui                 a page in the browser
 version            the version, its commit and its date
 """
@@ -45,7 +44,7 @@ from ebpflb.version import VERSION
 
 # In the order of --help, which imports them all; other uses import one.
 COMMANDS = (
-    *("run", "status", "check", "doctor", "services", "explain", "monitor", "top"),
+    *("run", "status", "check", "doctor", "services", "explain", "monitor"),
     *("flows", "maps", "history", "report", "ui", "cleanup", "demo", "version"),
 )
 # As kubectl takes the singular and a short name of what it lists.

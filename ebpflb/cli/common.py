@@ -95,7 +95,10 @@ def require_capabilities() -> None:
 
 
 # Commands of earlier versions.
-REMOVED = {"audit": "`ebpflb doctor` answers what it answered; `status` does without an agent."}
+REMOVED = {
+    "audit": "`ebpflb doctor` answers what it answered; `status` does without an agent.",
+    "top": "`ebpflb ui` shows rates; `watch ebpflb services list` how the counts grow.",
+}
 # Commands and options that remove something: a mistyped word never leads to one of them.
 REMOVING = {"cleanup", "flush", "--cleanup", "--kube-proxy", "--force", "--all", "--remove"}
 

@@ -31,7 +31,6 @@ COMMANDS = (
     "status",
     f"services get default/{WEB}",
     f"explain {V4}:{PORT} --from 10.244.1.2",
-    "top",
 )
 
 

@@ -14,8 +14,8 @@ from ebpflb.cli.output import (
     Row,
     cell,
     microseconds,
+    output_option,
     print_row_as,
-    stream_option,
     table_lines,
 )
 from ebpflb.errors import NodeError
@@ -115,7 +115,7 @@ def _parse_clients(text: str) -> IPv4Network | IPv6Network:
 @click.option("--count", type=click.IntRange(1), help="Exit after this many events.")
 @common.state_dir
 @common.run_dir
-@stream_option("one object a line")
+@output_option("wide", "json", "yaml", more="; JSON is an object a line, YAML a document for it")
 def monitor(
     service: tuple[str, str] | None,
     namespace: str,

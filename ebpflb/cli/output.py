@@ -52,10 +52,10 @@ class Output(NamedTuple):
         """Whether rows have all their columns."""
         return self.is_wide or self.is_data
 
-    def most_rows(self, limit: int | None, on_terminal: int = TABLE_ROWS) -> int:
+    def most_rows(self, limit: int | None) -> int:
         """Return how many rows --limit allows; without it only a terminal's table is limited."""
         if limit is None and sys.stdout.isatty() and not self.is_data:
-            return on_terminal
+            return TABLE_ROWS
         return limit or sys.maxsize
 
     @property
@@ -103,12 +103,6 @@ limit_option = click.option(
     type=click.IntRange(min=0),
     help=f"Rows at most; 0 means all.  [default: {TABLE_ROWS} of a table on a terminal, else all]",
 )
-
-
-def stream_option(line: str) -> Decorator:
-    """Return ``-o`` for rows that come one by one; ``line`` says what each line of JSON is."""
-    more = f"; JSON is {line}, YAML a document for it"
-    return output_option("wide", "json", "yaml", more=more)
 
 
 # Texts of tables that JSON splits into parts: docs/output.md describes them.

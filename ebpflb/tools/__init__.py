@@ -12,7 +12,6 @@ firewall         which rules of netfilter may not see Services, or drop what pod
 service_pages    one Service on a page, or a list of them
 ask              what the running agent answers
 events           the events that the agent sends on for `ebpflb monitor`
-rates            services and backends by rate
 dump             every map as rows, with names instead of ids
 snapshot         the maps that the agent writes, which those rows refer to
 map_fill         how full the maps are

@@ -255,7 +255,7 @@ def test_nobody_may_check() -> None:
 
 
 COMMANDS = [
-    *("run --manifests /tmp", "maps dump", "status", "cleanup", "demo", "monitor", "top"),
+    *("run --manifests /tmp", "maps dump", "status", "cleanup", "demo", "monitor"),
     *("services list", "services get default/web"),
 ]
 

@@ -25,7 +25,6 @@ COMMANDS = {
     "explain default/web": "explain",
     "explain default/web --from outside": "explain",
     "maps dump --all": "maps",
-    "top --once --interval 0.2": "top",
 }
 OF_ONE_OBJECT = {"status", "version", "get", "explain"}
 
@@ -44,7 +43,7 @@ def outside(cluster: Cluster) -> Host:
 
 def printed(cluster: Cluster, words: str, *more: str) -> str:
     first = words.split()[0]
-    where = cluster.agent.where[: 2 if first in ("flows", "maps", "top") else 4]
+    where = cluster.agent.where[: 2 if first in ("flows", "maps") else 4]
     where = [] if first == "version" else where
     if first in ("check", "doctor"):
         where = [*where, "--cgroup-root", str(cluster.node.cgroup)]
@@ -61,9 +60,7 @@ def test_every_word_is_described(cluster: Cluster, outside: Host, words: str) ->
     for address in (cluster.node.v4, cluster.node.v6):
         cluster.request(outside, "tcp", address, NODEPORT, 2)
     command, text = COMMANDS[words], printed(cluster, words, "-o", "json")
-    if command == "top":
-        found = [json.loads(line) for line in text.splitlines()]
-    elif command in OF_ONE_OBJECT:
+    if command in OF_ONE_OBJECT:
         found = [json.loads(text)]
     else:
         said = json.loads(text)
@@ -89,7 +86,7 @@ def inside(value: Any) -> set[str]:
 def test_no_word_is_described_that_is_not_there(cluster: Cluster, words: str) -> None:
     """The page has no word of the past."""
     command, text = COMMANDS[words], printed(cluster, words, "-o", "json")
-    found = json.loads(f"[{','.join(text.splitlines())}]" if command == "top" else text)
+    found = json.loads(text)
     rare = {"lists", "reason", "slice", "notes", "cause", "source", "destination"}
     described = {name for name, word in WORDS.items() if command in word.commands}
     assert described - rare <= inside(found)

@@ -7,7 +7,6 @@ import pytest
 
 from ebpflb.lab import manifests
 from tests.cli.conftest import Ebpflb
-from tests.kit import answers
 from tests.kit.cluster import Cluster
 
 MANY, IN_A_SLICE = 10_000, 1000
@@ -40,18 +39,3 @@ def test_one_row_of_a_list(ebpflb: Ebpflb, where: list[str]) -> None:
 def test_all_endpoints(ebpflb: Ebpflb, where: list[str]) -> None:
     done = ebpflb("services", "get", "default/many", *where)
     assert len(done.out.splitlines()) > MANY and "\x1b" not in done.out
-
-
-def test_a_page_of_rates(ebpflb: Ebpflb, state: list[str]) -> None:
-    """All in a pipe; with --limit the fastest; as JSON each backend, on lines of their own."""
-    words = ("top", "--once", "--interval", "0.1", *state)
-    done = ebpflb(*words, "--limit", 20)
-    assert (done.status, done.err) == (0, f"{MANY + 2 - 20} more rows: --limit\n")
-    assert len(done.out.splitlines()) == 20 + 1
-    everything = ebpflb(*words).out
-    assert len(everything.splitlines()) == MANY + 2 + 1
-    assert "\\x1b[2Jb" in everything and "\x1b" not in everything
-    as_json = ebpflb(*words, "-o", "json").out
-    rows = [answers.read(line) for line in as_json.splitlines()]
-    assert len(rows) == MANY + 2 and "\x1b" not in as_json
-    assert HOSTILE in {row["pod"] for row in rows}

@@ -59,7 +59,7 @@ class Kubectl:
             return 0, json.dumps({"items": [item], "notes": ["n"]}).encode(), b""
         if command[1] == "status":
             return (3, b"ebpflb 1.0\nDEGRADED\n", b"") if pod == "ebpflb-b" else (0, b"OK\n", b"")
-        if command[1] in ("monitor", "top"):
+        if command[1] == "monitor":
             return 0, b"TIME  VERDICT\n14:03:10  " + pod.encode() + b"\n", b""
         if command[1] == "report":
             environment = {**os.environ, "EBPFLB_STATE_DIR": str(NEVER)}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ebpflb.errors import NodeError
-from ebpflb.tools import rates
-from ebpflb.tools.rates import DROPPED, Rate, Sample
+from ebpflb_page import rates
+from ebpflb_page.rates import DROPPED, Rate, Sample
 
 OUTCOMES = Path(__file__).parents[2] / "bpf/core/outcome.h"
 TCP, UDP = "default/web:tcp/TCP", "default/web:udp/UDP"

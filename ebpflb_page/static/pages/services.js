@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Services with their current rates: `ebpflb services list` and `ebpflb top`.
+// Services with their current rates: `ebpflb services list`, and rates.py.
 
 import { get } from "../api.js";
 import { parts, partsLabel, partsOf, spark } from "../charts.js";

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb top``: its rates are those of the connections that were made."""
+"""The page's rates are those of the connections that were made."""
 
 import pytest
 
 from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
-from ebpflb.tools import rates
+from ebpflb_page import rates
 from tests.kit import requests
 from tests.kit.cluster import TARGET, VIP, Cluster, endpoint, web
 from tests.kit.sockets import Sockets
