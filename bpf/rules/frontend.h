@@ -65,7 +65,7 @@ static __always_inline __u32 frontend_bit(const struct frontend *frontend)
 /*
  * Whether a frontend, or a NodePort, may have this address, port and protocol; if not, no map has to
  * be asked. The agent clears a bit before it writes the first frontend with that bit, and sets it after
- * it has removed the last one (ebpflb/kernel/maps/no_frontends.py).
+ * it has removed the last one (NoFrontends in ebpflb/kernel/map_writer.py).
  */
 static __always_inline bool frontend_may_exist(const struct frontend *frontend)
 {

@@ -2,7 +2,7 @@
 /*
  * The source address of a masqueraded request: the one that the kernel's route to the backend would
  * select, by the route's own source (src), by the next hop, or for IPv6 by RFC 6724. Where programs
- * cannot ask for it (before 6.7) the agent has asked (ebpflb/kernel/node/listed_route_sources.py).
+ * cannot ask for it (before 6.7) the agent has asked (ebpflb/kernel/node/routes.py).
  */
 #ifndef EBPFLB_RULES_ROUTE_H
 #define EBPFLB_RULES_ROUTE_H

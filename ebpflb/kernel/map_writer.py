@@ -160,7 +160,7 @@ class Difference(NamedTuple):
 
 
 class Translations(TypingProtocol):
-    """The writer of a plan's translations (agent.netfilter_sync)."""
+    """The writer of a plan's translations (agent.engine)."""
 
     def write(self, plan: Plan) -> None: ...
 

@@ -320,7 +320,7 @@ def look_at_agent(seen: AgentSeen) -> dict[str, Samples]:
     }
 
 
-# Which service ports have series of their own (docs/service-metrics.md).
+# Which service ports have series of their own (docs/metrics.md).
 #
 # The number is bounded, because each series costs memory in every Prometheus. A series that comes
 # and goes is of little use, so a service port that has series keeps them until another one is

@@ -46,6 +46,13 @@ def test_paths(page: Path) -> None:
     assert {it for it in found if PLACEHOLDER not in it and not exists(it)} == set()
 
 
+def test_paths_in_sources() -> None:
+    """Every file that a comment or docstring of bpf/ and ebpflb/ names exists."""
+    sources = [*ROOT.glob("bpf/**/*.[ch]"), *ROOT.glob("ebpflb/**/*.py")]
+    found = {path for each in sources for path in PATH.findall(each.read_text()) if "." in path}
+    assert {it for it in found if PLACEHOLDER not in it and not exists(it)} == set()
+
+
 @every_page
 def test_modules(page: Path) -> None:
     """Every module in backticks exists, or the module of which the name is a part."""

@@ -105,7 +105,7 @@ def _is_removal(kind: int, _: bytes) -> bool:
 
 
 class KeptTable(Protocol):
-    """The table to keep (agent.netfilter_sync)."""
+    """The table to keep (agent.engine)."""
 
     def differences(self) -> list[str]: ...
     def restore(self) -> list[str]: ...
