@@ -74,17 +74,12 @@ def history(
 
 def _items(change: Change) -> Iterator[dict[str, Any]]:
     """Return the rows as data: the changes, and all causes."""
-    causes = [_cause_item(each) for each in change.causes]
+    causes = [asdict(each) for each in change.causes]
     rows = _rows(change, wide=True)
     for number, row in enumerate(rows):
         changed = asdict(change.services[number]) if change.services else {}
         changed.pop("service", None)
         yield {**row, "change": changed, "cause": causes, "more_causes": change.more_causes}
-
-
-def _cause_item(cause: WriteCause) -> dict[str, str]:
-    namespace, _, name = cause.name.rpartition("/")
-    return {**asdict(cause), "namespace": namespace, "name": name}
 
 
 def _rows(change: Change, *, wide: bool) -> list[dict[str, str]]:

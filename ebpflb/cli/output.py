@@ -105,116 +105,23 @@ limit_option = click.option(
 )
 
 
-# Texts of tables that JSON splits into parts: docs/output.md describes them.
-
-_SERVICE = re.compile(r"(?:([^/:]*)/)?([^/:]*)(?::([^/]*))?(?:/(\w*))?")
-_PORTS = re.compile(r"(\d*)(?::(\d+))?/(\w+)")
-_ADDRESS = re.compile(r"[0-9A-Fa-f.:]+")
-# In status: the words for the keys and values of mappings.
-_KEYED = {
-    "claimed_twice": ("frontend", "reason"),
-    "invalid_objects": ("object", "reason"),
-    "not_programmed": ("service", "reason"),
-    "object_warnings": ("object", "reason"),
-    "set_aside": ("service", "endpoints"),
-}
-
-
-def _service(text: str) -> dict[str, str | None] | None:
-    """Split NAMESPACE/NAME, or a port of it: NAMESPACE/NAME[:PORT]/PROTOCOL."""
-    found = _SERVICE.fullmatch(text)
-    names = ("namespace", "name", "port_name", "protocol")
-    return dict(zip(names, found.groups(), strict=True)) if text and found else None
-
-
-def _place(text: str) -> dict[str, str | int | None] | None:
-    """Split ADDRESS:PORT[/PROTOCOL], or an address without a port; None if it is unknown."""
-    place, _, protocol = text.partition("/")
-    host, _, port = place.rpartition(":")
-    has_port = port.isdigit() and (host.endswith("]") or ":" not in host)
-    address = (host if has_port else place).strip("[]")
-    known = {"address": address, "port": int(port) if has_port else None}
-    more = {"protocol": protocol} if protocol else {}
-    return {**known, **more} if _ADDRESS.fullmatch(address) else None
-
-
-def _numbers(text: str) -> dict[str, str | int | None]:
-    """Split [PORT][:NODEPORT]/PROTOCOL."""
-    found = _PORTS.fullmatch(text)
-    assert found, text
-    port, node_port = (int(it) if it else None for it in found.groups()[:2])
-    return {"port": port, "node_port": node_port, "protocol": found[3]}
-
-
-def _frontend(text: str) -> dict[str, Any]:
-    """Split KIND ADDRESS:PORT."""
-    kind, _, place = text.partition(" ")
-    return {"kind": kind, **(_place(place) or {})}
-
-
-def _selected(text: str) -> dict[str, Any]:
-    """Split ADDRESS:PORT (LIST ...)."""
-    place, _, lists = text.partition(" (")
-    return {**(_place(place) or {}), "lists": lists.rstrip(")").split()}
-
-
-def _object(text: str) -> dict[str, str | None]:
-    """Split KIND NAMESPACE/NAME."""
-    kind, _, name = text.rpartition(" ")
-    namespace, _, name = name.rpartition("/")
-    return {"kind": kind, "namespace": namespace or None, "name": name}
-
-
-def _ends(text: str) -> dict[str, Any] | None:
-    """Split SOURCE > DESTINATION."""
-    source, _, destination = text.partition(" > ")
-    return {"source": _place(source), "destination": _place(destination)} if text else None
-
-
-_PLACES = "backend client destination endpoint frontend masqueraded_as peer source to"
-PARTS: dict[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("port", "service"), _service),
-    **dict.fromkeys(_PLACES.split(), _place),
-    **dict.fromkeys(("endpoints_added", "endpoints_removed"), _place),
-    **dict.fromkeys(("frontends_added", "frontends_changed", "frontends_removed"), _frontend),
-    "endpoints_changed": _selected,
-    "object": _object,
-    "addresses": lambda text: text.strip("[]"),
-    "ports": _numbers,
-    **dict.fromkeys(("original", "reply"), _ends),
-}
-
-
-def as_data(value: Any, word: str = "") -> Any:
-    """Return a value for JSON and YAML; ``word`` is its name."""
-    if isinstance(value, Mapping) and word in _KEYED:
-        key, said = _KEYED[word]
-        return [{key: as_data(name, key), said: each} for name, each in value.items()]
-    if isinstance(value, Mapping):
-        return {name: as_data(each, name) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_data(each, word) for each in value]
-    return PARTS[word](value) if isinstance(value, str) and word in PARTS else value
-
-
 def print_row_as(output: Output, row: Any) -> None:
     """Print one of many rows as a line of JSON, or a document of YAML."""
     if output.form == "yaml":
         click.echo("---")
         print_as(output, row)
     else:
-        click.echo(msgspec.json.encode(as_data(msgspec.to_builtins(row))))
+        click.echo(msgspec.json.encode(row))
 
 
 def print_as(output: Output, value: Any) -> None:
     """Print a value as JSON or YAML."""
-    data = as_data(msgspec.to_builtins(value))
     if output.form == "yaml":
         import yaml  # takes as long to import as click
 
-        click.echo(yaml.safe_dump(data, sort_keys=False), nl=False)
+        click.echo(yaml.safe_dump(msgspec.to_builtins(value), sort_keys=False), nl=False)
     else:
-        click.echo(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def print_none_found(what: str = "Services") -> None:

@@ -13,7 +13,9 @@ from ebpflb.model.addresses import Address
 # Every cluster has these; and the words that `explain` has for clients.
 _KEPT = {"default", "kube-system", "kubernetes", "kube-dns", "node", "outside", "address", "ebpflb"}
 _FIELDS = re.compile(r'"(?:namespace|name|pod|node|target|source_node)": "([^"\\\n]+)"')
-_OBJECT = re.compile(r"\b(?:Service|EndpointSlice|Pod) ([a-z0-9][a-z0-9.-]*)/([a-z0-9][a-z0-9.-]*)")
+_OBJECT = re.compile(
+    r'(?:\b(?:Service|EndpointSlice|Pod) |"service": ")([a-z0-9][a-z0-9.-]*)/([a-z0-9][a-z0-9.-]*)'
+)
 _TOKEN = re.compile(
     r"""(?x) (?P<address> (?<![\w.:]) (?:
             \d{1,3}(?:\.\d{1,3}){3}

@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 PAGE = Path(__file__).parents[2] / "docs/output.md"
-# What only some places have, and what only an agent in trouble says.
-SERVICE = {"namespace", "name", "port_name", "protocol"}
-PLACE = {"address", "port"}
 SCALARS: dict[str, Any] = {"string": str, "number": (int, float), "boolean": bool}
 
 
@@ -59,14 +56,7 @@ def is_of(kind: str, value: Any) -> bool:
         return isinstance(value, SCALARS[kind]) and of_number
     if kind == "null":
         return value is None
-    if not isinstance(value, dict):
-        return False
-    if kind == "service":
-        return value.keys() == SERVICE
-    if kind == "place":
-        has_port = isinstance(value.get("port"), int | None)
-        return PLACE <= value.keys() <= PLACE | {"protocol"} and has_port
-    return kind in ("object", "map")
+    return isinstance(value, dict) and kind in ("object", "map")
 
 
 def faults(value: Any, command: str) -> Iterator[str]:
@@ -83,5 +73,5 @@ def faults(value: Any, command: str) -> Iterator[str]:
             yield f"{command}: {name}: {each} is none of {word.types}"
         elif "map" in word.types and isinstance(each, dict):
             yield from faults([it for it in each.values() if isinstance(it, dict)], command)
-        elif not any(is_of(kind, each) for kind in ("service", "place")):
+        else:
             yield from faults(each, command)

@@ -45,7 +45,7 @@ def test_changes_have_causes(ebpflb: Ebpflb, where: list[str], moments: list[str
     found = changes(ebpflb, *words)
     (tcp,) = (it for it in found if it["service"] == "default/web:tcp/TCP" and it["change"])
     slices = [it for it in tcp["cause"] if it["kind"] == "EndpointSlice"]
-    assert {it["namespace"] for it in slices} == {"default"}
+    assert {it["name"].partition("/")[0] for it in slices} == {"default"}
     assert tcp["change"]["endpoints_removed"] == ["10.244.1.11:8080", "10.244.1.12:8080"]
     assert (tcp["change"]["endpoints_before"], tcp["change"]["endpoints_after"]) == (3, 1)
     assert {it["service"].partition(":")[0] for it in found} == {"default/web"}

@@ -107,7 +107,7 @@ def test_everything_is_read_and_no_secret(cluster: Cluster, tmp_path: Path) -> N
     assert PLANT not in json.dumps(texts)
     assert "annotations[ebpflb.io/scheduler]: ***" in texts["status.json"]
     assert json.loads(texts["status.json"])["verdict"] == "OK"
-    assert '"name": "cart"' in texts["maps.json"]
+    assert '"service": "shop/cart:http/TCP"' in texts["maps.json"]
     assert "$ ebpflb explain shop/cart:http/tcp --from outside\nSTEP" in texts["explain.txt"]
     for name, word in (
         ("nft.txt", "table inet ebpflb"),
@@ -132,7 +132,7 @@ def test_names_are_replaced(cluster: Cluster, tmp_path: Path) -> None:
     assert texts["map-counts.txt"] and "name-" in texts["explain.txt"]
     service = json.loads(texts["services.json"])["items"][-1]["service"]
     assert service == json.loads(again["services.json"])["items"][-1]["service"]
-    assert f"{service['namespace']}/{service['name']}" in texts["explain.txt"]
+    assert service in texts["explain.txt"]
     other, _ = reported(cluster, tmp_path / "c.tar.gz", "--no-names", *log)
     assert json.loads(other["services.json"])["items"][-1]["service"] != service
 
@@ -148,7 +148,10 @@ def test_a_dead_agent(cluster: Cluster, tmp_path: Path) -> None:
     assert done.err == f"not read, see its README.md: {lost}\n"
     assert "| metrics.txt | the agent's metrics | not read: no agent runs |" in texts["README.md"]
     assert json.loads(texts["status.json"])["agent"] == "does not run"
-    assert '"name": "cart"' in texts["maps.json"] and "shop/cart" in texts["explain.txt"]
+    assert (
+        '"service": "shop/cart:http/TCP"' in texts["maps.json"]
+        and "shop/cart" in texts["explain.txt"]
+    )
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.file for row in ROWS])

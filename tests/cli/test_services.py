@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ebpflb services`: answered by a real agent."""
 
+import json
 import sys
 from typing import Any
 
@@ -48,7 +49,7 @@ def published(cluster: Cluster) -> None:
 def page(ebpflb: Ebpflb, name: str, *words: object) -> Any:
     done = ebpflb("services", "get", name, "-o", "json", *words)
     assert done.err == ""
-    return answers.read(done.out)
+    return json.loads(done.out)
 
 
 def test_get(ebpflb: Ebpflb, where: list[str]) -> None:

@@ -256,16 +256,14 @@ def test_what_of_manifests_is_not_served(
     done = ebpflb("status", *where, "-o", "json")
     said = json.loads(done.out)
     twice = "default/web has it, not default/rival"
-    place = {"address": VIP, "port": 80, "protocol": "TCP"}
-    assert said["claimed_twice"] == [{"frontend": place, "reason": twice}]
+    assert said["claimed_twice"] == {f"{VIP}:80/TCP": twice}
     assert (done.status, [each["text"] for each in said["reasons"]]) == (
         3,
         [f"an address is claimed twice: {VIP}:80/TCP: {twice}"],
     )
     warnings = said["object_warnings"]
-    reasons = {each["object"]["name"]: each["reason"] for each in warnings}
-    assert reasons["bare"].startswith("spec.clusterIP: missing")
-    assert reasons["open"].startswith("spec.ports[0].nodePort: missing")
+    assert warnings["Service default/bare"].startswith("spec.clusterIP: missing")
+    assert warnings["Service default/open"].startswith("spec.ports[0].nodePort: missing")
     log = cluster.agent.log()
     assert f"frontend {VIP}:80/TCP is claimed more than once: {twice}" in log
     assert "Service default/bare: spec.clusterIP: missing" in log

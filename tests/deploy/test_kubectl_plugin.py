@@ -55,7 +55,7 @@ class Kubectl:
         if command[1:3] == ["services", "list"] and "json" not in command:
             return 0, LISTS[pod].encode(), b"a note\n"
         if command[1] == "services":
-            item = {"service": {"namespace": "shop", "name": pod}}
+            item = {"service": f"shop/{pod}"}
             return 0, json.dumps({"items": [item], "notes": ["n"]}).encode(), b""
         if command[1] == "status":
             return (3, b"ebpflb 1.0\nDEGRADED\n", b"") if pod == "ebpflb-b" else (0, b"OK\n", b"")

@@ -1,38 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The JSON of commands, with the texts of a table instead of their parts."""
+"""The JSON of commands."""
 
 import json
 from typing import Any
 
-SERVICE = ("namespace", "name", "port_name", "protocol")
-
-
-def as_text(value: Any) -> Any:
-    """A Service, a port of it, or a place as a table has it; of other values what is inside."""
-    if isinstance(value, list):
-        return [as_text(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    if value.keys() == {*SERVICE}:
-        namespace, name, port, protocol = (value[it] for it in SERVICE)
-        of_port = f":{port}" if port else ""
-        return f"{namespace}/{name}{of_port}" + (f"/{protocol}" if protocol else "")
-    if value.keys() == {"address", "port"}:
-        address, port = value.values()
-        if port is None:
-            return address
-        return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-    return {name: as_text(each) for name, each in value.items()}
-
-
-def read(text: str) -> Any:
-    """What a command has printed."""
-    return as_text(json.loads(text))
-
 
 def items(text: str) -> list[dict[str, Any]]:
     """The items of a list."""
-    found: list[dict[str, Any]] = read(text)["items"]
+    found: list[dict[str, Any]] = json.loads(text)["items"]
     return found
 
 

@@ -17,7 +17,7 @@ from ebpflb.kernel.attach.tcx import Tcx
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.serve import status
-from tests.kit import answers, forked
+from tests.kit import forked
 
 
 class MonitorProcess:
@@ -52,7 +52,7 @@ class MonitorProcess:
     def events(self) -> list[dict[str, Any]]:
         """What it has printed as JSON so far, in whole lines."""
         lines = self.text().split("\n")[:-1]
-        return [answers.read(line) for line in lines]
+        return [json.loads(line) for line in lines]
 
     def wait_for(self, true: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The first event for which it is true."""

@@ -28,7 +28,7 @@ from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.manifests import Manifest
 from ebpflb.model.packet_path import Engine
 from ebpflb.serve import status
-from tests.kit import answers, https_load
+from tests.kit import https_load
 from tests.kit.api_server import FakeApiServer
 from tests.kit.certificates import self_signed
 from tests.kit.cluster import Cluster
@@ -125,7 +125,7 @@ def servers(cluster: Cluster, tmp_path: Path) -> Iterator[Servers]:
 def page(cluster: Cluster) -> Any:
     """The page of default/kubernetes: {} while no agent answers."""
     done = cluster.ebpflb("services", "get", "default/kubernetes", "-o", "json")
-    return answers.read(done.stdout) if done.returncode == 0 and done.stdout else {}
+    return json.loads(done.stdout) if done.returncode == 0 and done.stdout else {}
 
 
 def used(cluster: Cluster) -> set[str]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Endpoints that do not answer are set aside by what real clients see (docs/endpoint-health.md)."""
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -13,7 +14,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.model.packet_path import Engine
 from ebpflb.serve import status
-from tests.kit import answers, requests
+from tests.kit import requests
 from tests.kit.cluster import PORT, VIP, VIP6, Cluster, endpoint, web
 from tests.kit.lab_cluster import TARGET, started
 from tests.kit.sockets import CALL_SECONDS, Socket, Sockets
@@ -95,7 +96,7 @@ def attempt(sockets: Sockets, address: str) -> str:
 
 def rows(cluster: Cluster, address: str = VIP) -> list[dict[str, Any]]:
     """The endpoints of the TCP port in this family, as `ebpflb services get` has them."""
-    page = answers.read(cluster.ebpflb("services", "get", "default/web", "-o", "json").stdout)
+    page = json.loads(cluster.ebpflb("services", "get", "default/web", "-o", "json").stdout)
     family = "IPv6" if ":" in address else "IPv4"
     (found,) = (it for it in page["ports"] if (it["family"], it["protocol"]) == (family, "TCP"))
     return list(found["endpoints"])

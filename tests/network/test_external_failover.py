@@ -6,6 +6,7 @@ What comes from a node it leads to `site`, which has the addresses and a server,
 cluster's were the better route. Answers of `site` do not pass the node.
 """
 
+import json
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,7 +15,7 @@ from ebpflb.lab import cni
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.model.annotations import FAILOVER_ANNOTATION
-from tests.kit import answers, requests, two_nodes
+from tests.kit import requests, two_nodes
 from tests.kit.lab_cluster import PORT
 from tests.kit.parameters import families
 from tests.kit.requests import Send
@@ -95,7 +96,7 @@ def test_it_is_shown(clusters: Clusters) -> None:
     said = two.ebpflb("explain", asked, "--from", NO_HOST).stdout
     assert "its packets go on to the router" in said
     assert "passed_through" in said
-    page = answers.read(two.ebpflb("services", "get", "default/web", "-o", "json").stdout)
+    page = json.loads(two.ebpflb("services", "get", "default/web", "-o", "json").stdout)
     rows: dict[str, Any] = {row["frontend"]: row for row in page["ports"][0]["frontends"]}
     assert rows[asked]["policy"] == "Local/Passthrough"
     assert rows[asked]["problem"].endswith("packets from outside go on to the router")

@@ -154,5 +154,5 @@ def test_packets_are_told_with_their_backend(
             assert (event["hook"], event["verdict"]) == ("ingress", "translated")
             assert (event["frontend"], event["service"]) == (f"{VIP}:80", "default/web:tcp/TCP")
             assert event["device"] and not event["device"].isdigit()
-        assert (refused["frontend"], refused["backend"]) == (f"{VIP}:81", None)
+        assert (refused["frontend"], refused["backend"]) == (f"{VIP}:81", "")
         wait_until("the usual ones", lambda: monitors.programs(cluster.agent) == before)

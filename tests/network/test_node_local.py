@@ -4,6 +4,7 @@
 The node `theirs` has kube-proxy's rules instead of an agent.
 """
 
+import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.model.annotations import NODE_LOCAL_ANNOTATION
-from tests.kit import answers, requests, two_nodes
+from tests.kit import requests, two_nodes
 from tests.kit.lab_cluster import PORT
 from tests.kit.parameters import families
 from tests.kit.requests import Send
@@ -175,7 +176,7 @@ def test_sockets_go_to_the_listener_while_it_answers(
 
 def rows(two: TwoNodes, protocol: str) -> dict[str, dict[str, Any]]:
     """The endpoints of the IPv4 port, as `ebpflb services get` has them."""
-    page = answers.read(two.ebpflb("services", "get", "default/dns", "-o", "json").stdout)
+    page = json.loads(two.ebpflb("services", "get", "default/dns", "-o", "json").stdout)
     (found,) = (it for it in page["ports"] if (it["family"], it["protocol"]) == ("IPv4", protocol))
     return {row["endpoint"]: row for row in found["endpoints"]}
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from ebpflb.cli.output import as_data
 from ebpflb.entries.flows import Flow, FlowKind, Tuple
 from ebpflb.entries.services import (
     NO_V4,
@@ -232,7 +231,7 @@ def test_every_map(maps: dict[str, Map]) -> None:
 def test_rows(maps: dict[str, Map]) -> None:
     """Every row is as recorded, sorted: `EBPFLB_RECORD=1 pytest` of this file writes them again."""
     found = dump_maps(maps, tuple(ROWS.keys() - {"translations", "devices"})).maps
-    shown = json.loads(json.dumps(as_data({each: found[each] for each in sorted(found)})))
+    shown = json.loads(json.dumps({each: found[each] for each in sorted(found)}))
     for row in (row for rows in shown.values() for row in rows):
         row.update({word: (row[word] or 0) // LONG * LONG for word in AGES & row.keys()})
     text = "".join(
@@ -276,7 +275,7 @@ def test_changed(maps: dict[str, Map], writes: int, changed: bool) -> None:
 
 def test_every_word_is_described(maps: dict[str, Map]) -> None:
     """docs/output.md has the words of all rows, with their types."""
-    found = as_data([row for rows in dump_maps(maps).maps.values() for row in rows])
+    found = [row for rows in dump_maps(maps).maps.values() for row in rows]
     assert not [*faults(found, "maps")]
 
 
