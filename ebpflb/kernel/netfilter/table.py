@@ -33,8 +33,8 @@ from ebpflb.options import Options
 # The sets, chains and rules of the netfilter engine's nft table, as netlink attributes.
 #
 # The program at a device's ingress chooses a backend and writes the choice into the packet's
-# priority: a prefix, flags and the backend's id (entries.services.Chosen). The table translates by maps
-# of ids:
+# priority: a prefix, flags and the backend's id (entries.services.Chosen). The table translates by
+# maps of ids:
 #
 # choose             (nat, prerouting)  a packet with a choice goes to "translate", except from lo
 # translate          translates the destination, or drops the packet
