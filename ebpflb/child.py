@@ -2,7 +2,7 @@
 """Child processes, whatever directory and environment this process was started with.
 
 The agent is root: a program that loads modules from the working directory, or from where a variable
-of the environment says, would run anybody's.
+of the environment says, could run anyone's code.
 """
 
 import errno
@@ -14,7 +14,7 @@ SECONDS = 120.0
 
 
 def environment() -> dict[str, str]:
-    """Return all that a child gets: no variable that makes it load something; plain English."""
+    """Return a child's environment: no variable that makes it load code; messages in English."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
 
 

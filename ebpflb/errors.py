@@ -78,7 +78,7 @@ class InvalidObject(EbpflbError):
 
 
 def unexpected(error: Exception) -> InvalidObject:
-    """Return the text for an object whose reading raised an exception because of a bug."""
+    """Return the text for an object that could not be read because of a bug."""
     return InvalidObject("object", f"unexpected {type(error).__name__}: {error}")
 
 

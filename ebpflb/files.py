@@ -54,7 +54,7 @@ def open_regular(path: Path, most: int, *, follow: bool = True) -> IO[bytes]:
 
 
 def says_one(path: Path) -> bool:
-    """Whether a file of the kernel has the number 1; no if it cannot be read."""
+    """Whether a file of the kernel has the number 1; False if it cannot be read."""
     with suppress(OSError):
         return path.read_text().strip() == "1"
     return False

@@ -76,7 +76,7 @@ class Flag(NamedTuple):
 
     @property
     def variable(self) -> str | None:
-        """The environment variable that says the same, if any."""
+        """The environment variable that sets the same, if any."""
         return f"EBPFLB_{self.argument.upper()}" if self.is_directory else None
 
     def shown(self, value: Any) -> Any:
@@ -179,7 +179,7 @@ def _show_share(share: float) -> int:
 
 
 def _filled(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """``parse`` without the empty text, which comes of a shell's variable that is not set."""
+    """Return ``parse`` that refuses empty text, which an unset shell variable leaves."""
 
     def parse_filled(text: str) -> Any:
         if not text.strip():
@@ -216,9 +216,9 @@ def show_series(series: SeriesOf | None) -> str:
     return ",".join([str(series.limit), *(each.text for each in series.selector)])
 
 
-# What the audit does with what differs from what is planned.
+# What the audit does about differences from the plan.
 AUDITS = (REPAIR, REPORT) = ("repair", "report")
-# Whose sockets are translated: the others' packets are, at their device.
+# Whose connections are translated at sockets; those of others are at the device.
 SOCKET_TRANSLATIONS = (ALL_SOCKETS, HOST_SOCKETS) = ("all", "host")
 
 
@@ -550,7 +550,7 @@ class Options:
         show=show_requirements,
         chart="services",
     )
-    # Of each map, for one namespace; from 0 to 1.
+    # The share of each map for one namespace, from 0 to 1.
     namespace_share: float = option(
         0.8,
         "--namespace-share",
@@ -562,7 +562,7 @@ class Options:
         chart="namespaceShare",
         details="Choose 100 if all Services are in one namespace.",
     )
-    # One of SCHEDULERS, of Services without the annotation; unset, kube-proxy's configuration says.
+    # One of SCHEDULERS, of Services without the annotation; unset: by kube-proxy's configuration.
     scheduler: str = option(
         annotations.RANDOM,
         "--scheduler",
@@ -687,7 +687,7 @@ class Options:
 
     @property
     def conntrack_wanted(self) -> ConntrackOptions:
-        """What conntrack is to be set to: with --fast-forward it sees too little of windows."""
+        """The wanted settings of conntrack: with --fast-forward it cannot check windows."""
         liberal = self.conntrack.be_liberal or self.has_flowtable
         return replace(self.conntrack, be_liberal=liberal)
 

@@ -55,7 +55,7 @@ def redact(text: str) -> str:
     return text
 
 
-# Secrets that nobody has remembered, by their form: for texts of other programs. No form may take
+# Secrets that were not remembered, by their form: for texts of other programs. No form may take
 # more than linear time, because a tenant's words are in a log.
 
 _VALUE = r"""\\+"[^"\n]*"|"(?:\\.|[^"\\\n])*"|'[^'\n]*'|[^\s,{}\[\]"']+"""

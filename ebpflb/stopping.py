@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a part of the agent fails, and the steps of the agent's end, of which each is taken."""
+"""What happens when a part of the agent fails, and the steps that end the agent."""
 
 import logging
 import threading
@@ -31,7 +31,7 @@ RETRY_SECONDS = 1.0  # until a part is tried again that has no times of its own
 
 
 class Parts:
-    """The parts of this process that fail by an unexpected exception, a mistake of the program.
+    """The parts of this process that fail by an unexpected exception (a bug).
 
     A part that fails must not stop the others: it is tried again, and is a condition of the agent
     (serve/conditions.py) until it succeeds. If it fails for END_AFTER the agent ends, because a new

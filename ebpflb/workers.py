@@ -40,7 +40,7 @@ _Readable = TypeVar("_Readable", bound=int | HasFileno)
 def readable(sources: Iterable[_Readable], seconds: float) -> list[_Readable]:
     """Return the sources that can be read; wait at most ``seconds`` until one of them can.
 
-    Their numbers do not matter, while select(2) fails from 1,024 on.
+    Any descriptor works, while select(2) fails from number 1,024 on.
     """
     with selectors.PollSelector() as selector:
         for source in sources:
@@ -269,7 +269,7 @@ class Count(Generic[_Value]):
         self.thread: threading.Thread | None = None
 
     def latest(self) -> _Value:
-        """Return the last count, at once; start another one if the last began ``interval`` ago."""
+        """Return the last count at once; start a new one if it began ``interval`` ago."""
         value, now = self._value, time.monotonic()
         is_counting = self.thread is not None and self.thread.is_alive()
         if now - self._began >= self._interval and not (is_counting or self.stopped.is_set()):

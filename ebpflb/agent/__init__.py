@@ -3,7 +3,7 @@
 
 loop              messages, the inbox, what a part is, and the loop over the parts
 build             creates all of these objects: the list of parts, and the workers beside them
-sync              applies events to the cluster's state, and has node and Services written
+sync              applies events to the cluster's state, and lets the next two write
 service_sync      which Services are planned next, and how they are planned and written
 node_sync         loads the programs; writes the facts about this node: devices, settings
 engine            which engine translates new flows; the nft table of the netfilter engine

@@ -100,7 +100,7 @@ class Check(ABC):
         """Correct the differences found since the last call. Raises EbpflbError, OSError."""
 
     def wake(self, now: float) -> None:
-        """Make the next comparison due now, except for the rest after the last one."""
+        """Make the next comparison due now, or when the pause after the last one ends."""
         self.due = min(self.due, max(now, self._rests_until))
 
     def begin_now(self, now: float) -> None:
@@ -184,7 +184,7 @@ class HooksCheck(Check):
 
     @property
     def possible(self) -> bool:
-        """While devices get their first programs the kernel lets nobody else ask for programs."""
+        """False while devices get their first programs: the kernel then delays all queries."""
         return self._node_sync.attached and not self._node_sync.datapath.is_attaching
 
     def steps(self) -> Iterator[Iterable[Drift]]:
@@ -356,7 +356,7 @@ class Audit(Part):
         return min(each.due for each in self.checks)
 
     def take(self, message: Disturbed) -> None:
-        """Note that something may be gone that a check compares."""
+        """Note that an object which a check compares may have been removed."""
         for each in self.checks:
             if each.name == message.check:
                 each.wake(self._clock())
@@ -371,7 +371,7 @@ class Audit(Part):
 
     @property
     def unfinished(self) -> list[str]:
-        """The checks that have not compared since ``begin_now`` yet, but can."""
+        """The checks that can compare, but have not done so since ``begin_now``."""
         return [each.name for each in self.checks if each.is_asked_for and each.possible]
 
     def turn(self) -> None:

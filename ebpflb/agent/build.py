@@ -96,7 +96,7 @@ def build_agent(
 
 
 class _Builder:
-    """Creates an agent's objects, in order: what reaches beyond this process first.
+    """Creates an agent's objects; those with effects outside this process come first.
 
     ``stack`` closes them.
     """
@@ -324,7 +324,7 @@ class _Builder:
         return EndpointWatch(self._maps, self._options, self._cluster, self._inbox, record)
 
     def _node_local_watch(self) -> NodeLocalWatch:
-        """Return the watch; listeners that an earlier agent found serve until they are asked."""
+        """Return the watch; an earlier agent's listeners keep serving until they are asked."""
         answering = answering_in(self._service_sync.planner.actual)
         self._cluster.observe(Fact.ANSWERING_LISTENERS, answering)
         return NodeLocalWatch(self._cluster, self._inbox)

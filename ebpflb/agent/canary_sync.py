@@ -60,7 +60,7 @@ class CanarySync(Part):
         return bool(self._id) and self._service_sync.has_canary
 
     def hold(self, nodeport: int) -> CanaryLease:
-        """Have the canary in the maps for LEASE_SECONDS from now on; a ``nodeport`` of 0 means any.
+        """Keep the canary in the maps for LEASE_SECONDS from now on; a ``nodeport`` of 0 means any.
 
         Raises CanaryRefused, or KernelError.
         """
@@ -139,7 +139,8 @@ class CanarySync(Part):
                 raise CanaryRefused(f"map {name} is nearly full ({used[name]} of {most} entries)")
 
 
-# The canary at each uplink: requests that are not translated there, although a program chose.
+# The canary at each uplink: requests that are not translated there, although a program chose a
+# backend.
 #
 # A filter or program of others behind ours can send packets past netfilter, or change the field
 # that carries the choice (skb->priority). Nothing else of the agent would notice. So frames are put
@@ -192,7 +193,7 @@ class UplinkCanary(DescriptorWorker, Part):
         """Answer doctor: /v1/canary/hold?nodeport=, /v1/canary/end or /v1/canary/uplinks.
 
         ``hold`` writes the canary or keeps it for some seconds more, ``uplinks`` probes each now.
-        Raises TimeoutError, and ValueError for a wrong question.
+        Raises TimeoutError, and ValueError for an invalid request.
         """
         try:
             match request.path:
@@ -259,7 +260,7 @@ class UplinkCanary(DescriptorWorker, Part):
         return found
 
     def _take_found(self, found: Mapping[str, Arrival] | None) -> bool:
-        """End the frames; return whether what was found is true. Called by the loop."""
+        """End the frames; return whether the results are valid. Called by the loop."""
         if not self._canary.end_frames() or found is None:
             return False
         lost = {name: str(arrival) for name, arrival in found.items() if arrival.is_loss}

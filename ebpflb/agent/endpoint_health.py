@@ -137,7 +137,7 @@ class EndpointWatch(PeriodicWorker):
         return self._cluster.slices_for(port.owner) if is_watched else ()
 
     def _apply(self, listed: Mapping[PortName, Slices]) -> None:
-        """Take what was counted of these service ports."""
+        """Apply the counts of these service ports."""
         self._listed = {port: self._ready(port, slices) for port, slices in listed.items()}
         outcomes, self._outcomes = self._outcomes, []
         for outcome in outcomes:
@@ -202,7 +202,7 @@ class EndpointWatch(PeriodicWorker):
         gate.write_field(0, "endpoint_health", int(watched))
 
     def _read(self) -> list[Outcome]:
-        """Return and clear what matters, at most MOST_OUTCOMES, drawn at random."""
+        """Return and clear at most MOST_OUTCOMES counts that matter, drawn at random."""
         counted = [
             ServiceBackend(*key)
             for keys, values in self._maps[MAP].slices()
@@ -216,7 +216,7 @@ class EndpointWatch(PeriodicWorker):
         return [outcome for outcome in found if outcome]
 
     def _take(self, key: ServiceBackend) -> Outcome | None:
-        """Clear the counts of a backend; None if it is gone.
+        """Return and clear a backend's counts; None if it is gone.
 
         After failures an entry stays: only with it the programs note that a connection opens.
         """
@@ -238,7 +238,7 @@ class EndpointWatch(PeriodicWorker):
 
 
 def set_aside_in_words(cluster: ClusterState) -> dict[str, str]:
-    """Return service port -> its endpoints that are set aside, of some ports and some of many."""
+    """Return service port -> endpoints that are set aside: at most MAX_LISTED of each."""
     return {
         service_name(port, 0): ", ".join(
             sorted(host_port(*place) for place in islice(cluster.aside[port], MAX_LISTED))

@@ -318,7 +318,7 @@ class EngineChoice:
 
 
 def _unmarked(mark: PacketMark) -> str | None:
-    """Return the reason against netfilter: a FORWARD chain may accept only the mark."""
+    """Return why netfilter may not be used: a FORWARD chain may accept only marked packets."""
     if mark == OFF:
         return None
     return f"only the flow tables set the mark {mark} of --packet-mark"

@@ -66,7 +66,7 @@ class Inspection:
     def respond(self, request: Request) -> Response:
         """Serve /v1/service?namespace=&name=, and /v1/services?match=&selector=&after=&limit=.
 
-        Raises TimeoutError, and ValueError for a wrong question.
+        Raises TimeoutError, and ValueError for an invalid request.
         """
         pages = {"/v1/service": self._service, "/v1/services": self._services}
         page = pages.get(request.path)

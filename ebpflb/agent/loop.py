@@ -72,8 +72,8 @@ class Turn:
     """What the loop has taken and written in one turn.
 
     ``seconds``: of writing all changes, or of the failed attempt; None if there was none. ``full``:
-    everything was planned. ``node``: the node's devices or addresses may be others. ``serves``: all
-    has been in force. ``fatal``: the error that ends the agent.
+    everything was planned. ``node``: the node's devices or addresses may be others. ``serves``:
+    everything is in force. ``fatal``: the error that ends the agent.
     """
 
     applied: list[tuple[ObjectEvent, Applied]] = field(default_factory=list)
@@ -103,7 +103,7 @@ class Part:
         return math.inf
 
     def started(self) -> None:
-        """Prepare the first turn. Raises what ends the agent."""
+        """Prepare the first turn. Raises an error that ends the agent."""
 
     def take(self, message: Any) -> None:
         """Take a message."""

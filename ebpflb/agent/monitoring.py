@@ -3,7 +3,7 @@
 
 While a monitor is connected, the monitoring variant of the programs is attached. A thread listens,
 loads the variant and hands the descriptors of its ring buffer to the monitors, which read it
-themselves; only the loop exchanges the programs, which takes as long as an upgrade's exchange.
+themselves; only the loop exchanges the programs, as in an upgrade.
 """
 
 import logging
@@ -38,7 +38,7 @@ EXCHANGE_SECONDS = 30.0  # until an unresponsive loop is given up
 
 
 class Monitoring(DescriptorWorker):
-    """The server of monitors; if it cannot listen, the agent continues without it."""
+    """Serves monitors; if it cannot listen, the agent continues without it."""
 
     def __init__(
         self,
@@ -147,12 +147,12 @@ class Monitoring(DescriptorWorker):
         return variant
 
     def _ask(self) -> None:
-        """Report every verdict that one of the clients wants. Raises KernelError."""
+        """Have the programs report the verdicts that any client wants. Raises KernelError."""
         if self._variant:
             self._variant.ask(reduce(or_, self._clients.values(), 0))
 
     def _end(self) -> None:
-        """Put the usual programs in force again; after a failure the audit tries it."""
+        """Put the usual programs in force again; after a failure the audit tries again."""
         try:
             self._exchange(None)
         except EbpflbError as error:

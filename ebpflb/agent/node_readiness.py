@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write to this node's Node whether Services work (--node-readiness, docs/node-readiness.md).
 
-The API server is asked for little: a change is written at once, but no more than BURST at a time
+The API server gets few requests: a change is written at once, but no more than BURST at a time
 and then one per BURST_SECONDS, and an unchanged condition every half an hour to an hour. A thousand
 nodes write once in three seconds.
 """
@@ -90,7 +90,7 @@ class NodeReadiness(PeriodicWorker, Part):
             self._send_condition(STOPPED)
 
     def turn(self) -> None:
-        """Write what the Node does not say yet; after a refusal also as soon as the Node is new."""
+        """Write what the Node lacks; after a refusal, try again at once if the Node has changed."""
         former, self._node = self._node, self._health.node
         is_new = self._is_rejected and self._node != former
         if self._clock() < self._paused_until and not is_new:
@@ -125,7 +125,7 @@ class NodeReadiness(PeriodicWorker, Part):
             self._paused_until = self._clock() + WATCH_DELAY
 
     def _may_write(self) -> bool:
-        """Whether the limit allows a write; while the server does not answer the pauses do."""
+        """Whether the limit allows a write; while the server does not answer, only pauses limit."""
         has_failed = self.error is not None and not self._is_rejected
         return has_failed or self._limit.allows(None)
 

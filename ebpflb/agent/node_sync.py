@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 class HostChanges:
-    """The changes, which ``undo`` takes back."""
+    """The changes, which ``undo`` reverts."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -260,7 +260,7 @@ class NodeSync(Part):
         return settings._replace(flags=settings.flags | self.engine.flags)
 
     def take_each_packet(self, rules: EachPacketRules) -> None:
-        """Take the rules; new ones hold for open connections too, so their offloads end."""
+        """Take the rules. New ones apply to open connections too, so offloads end."""
         former, self._each_packet = self._each_packet, rules
         off = why_off(self.options.fast_forward, rules)
         if former is None or former.lines != rules.lines:
@@ -371,7 +371,7 @@ class NodeSync(Part):
         return devices.by_importance(self._desired.served, self.cluster.primary)
 
     def take_attached(self) -> None:
-        """Note the devices that have got programs beside the loop. Raises KernelError."""
+        """Note the devices that have got programs in the background. Raises KernelError."""
         self._note_served(self.datapath.take_attached())
 
     def take_new_devices(self) -> bool:
@@ -412,7 +412,7 @@ class NodeSync(Part):
         return nodes.pod_cidrs(node) if node else ()
 
     def _note_served(self, failed: Mapping[str, str]) -> None:
-        """Note which served devices have programs now: not those in ``failed`` or to come."""
+        """Note which served devices have programs now: all except those failed or to come."""
         self._set_not_served(failed)
         served = {each.index for each in self._desired.served if each.name not in failed}
         served.difference_update(self.datapath.devices_to_come)

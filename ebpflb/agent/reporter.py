@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts that only observe: health, metrics and Events, the history, sources, a kube-proxy.
 
-They are told once in each turn of the loop, after everything was written. kube-proxy.md 10, 13.1,
+They are called once in each turn of the loop, after everything was written. kube-proxy.md 10, 13.1,
 14, 16.4 and 16.7 define what follows from an event, and from a sync.
 """
 
@@ -171,7 +171,7 @@ class Recorder(Part):
 
 
 class Stale(Part):
-    """Has connections to removed endpoints end."""
+    """Ends connections to removed endpoints."""
 
     name = "stale endpoints"
     takes = (Disturbed,)
@@ -237,7 +237,7 @@ class SourceErrors(Part):
 
 
 def _server_of(source: str) -> str:
-    """Return the address of an API server of whose objects the source is; else the source."""
+    """Return the API server that the source's objects come from; else the source."""
     scheme, is_url, rest = source.partition("://")
     return f"{scheme}://{rest.partition('/')[0]}" if is_url else source
 

@@ -48,11 +48,11 @@ from ebpflb.stopping import parts
 
 # The Services that remain to be planned, in the order in which namespaces have their turns.
 #
-# No namespace delays another one for longer than a slice. A namespace that has waited for nothing
-# comes first, as a sparse flow does in fq_codel: its change is in the next slice, however many
-# namespaces have much to do. Those take turns, a step each.
+# No namespace delays another one for longer than a slice. A namespace that had no work comes first,
+# as a sparse flow does in fq_codel: its change is in the next slice, however many namespaces have
+# much to do. Those take turns, a step each.
 #
-# What is repeated without end is limited too. A namespace that has used its ``BURST`` of processor
+# Endless repetition is limited too. A namespace that has used its ``BURST`` of processor
 # time begins no other Service until ``RATE`` of the time since then makes up for it; the changes of
 # a Service that come meanwhile are planned together, once.
 
@@ -267,7 +267,7 @@ SERVICES_PER_PLAN = 250  # one plan for all of 10,000 would hold every entry twi
 
 
 def _in_steps(steps: Steps[_Made]) -> Generator[Step, None, _Made]:
-    """Yield steps without a service port; return what is made."""
+    """Yield preparing steps, joined to a worthwhile size; return the result."""
     cost = 0
     try:
         while True:
@@ -305,7 +305,7 @@ class ServiceSync(Part):
     time. ``record_lack`` makes an event for a Service that does not fit. ``not_programmed``:
     Service -> why a port of it does not fit.
 
-    If the planning of a Service raises an exception, a mistake of the program, its entries stay as
+    If the planning of a Service raises an exception (a bug), its entries stay as
     they are, it is planned again by itself every FAILED_RETRY, and the other Services go on.
     """
 
@@ -502,7 +502,7 @@ class ServiceSync(Part):
                 parts.succeeded(_planning(key))
 
     def _fail(self, services: Collection[Key], error: Exception) -> None:
-        """Note that planning these Services has failed; if they are several, one of them did."""
+        """Note that planning these Services has failed; of several, at least one did."""
         pause = FAILED_RETRY if len(services) == 1 else 0.0
         self._failed |= dict.fromkeys(services, self._clock() + pause)
         for key in services if pause else ():
@@ -607,7 +607,7 @@ class ServiceSync(Part):
             self.port_names[key] = names
 
     def _moving(self, ports: Iterable[ServicePort]) -> set[PortName]:
-        """Return the service ports of a Service that have a cluster IP's or NodePort of another."""
+        """Return a Service's ports that take a number from each other, or lose one."""
         moving = set[PortName]()
         for port in ports:
             protocol, family = int(port.name.protocol), port.name.family
@@ -619,7 +619,7 @@ class ServiceSync(Part):
         return moving
 
     def _step(self, cost: int, changes: Changes) -> Step:
-        """Return the step; what is kept of the service ports that it deletes is forgotten."""
+        """Return the step; forget what is kept about the service ports that it deletes."""
         for name in (name for name, desired in changes.items() if desired is None):
             self._watched[name] = None if self._is_left(name.owner) else DELETED
             self.no_local.update(name, frozenset())

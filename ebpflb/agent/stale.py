@@ -68,7 +68,7 @@ OnReset = Callable[[ConnectionsReset], None]
 
 
 class Scope(IntEnum):
-    """Where to search: at what was removed, at all frontends, or for what came untranslated."""
+    """What to search: what was removed, all frontends, or connections without translation."""
 
     REMOVED = 0
     EVERYTHING = 1
@@ -92,8 +92,8 @@ class StaleWorker:
     ``each_namespace`` calls a function in network namespaces (node.namespaces), ``end_socket`` runs
     the program bpf/hooks/socket_end.c. The threads call ``on_search`` after a search for UDP, for
     each family, with the seconds that it took and the number of ended sockets or deleted entries;
-    and ``on_reset``. ``shadow``: a kube-proxy on this node translates, and everything is left to it
-    but sockets that a hook has translated. ``clock`` is a monotonic clock, in seconds, and
+    and ``on_reset``. ``shadow``: a kube-proxy on this node translates, and everything is left to
+    it, except sockets that a hook has translated. ``clock`` is a monotonic clock, in seconds, and
     ``cpu_clock`` a thread's processor time.
     """
 
@@ -157,7 +157,7 @@ class StaleWorker:
 
 
 class Told(NamedTuple):
-    """Whom a search tells about its results."""
+    """The receivers of a search's results."""
 
     on_search: OnSearch
     on_reset: OnReset
@@ -223,11 +223,11 @@ class SearchWorker(DueWorker):
 
     @property
     def _reset_due(self) -> float:
-        """When to search for open connections; after an error with the failed search."""
+        """When to search for open connections; after an error, the repeated search does it."""
         return math.inf if self.error else self.resets.due
 
     def turn(self) -> None:
-        """Make the due searches of one scope as one."""
+        """Make the due searches of one scope together."""
         begun, cpu_begun = self._clock(), self._cpu_clock()
         with self.changed:
             taken = self._take(begun)
@@ -298,12 +298,12 @@ class SearchWorker(DueWorker):
         self.told.on_reset(done)
 
     def _succeed(self, following: list[Search]) -> None:
-        """Make these searches next; what failed before waits no longer."""
+        """Schedule these searches; clear the error and reset the pause."""
         self.searches += following
         self.error, self.pause = None, FIRST_RETRY
 
     def _fail(self, taken: list[Search], reason: str) -> None:
-        """Repeat the searches, and those that follow them."""
+        """Schedule the searches, and those that follow them, again after a pause."""
         self._set_error(reason)
         now = self._clock()
         with self.changed:
@@ -342,7 +342,7 @@ class EntriesWorker(SearchWorker):
 
 
 class SocketsWorker(SearchWorker):
-    """Ends sockets. ``can_end`` are, after ``start``, the protocols for which this kernel can."""
+    """Ends sockets. ``can_end``, after ``start``: the protocols whose sockets this kernel ends."""
 
     kind = BY_SOCKETS
 
@@ -365,8 +365,8 @@ class SocketsWorker(SearchWorker):
     def _busy(self, taken: list[Search]) -> set[Protocol]:
         """Return the protocols of removed backends with sockets: a search takes 40 ms of CPU.
 
-        The second search asks no counters of UDP: two threads of a socket that replace its removed
-        backend at once count it as closed twice (bpf/sockets/datagram.h).
+        The second search ignores the counters of UDP: two threads of a socket that replace its
+        removed backend at once count it as closed twice (bpf/sockets/datagram.h).
         """
         stats = self.maps["backend_stats"]
         ids = {(each.protocol, id) for each in _removals(taken) for id in each.ids}

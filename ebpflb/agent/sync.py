@@ -111,14 +111,14 @@ class Sync(Part):
         self._taken.applied.append((event, applied))
 
     def _observe(self, message: Observed) -> None:
-        """Take what this node has seen itself about endpoints and frontends."""
+        """Take this node's own observations of endpoints and frontends."""
         former = self.cluster.observed[message.fact]
         if self.cluster.observe(*message):
             self._taken.causes += _causes(FACTS[message.fact], former, message.values)
             self._free_api_servers()
 
     def _free_api_servers(self) -> None:
-        """Before the first lists: an earlier agent may have let a Service hide the API servers."""
+        """Until the lists come, remove frontends by which a Service hides the API servers."""
         if not self.cluster.complete:
             self._try(self.service_sync.free_api_servers)
 
@@ -145,7 +145,7 @@ class Sync(Part):
         return not (self.error or self.service_sync.must_start_over)
 
     def programs_loaded(self) -> None:
-        """Note new programs, which are attached after everything is written again."""
+        """Note new programs: they are attached once everything has been written again."""
         self.node_sync.programs_loaded()
         self.in_sync = False
 

@@ -25,7 +25,7 @@ def check(cgroup_root: Path | None, state_dir: Path, run_dir: Path, output: Outp
     """Check whether this node can run ebpflb.
 
     Tries every feature that ebpflb uses. For each one that is missing, prints what to do about it
-    or what does not work without it. The last line says it in words. Exit status 0 if nothing
+    or what does not work without it. The last line is the verdict. Exit status 0 if nothing
     required is missing.
 
     \b

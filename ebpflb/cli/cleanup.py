@@ -127,7 +127,7 @@ def _print_ebpflb(paths: Paths) -> None:
 
 
 def _require_namespace(state: Path) -> None:
-    """Raise NodeError in another network namespace, because filters and tables of the agent's would
+    """Raise NodeError in another network namespace, because the agent's filters and tables would
     stay.
 
     If that namespace is gone, they are gone too.

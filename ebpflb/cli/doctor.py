@@ -53,11 +53,11 @@ def doctor(
     """Look for everything that can be wrong on this node, and say what to do.
 
     Gathers `check` and `status`, and adds sysctls, how full the maps are, processes that no hook
-    sees, and routes to the endpoints. The running agent lists the cluster's objects and compares
-    them with its own, and what it has written with the kernel. Last doctor connects through each
-    path (sockets, packets, NodePorts) to an endpoint of its own: for some seconds there are two
-    network namespaces, and service ports that serve no one else. With --no-canary it changes
-    nothing. Problems come first. Exit status 0 if nothing is wrong; warnings do not count.
+    sees, and routes to the endpoints. The running agent compares its objects with a new list of the
+    cluster's, and the kernel with what it has written. Last doctor connects through each path
+    (sockets, packets, NodePorts) to an endpoint of its own: for some seconds there are two network
+    namespaces, and service ports that serve no one else. With --no-canary it changes nothing.
+    Problems come first. Exit status 0 if nothing is wrong; warnings do not count.
 
     \b
     $ ebpflb doctor

@@ -39,9 +39,9 @@ client = click.option(
 def flows() -> None:
     """List and delete the flows whose packets are translated.
 
-    Reads the pinned maps and the kernel's conntrack; no agent has to run. Of conntrack's entries,
-    those that are translated and lead to an address and port of a service are flows. Connections
-    that were translated at their socket are not among the flows: their packets carry the backend's
+    Reads the pinned maps and the kernel's conntrack; no agent has to run. An entry of conntrack is
+    a flow if it is translated and was sent to an address and port of a service. Connections that
+    were translated at their socket are not among the flows: their packets carry the backend's
     address from the start.
 
     \b

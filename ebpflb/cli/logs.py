@@ -57,7 +57,7 @@ _FORMATTERS = {
 
 
 def set_up(format: str | None) -> None:
-    """Log to stderr in this format; a wrong word is text, until the configuration is checked."""
+    """Log to stderr in this format; an unknown one means text until the configuration is read."""
     handler = logging.StreamHandler()
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     for verbose in _LIBRARIES:

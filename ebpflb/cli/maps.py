@@ -87,7 +87,7 @@ def _print_counts(dumped: Dump, output: Output) -> None:
     notes = [CHANGED] if dumped.changed_while_reading else []
     print_list(rows, output, notes=notes, what="entries")
     if output.has_sentences:
-        click.echo("`ebpflb maps dump MAP` prints the entries of a map, --all of all", err=True)
+        click.echo("`ebpflb maps dump MAP` prints the entries of a map, --all prints all", err=True)
 
 
 def _print(dumped: Dump, output: Output) -> None:

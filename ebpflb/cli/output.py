@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How every command prints: as kubectl does.
 
-A table has a line for each row, upper-case heads, columns that are as wide as their content and two
-blanks apart. Nothing is cut, except on a terminal a last column of free text. ``-o`` has the same
-as data.
+A table has a line for each row, upper-case headings, columns that are as wide as their content and
+two blanks apart. Nothing is cut, except on a terminal a last column of free text. ``-o`` has the
+same as data.
 
 Control characters, which a name in a map or manifest may hold, are escaped.
 """

@@ -157,8 +157,8 @@ def serve_until_stopped(
 def _stop_on_signals_and_changes(stop: Callable[[], None], watch: ConfigWatch | None) -> None:
     """Stop the agent on SIGTERM and SIGINT, and when the configuration file has changed.
 
-    This comes before any change of the host. Then what a half-built agent has changed is undone
-    too. Without it, the first process of a container would ignore SIGTERM.
+    This comes before any change of the host, so that a half-built agent's changes are undone too.
+    Without it, the first process of a container would ignore SIGTERM.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop())

@@ -118,9 +118,9 @@ def _state_text(value: Any) -> str:
 @common.run_dir
 @data_option
 def status(state_dir: Path, run_dir: Path, output: Output) -> None:
-    """Show how this node stands, and why.
+    """Show the state of this node, and why.
 
-    After the version stands OK, DEGRADED (what was programmed serves, but something is wrong or
+    After the version comes OK, DEGRADED (what was programmed serves, but something is wrong or
     changes are not applied) or DOWN (sockets are not served), with each reason. The exit status is
     0, 3 or 4 for these; 1 if the status is unknown. The page runbook.md says what to do; `ebpflb
     --help` says where it is.

@@ -54,8 +54,8 @@ def ui(
     """Serve a page that shows this node in a browser, until Ctrl-C.
 
     Verdict, services with live rates, explain, live events, history. Nothing can be changed there.
-    Other sites cannot read it: requests with other names than this machine's, or from other sites'
-    pages, are refused. Its packages are those of requirements/ui.txt.
+    Other sites cannot read it: requests for other host names, or from other sites' pages, are
+    refused. It needs the packages in requirements/ui.txt.
 
     \b
     $ ebpflb ui

@@ -21,7 +21,7 @@ PAUSE_FIRST, PAUSE_LONGEST = 1.0, 30.0  # seconds: 1, 2, 4, ... 30
 
 
 class ApiServers:
-    """The URLs; any thread may ask, and say what came of it. ``clock`` is monotonic, in seconds.
+    """The URLs; any thread may ask, and report the result. ``clock`` is monotonic, in seconds.
 
     ``on_reached`` takes the addresses and ports of the servers that are asked, each time that they
     change.

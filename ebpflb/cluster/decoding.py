@@ -135,7 +135,7 @@ _objects = {kind: msgspec.json.Decoder(type) for kind, type in TYPES.items()}
 
 
 def page(data: bytes) -> Page:
-    """Decode a page of a list. Raises ClusterError if it is none."""
+    """Decode a page of a list. Raises ClusterError if it is not one."""
     try:
         return _pages.decode(data)
     except DECODE_ERRORS as error:
@@ -224,7 +224,7 @@ class _ArrivingList:
 
 
 def line(data: bytes) -> Line:
-    """Decode a line of a watch. Raises InvalidObject if it is none."""
+    """Decode a line of a watch. Raises InvalidObject if it is not one."""
     try:
         return _lines.decode(data)
     except DECODE_ERRORS as error:

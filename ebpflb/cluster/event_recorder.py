@@ -107,7 +107,7 @@ def service(key: Key) -> Reference:
 class EventRecorder:
     """Send events to an API server; ``make_server`` is called when there is an event.
 
-    Without it there are no events: what they say is in the log too. ``dropped``: how many were
+    Without it there are no events: their texts are in the log too. ``dropped``: how many were
     lost.
     """
 

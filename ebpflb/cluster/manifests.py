@@ -58,7 +58,7 @@ MOST_LEVELS = 100  # of lists and mappings in each other: libyaml's loader has n
 
 
 class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Without dates and base 60: creationTimestamp stays text, and so does 2001:2:3:4:5:6:7:8.
+    """Loads YAML without dates and base 60: 2001:2:3:4:5:6:7:8 and creationTimestamp stay text.
 
     Raises ValueError for more than MOST_LEVELS, which would overflow the stack of the process.
     """
@@ -264,7 +264,7 @@ class ManifestDirectory:
     def scan(self, opened: Set[str] = frozenset()) -> list[Event]:
         """Return the events for all files that changed, except those open for writing.
 
-        The first scan reads every file: none has former objects that could stay meanwhile. It gives
+        The first scan reads every file, because none has former objects that could stay. It gives
         one Replaced for each kind, and errors. Raises ClusterError if there is no directory.
         """
         now = self._signatures()

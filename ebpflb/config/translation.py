@@ -46,7 +46,7 @@ def default_scheduler(config: KubeProxyConfiguration) -> str:
 
 
 def unknown_schedulers(config: KubeProxyConfiguration) -> list[str]:
-    """Return the kernel's scheduler in the configuration, if it counts and ours has no match."""
+    """Return the kernel's scheduler in the configuration, if it is used and ours has no match."""
     name = config.ipvs.scheduler
     return [name] if config.mode == "ipvs" and name not in annotations.BY_IPVS else []
 

@@ -256,7 +256,7 @@ _CONNTRACK_STATES = {
     "time-wait": FlowState.CLOSED,
     "close": FlowState.RESET,
 }
-# Of connections that have ended, of which only the entry remains.
+# The states of connections that have ended, while the entry remains.
 ENDED_TCP_STATES = frozenset(
     number
     for number, name in enumerate(TCP_STATES)
@@ -341,7 +341,7 @@ def _states() -> Iterator[tuple[TimeoutKey, FlowState]]:
 
 
 class Expired(NamedTuple):
-    """A flow to delete, with its entries in the order of deletion; ``resting`` is kept at rest."""
+    """A flow to delete, with its entries in the order of deletion; ``resting`` keeps the port."""
 
     entries: Entries
     resting: Tuple | None = None
@@ -397,7 +397,7 @@ class Timeouts:
         }
 
     def idle_limit(self, protocol: Protocol, flags: Flags) -> int:
-        """After how many idle nanoseconds of an entry with these flags its whole flow is read.
+        """The idle nanoseconds after which an entry with these flags has its whole flow read.
 
         Never longer than the flow's own timeout. A FIN may be the first or the second of the flow;
         a side that has reset, or has sent nothing yet, shows this in its own entry.

@@ -268,8 +268,8 @@ class Settings(NamedTuple):
 class LastIds(NamedTuple):
     """The ids that were given last, in the settings; 0: not recorded, or none was given yet.
 
-    A start goes on behind them. So an id that a client, socket or flow may remember comes again
-    only after all others, whenever agents end.
+    A new agent continues after them. So an id that a client, socket or flow may remember is used
+    again only after all others.
     """
 
     last_service: int = 0

@@ -236,7 +236,7 @@ class Datapath(MapWriter):
     def attach_devices(self, served: Devices) -> dict[str, str]:
         """Attach the programs to these devices and no others; return device -> error.
 
-        Devices without programs get them beside: see ``take_attached``.
+        Devices without programs get them later: see ``take_attached``.
         """
         failed = self.devices.update(served, (), by=_GROUP if self.is_attaching else None)
         self._end_attaching()

@@ -130,8 +130,8 @@ _MOST_MOVES, _WRITES = 2**32 - 1, 2**64  # the largest values of the counters
 def capacity(specs: Mapping[str, MapSpec]) -> Capacity:
     """Return the capacity of maps of these sizes.
 
-    Endpoints take a third of the slots at most: wherever a Service's slots lie, there is room on
-    one side of them to write as many again.
+    Endpoints take a third of the slots at most: wherever a Service's slots lie, there is room for
+    as many new ones on one side of them.
     """
     return Capacity(
         services=specs["services"].entries,
@@ -232,7 +232,7 @@ class MapWriter:
             choices.write_run(table.first, table.places)
 
     def _moves_frontends(self, plan: Plan) -> bool:
-        """Whether UDP frontends get another service, their first one, or none any more."""
+        """Whether UDP frontends get a service, change theirs, or lose it."""
         if any(frontend.protocol == Protocol.UDP for frontend in plan.removed_services):
             return True
         former = self.maps["services"].get
@@ -308,7 +308,7 @@ class MapWriter:
         return [*fields, *(["writes"] if found.writes % 2 else [])]
 
     def write_settings(self, settings: Settings) -> None:
-        """Write the settings, if they differ; the writer's own fields are its own."""
+        """Write the settings, if they differ, except the fields that this writer keeps itself."""
         wanted = self._wanted_settings(settings)
         unfinished = bool(wanted.writes % 2)
         self._write_settings(_written(wanted, frontends_move=unfinished))

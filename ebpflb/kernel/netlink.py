@@ -199,7 +199,7 @@ def list_items(data: bytes) -> Iterator[bytes]:
 
 
 def aligned(length: int) -> int:
-    """Return how far on the next attribute begins; never 0, so that a reader comes to its end."""
+    """Return the distance to the next attribute; never 0, so that every reader ends."""
     return (length + 3) & ~3 or 4
 
 

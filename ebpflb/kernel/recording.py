@@ -146,7 +146,7 @@ class PrivateMaps:
 
 
 def _create(usual: MapSpec) -> Map:
-    """Create an empty map; programs skip the missing elements of arrays of counters and places."""
+    """Create an empty map; a small one: programs skip missing elements of arrays."""
     entries = _LRU_ENTRIES if usual.is_filled_by_programs else 64
     spec = usual.at_most(entries)
     return bpf_map.open_map(spec, state_dir.create_map(spec))

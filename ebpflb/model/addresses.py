@@ -70,8 +70,8 @@ def parse_host_port(text: str, ports: range = PORTS) -> tuple[Address, int]:
 def parse_address(text: str, wanted: Family | None = None) -> Address:
     """Return the address.
 
-    Raises ValueError, with a message for the operator, if it is none, or is not of the wanted
-    family.
+    Raises ValueError, with a message for the operator, if it is not an address, or not of the
+    wanted family.
     """
     address = _lenient(text)
     if wanted is not None and address.version != wanted:

@@ -79,7 +79,7 @@ def _seconds(text: str) -> float:
 LONGEST = 3600.0  # seconds, of a slow start and of a grace
 
 
-# What a former version had.
+# Annotations of former versions.
 
 _WAS_REMOVED = "was removed"
 _REMOVED = {"ebpflb.io/ports": "list each port in spec.ports"}  # annotation -> what to do
@@ -115,7 +115,7 @@ BY_IPVS = {
 
 # The weight of a slice's endpoints, relative to those of other slices: by a slice's annotation.
 #
-# A person or a canary controller can so give an extra slice a part of the traffic. 0 means no new
+# Thus a person or a canary controller can give an extra slice a part of the traffic. 0 means no new
 # connections; existing connections continue.
 
 WEIGHT_ANNOTATION = "ebpflb.io/weight"
@@ -357,7 +357,7 @@ def slice_warnings(slice: objects.EndpointSlice) -> Iterator[str]:
 def _without_effect(
     metadata: objects.Annotated, its: frozenset[str], kind: str, owner: str
 ) -> Iterator[str]:
-    """Yield one warning for each annotation of another kind; of unknown ones only for the first."""
+    """Yield a warning for each annotation of another kind, and for the first unknown one."""
     if not metadata.annotations:
         return
     others = sorted(metadata.annotations.keys() - its - {objects.TRIGGER_TIME})

@@ -52,7 +52,7 @@ def api_places(
 
 
 class KeptApiServers(Struct, frozen=True):
-    """The Service's ready endpoints: address and port."""
+    """Address and port of each ready endpoint of the Service default/kubernetes."""
 
     endpoints: tuple[tuple[str, _Port], ...]
 

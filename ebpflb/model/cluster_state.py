@@ -233,7 +233,7 @@ class ClusterState:
 
     @property
     def untracked(self) -> Untracked:
-        """What rules in raw exempt."""
+        """The destinations that rules in raw exempt."""
         return Untracked(self.observed[Fact.UNTRACKED_DESTINATIONS])
 
     def set_former_servers(self, servers: frozenset[tuple[Address, int]]) -> None:

@@ -131,8 +131,8 @@ class Patch(NamedTuple):
 def condition_patch(said: Said, former: Said | None, now: float) -> Patch:
     """Return the patch that makes the Node say this; ``now`` is in seconds since the epoch.
 
-    A strategic merge patch finds the condition by its type and leaves all others alone. Without
-    the time of the transition that of the Node stays.
+    A strategic merge patch finds the condition by its type and leaves all others alone. Without a
+    transition time the Node keeps its own.
     """
     at = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%dT%H:%M:%SZ}"
     condition = {"type": CONDITION_TYPE, **said._asdict(), "lastHeartbeatTime": at}
@@ -250,10 +250,10 @@ FAST_FORWARDS = (FORWARD_OFF, FORWARD_ON, FORWARD_AUTO) = ("off", "on", "auto")
 
 
 class EachPacketRules(Struct, frozen=True):
-    """The rules of this node that act on each packet of a connection, in words; or what hides them.
+    """The rules of this node that act on each packet of a connection, or why they are unknown.
 
-    Established flows must not bypass them with FORWARD_AUTO. ``changes`` is another number after
-    each change of any rule that they would meet: a new one may drop them.
+    Established flows must not bypass them with FORWARD_AUTO. ``changes`` is a new number after each
+    change of any rule that they would meet: a new one may drop them.
     """
 
     lines: tuple[str, ...] = ()

@@ -18,8 +18,8 @@ from ebpflb.model.devices import served as served_devices
 
 # The mark of packets that the flow tables have translated at ingress.
 #
-# netfilter cannot distinguish them from packets sent to the endpoint directly. By the mark a rule
-# in FORWARD or INPUT can, as with kube-proxy by its mark 0x4000 or by ``ct status dnat``.
+# netfilter cannot distinguish them from packets sent to the endpoint directly. A rule in FORWARD or
+# INPUT can do so by the mark, as with kube-proxy by its mark 0x4000 or by ``ct status dnat``.
 
 _BITS = 32
 

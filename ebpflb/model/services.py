@@ -689,7 +689,7 @@ def _health_check_node_port(spec: objects.ServiceSpec) -> int:
 
 
 def likely_service(wanted: str, known: Iterable[str]) -> str:
-    """Return the end of an error about a Service that is not there, by NAMESPACE/NAME."""
+    """Return a hint for an unknown Service, by similar NAMESPACE/NAME."""
     from difflib import get_close_matches  # only errors need it
 
     names = sorted(known)

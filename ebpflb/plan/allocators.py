@@ -77,7 +77,7 @@ class IdAllocator(Collection[int]):
         self.last = max(self.last, *ids, 0)
 
     def go_on_behind(self, last: int) -> None:
-        """Allocate the ids behind ``last`` next; 0: behind the largest id that is used."""
+        """Allocate the ids after ``last`` next; 0: after the largest id that is used."""
         if 0 < last < self.capacity:
             self.last = last
 
@@ -197,7 +197,7 @@ Release = Callable[[], None]
 
 
 class Quarantine:
-    """Freed ids and slots: first of a plan that is not carried out yet, then waiting."""
+    """Freed ids and slots: those of a plan that is not written yet, then those that wait."""
 
     def __init__(self) -> None:
         self.pending: list[Release] = []

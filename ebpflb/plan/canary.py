@@ -49,9 +49,9 @@ class CanaryLease(msgspec.Struct):
 
 
 class UplinkReport(msgspec.Struct):
-    """The agent's answer: device -> what is wrong there with requests that come in, "" if nothing.
+    """The agent's answer: device -> the problem of requests that come in there, "" if none.
 
-    ``lost``: the devices where requests are not translated; of others it may not be known.
+    ``lost``: the devices where requests are known not to be translated.
     """
 
     uplinks: dict[str, str]

@@ -178,7 +178,7 @@ class Claims:
         return rivals
 
     def _let_keep(self, frontend: Frontend, names: list[PortName]) -> None:
-        """Put first who has the frontend, if its age or that of the first is not known.
+        """Put the current holder first, if its age or that of the first is not known.
 
         The canary keeps nothing: every Service comes before it.
         """
@@ -498,7 +498,7 @@ class Planner:
         return self.space.lacks_share(name.namespace, lack.part, used, lack.more)
 
     def _is_not_made(self, name: PortName, lack: Lack) -> bool:
-        """Whether it lacks what was never made of it, because ``admit`` did not admit it."""
+        """Whether the service port lacks space because ``admit`` refused it."""
         desired = self.claims.desired.get(name)
         return desired is not None and desired.lack is lack
 

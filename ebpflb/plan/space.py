@@ -229,7 +229,7 @@ class Space:
         return None
 
     def lacks_share(self, namespace: str, part: str, used: int, more: int) -> Lack | None:
-        """Return that a namespace which uses so many entries may not have ``more``, or None."""
+        """Return a Lack if a namespace that uses so many entries may not have ``more``."""
         most = self.most(part)
         if used + more <= most:
             return None

@@ -105,7 +105,7 @@ _LASTING = {
 
 
 def _found(it: AgentStatus) -> dict[Cause, str | Mapping[str, str] | bool | None]:
-    """Return what is wrong: a reason, reasons by name, or that it is so."""
+    """Return what is wrong: a reason, reasons by name, or True."""
     return {
         Cause.DRIFT: it.drift,
         Cause.AUDIT_ERRORS: it.audit_errors,

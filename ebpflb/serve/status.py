@@ -190,7 +190,7 @@ def is_running(paths: Paths) -> bool:
 def _make_private(folder: Path) -> None:
     """Create the run directory for this user only. Raises NodeError or OSError.
 
-    A directory with files of other programs is left unchanged, but refused if everybody may write
+    A directory with files of other programs is left unchanged, but refused if everyone may write
     it.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=_PRIVATE_FOLDER)

@@ -76,8 +76,7 @@ def _one_packet_a_cpu() -> CheckResult:
 
     A program keeps its data about a packet in map `scratch`, which has one element for each CPU.
     The kernel runs these programs with softirqs disabled, so no other one starts on the same CPU
-    before it has ended. With PREEMPT_RT that takes a lock, which such kernels can leave out since
-    6.18.
+    before it has ended. With PREEMPT_RT this needs a lock, which is optional since 6.18.
     """
     detail, config = "yes", _kernel_config() if files.says_one(REALTIME) else ""
     if config is None:

@@ -35,7 +35,7 @@ def overruled(state: Path) -> str:
 
 
 def unattended(state: Path) -> str:
-    """Return when the agent of the attached programs was last seen, in words.
+    """Return when an agent was last seen, in words, if its programs run without one.
 
     "" if an agent runs, or if no programs are attached to sockets.
     """

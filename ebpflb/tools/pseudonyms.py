@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other names and addresses instead of a cluster's, the same for the same one in every text."""
+"""Replace a cluster's names and addresses by others, each by the same in every text."""
 
 import re
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ class Pseudonyms:
         return text if is_key else self._word(text)
 
     def _word(self, text: str) -> str:
-        """Replace a name; one that begins as a known one does, as pods do; parts of a DNS name."""
+        """Replace a known name, one that begins with it (a pod's), or parts of a DNS name."""
         if len(text) > _LONGEST:
             return text
         begins = text.split("-")

@@ -2,7 +2,7 @@
 """The report: one archive with what somebody else needs to understand this node.
 
 Most files are the output of a command, each in a process of its own with a limit of time and size:
-what hangs or fails is said in the README of the report, and the rest goes on.
+the report's README names what hangs or fails, and the rest goes on.
 """
 
 import io

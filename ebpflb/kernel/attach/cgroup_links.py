@@ -41,9 +41,9 @@ class HeldLink:
 
     @cached_property
     def id(self) -> int:
-        """The link's id; the kernel waits for the lock of all devices before it tells a device's.
+        """The link's id; the kernel reads a device's under the lock of all devices.
 
-        While first programs are attached that takes as long as to attach one.
+        While first programs are attached that takes as long as attaching one.
         """
         return int(bpf.info(self.descriptor, "link_info").id)
 
@@ -77,7 +77,7 @@ class HeldLinks:
     def pinned(self, folder: Path) -> Pinned:
         """Return the links that still have their pins in this folder.
 
-        One listing takes as long as to open ten pins.
+        One listing takes as long as opening ten pins.
         """
         with suppress(OSError), os.scandir(folder) as entries:
             inodes = {entry.name: entry.inode() for entry in entries}

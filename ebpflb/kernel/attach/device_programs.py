@@ -104,9 +104,9 @@ class DevicePrograms:
 
     ``load`` returns those for devices with, or without, a link header. The kernel takes 8 to 30 ms
     to attach the first programs to a device by tcx, whatever the number of threads: it waits for an
-    RCU grace period with the lock of all devices held. So a worker attaches them beside the
-    caller's thread, and calls ``on_attached`` after each of its groups; without ``on_attached`` the
-    caller's thread does it all.
+    RCU grace period with the lock of all devices held. So a worker thread attaches them, and calls
+    ``on_attached`` after each of its groups; without ``on_attached`` the caller's thread does it
+    all.
     """
 
     def __init__(
@@ -143,9 +143,9 @@ class DevicePrograms:
         """Attach the programs to these devices and no others; return device -> error.
 
         Only devices that have changed are checked for the programs; ``faults`` checks all.
-        ``now``: indexes of devices that must have programs before this returns, as those have that
-        an earlier agent served; None: all. The worker serves the others in their order, ``by`` so
-        many at a time: see ``take_attached``.
+        ``now``: indexes of devices that must have programs before this returns, such as those that
+        an earlier agent served; None: all. The worker serves the others in order, ``by`` at a time:
+        see ``take_attached``.
         """
         self.worker.halt()
         self.take_attached()
@@ -258,7 +258,7 @@ class DevicePrograms:
 
     def _detach_others(self, wanted: set[int]) -> None:
         if others := self._recorded - wanted:
-            # First, so that the watch of removed pins knows that it is us.
+            # First, so that the watch of pins knows that this process removes them.
             self.held.release(pin for index in others for pin in self.attacher.pins(index))
             self.attacher.detach(others)
             self._recorded -= others

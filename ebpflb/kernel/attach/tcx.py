@@ -29,7 +29,7 @@ _PASS = bytes.fromhex("b7000000ffffffff9500000000000000")  # return TC_ACT_UNSPE
 
 
 def works() -> bool:
-    """Whether the kernel has tcx: then attaching fails only because there is no such device."""
+    """Whether the kernel has tcx: then attaching fails only for a missing device."""
     loaded = bpf.prog_load(name="probe", program_type=SCHED_CLS, code=_PASS)
     with bpf.closing(loaded) as program:
         try:

@@ -28,7 +28,7 @@ from ebpflb.model.addresses import parse_ranges
 #
 # Mapped memory counts as the process's memory whether used or not: all arrays together have 44 MB
 # on two CPUs. So only a small array stays mapped, where each change reads and writes an element or
-# two; of a large one what is read or written is mapped for that moment, which takes 8 us.
+# two; of a large one, only the part to read or write is mapped, which takes 8 us.
 
 SMALL = 2 << 20  # bytes
 
@@ -266,7 +266,7 @@ class Map:
     def items(self) -> Iterator[tuple[Any, Any]]:
         """Yield all entries of a hash.
 
-        If it changes meanwhile, each bucket is as at its reading.
+        If it changes meanwhile, each bucket is as it was when it was read.
         """
         for key, value in self.packed_items():
             if self.check.is_right(key, value):

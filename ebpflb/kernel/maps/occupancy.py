@@ -62,7 +62,7 @@ class Occupancy(Count[Counts]):
         return Counts(time.time(), entries, *self._flows(), self._uncounted())
 
     def _entries(self, name: str) -> int:
-        """Count the keys of a hash, and the places that sockets have."""
+        """Count the keys of a hash, and the places that sockets occupy."""
         if name == "socket_places":
             places = (_PLACE.iter_unpack(values) for _, values in self._slices(name))
             return sum(socket != 0 for part in places for (socket,) in part)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is read from maps in large parts: frontends, endpoints, sockets, and ring buffers.
 
-Which addresses and ports are frontends is asked for very many connections: the map's keys are read
-once and not unpacked, 65,536 of them in 0.1 s.
+Very many connections are looked up among the frontends: the map's keys are read once and not
+unpacked, 65,536 of them in 0.1 s.
 """
 
 import mmap
@@ -45,7 +45,7 @@ class FrontendKeys:
         return nodeport in self._keys and address in self._node_addresses
 
     def frontend(self, protocol: Protocol, address: Address, port: int) -> Frontend:
-        """Return the frontend of this destination, which is one; a NodePort has no address."""
+        """Return the frontend at this destination, which has one; a NodePort has no address."""
         if (protocol, address.packed, port) in self._keys:
             return Frontend(address, port, protocol)
         return Frontend(ip_address(_ANY[len(address.packed)]), port, protocol)

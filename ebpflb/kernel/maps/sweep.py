@@ -48,7 +48,7 @@ def ended_flow(entries: Iterable[ExpiredEntry]) -> bytes:
 
 @cache
 def _idle_limits(timeouts: Timeouts, protocols: tuple[Protocol, ...]) -> list[int]:
-    """Return by flags after how many nanoseconds of an idle entry its flow may expire."""
+    """Return flags -> the idle nanoseconds of an entry after which its flow may expire."""
     words = [
         frozenset(word for bit, word in _FLAGS.items() if bit & bits)
         for bits in range(2 * max(_FLAGS))

@@ -5,8 +5,8 @@ The netfilter engine, an nft table of ebpflb's own (reference: docs/architecture
 
 elements     the elements of its maps: the endpoint of each backend's id
 table        its rules; creates and compares it; the table that keeps NAT working meanwhile
-probe        whether the kernel translates by such a table, and whether requests reach netfilter
-             from a device with the choice of the program there
+probe        whether netfilter translates by such a table, and whether requests from a device reach
+             it with the program's choice
 watch        puts the table back when others remove it
 flowtable    the kernel's flowtable (--fast-forward)
 

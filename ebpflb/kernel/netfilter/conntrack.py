@@ -37,7 +37,7 @@ from ebpflb.kernel.netlink import (
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
 
-# Messages of ctnetlink: sending them, and finding the begin and end of answers.
+# Messages of ctnetlink: sending them, and finding the beginning and end of answers.
 
 SUBSYSTEM = 1 << 8  # NFNL_SUBSYS_CTNETLINK
 NEW, GET, DELETE = SUBSYSTEM | 0, SUBSYSTEM | 1, SUBSYSTEM | 2  # IPCTNL_MSG_CT_*
@@ -113,16 +113,16 @@ def family(address: Address) -> int:
 
 
 def protocol_filter(protocol: Protocol) -> bytes:
-    """Return the attributes of a filter by protocol, by which Linux 5.9 lists entries."""
+    """Return the attributes of a filter by protocol, for Linux 5.9 and later."""
     return nested(ORIGINAL, TuplePart(protocol).content) + nested(
         FILTER, attribute(_ORIGINAL_FLAGS, struct.pack("=I", _BY_PROTOCOL))
     )
 
 
 def endpoint_filter(protocol: Protocol, address: Address, port: int) -> bytes:
-    """Return the attributes of a filter by what answers, by which Linux 5.9 lists entries.
+    """Return the attributes of a filter by the answering endpoint, for Linux 5.9 and later.
 
-    By the port alone with IPv6: there the kernel lists the entries of every address but this one.
+    With IPv6 by the port alone: the kernel would list all addresses except this one.
     """
     v4 = address.version == 4
     answers = TuplePart(protocol, source=address if v4 else None, source_port=port)

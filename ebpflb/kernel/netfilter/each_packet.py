@@ -119,7 +119,7 @@ def marked_routes() -> list[str]:
     return [f"ip rule: fwmark {mark:#x}" for mark in sorted(routes.rule_marks())]
 
 
-_POLL_SECONDS = 0.5  # for tables of iptables-legacy, whose changes nobody is told of
+_POLL_SECONDS = 0.5  # for tables of iptables-legacy, whose changes cause no message
 _GATHER_SECONDS = 0.1  # for the rest of a change
 QUIET_SECONDS = 5.0
 _AGAIN_SECONDS = 60.0  # for changes that cannot be seen
@@ -231,7 +231,7 @@ def _legacy_sizes() -> list[bytes]:
 
 
 def _is_about_rules(kind: int, content: bytes) -> bool:
-    """Whether it is one of rtnetlink, or of nftables about rules of another program."""
+    """Whether the message is rtnetlink's, or about another program's nftables rules."""
     if kind < _TABLES:
         return True
     if kind not in _ABOUT_RULES:

@@ -32,7 +32,7 @@ from ebpflb.model.services import Protocol
 
 NAT_DST = -100  # the priority of iptables' table nat (uapi/linux/netfilter_ipv4.h)
 
-# The destination of a packet, and before NAT, as iptables and nft name them.
+# The destination of a packet, now and before NAT, as iptables and nft name it.
 _ORIGINAL_ADDRESSES = {"--ctorigdst", "ip daddr", "ip6 daddr"}
 _ORIGINAL = {*_ORIGINAL_ADDRESSES, "--ctorigdstport", "proto-dst"}
 _ADDRESSES = {"-d", "--dst-range", "daddr", *_ORIGINAL_ADDRESSES}
@@ -250,7 +250,7 @@ class Tool:
 
     @cached_property
     def command(self) -> str | None:
-        """The program; None if it is not installed. Most tables are not there: it is rarely asked.
+        """The program; None if it is not installed. Rarely needed: most tables do not exist.
 
         Raises NodeError.
         """

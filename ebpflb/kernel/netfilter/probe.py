@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packets that try netfilter: whether the kernel translates, and whether a device's arrive there.
+"""Test packets: whether netfilter translates them, and whether they reach it from a device.
 
 Whether this kernel translates by the netfilter engine's table: one packet is sent and received. The
 test uses a temporary network namespace and a veth device. A rule writes the choice
@@ -285,7 +285,7 @@ _BADNESS = (Arrival.OK, Arrival.NOT_SENT, Arrival.DROPPED, Arrival.LOST, Arrival
 
 
 def _frames(uplinks: Mapping[Device, Addresses]) -> Iterator[_Frame]:
-    """Yield a frame of each family that the device has, from an address beside the device's."""
+    """Yield a frame of each family that the device has, from an address next to the device's."""
     for number, (device, addresses) in enumerate(list(uplinks.items())[:_MOST]):
         first = {family(each): each for each in reversed(addresses)}
         for each in first.values():
@@ -346,14 +346,14 @@ def _result(first: int, chosen: int, untranslated: int) -> Arrival:
 
 
 def _counts() -> Iterator[tuple[int, int, int]]:
-    """Yield of each frame: how many arrived; with and without a choice. Raises NodeError."""
+    """Yield for each frame how many arrived, with a choice, and without. Raises NodeError."""
     counts = _counted(CANARY)
     last = iter(counts["last"])
     return zip(counts["first"], last, last, strict=True)
 
 
 def _bytes(frame: _Frame) -> bytes:
-    """Return the frame with its Ethernet header, which a device without one does not get."""
+    """Return the frame with its Ethernet header, cut off for a device that has none."""
     to = CANARY_IPS[family(frame.source)]
     datagram = struct.pack(">HHHH", frame.source_port, CANARY_PORT, 9, 0) + b"?"
     ends = frame.source.packed + to.packed

@@ -262,7 +262,7 @@ def _masquerade_rules(options: TableOptions) -> Iterator[Rule]:
 
 
 def _drawn(ranges: Sequence[Ports]) -> Iterator[tuple[Ports, tuple[Tree, ...]]]:
-    """Yield each range of ports, and what lets it have its part of the flows that are left."""
+    """Yield each range of ports, and the expressions that give it its share of the flows."""
     left = sum(last - first + 1 for first, last in ranges)
     for first, last in ranges:
         size = last - first + 1
@@ -462,7 +462,7 @@ class NetfilterTable:
         self._sets, self._chains, self._rules = sets(options), chains(options), rules(options)
 
     def set_ports(self, options: TableOptions) -> None:
-        """Let ``build`` write the rules of options with other ``masquerade_ports``."""
+        """Set other ``masquerade_ports`` for the rules that ``build`` writes."""
         self.options, self._rules = options, rules(options)
 
     def close(self) -> None:

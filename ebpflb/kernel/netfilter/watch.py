@@ -113,7 +113,7 @@ class KeptTable(Protocol):
 
 
 class NatWatch(DescriptorWorker):
-    """Watch in a thread from ``start`` to ``stop``; ``emit`` gets errors, and their end.
+    """Watch in a thread from ``start`` to ``stop``; ``emit`` gets errors and recoveries.
 
     ``needed`` says whether the engine is in use, or None while this is unknown. If it is not in
     use, the watch removes the table of an earlier engine as soon as no connection is translated any

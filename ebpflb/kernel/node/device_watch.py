@@ -83,8 +83,8 @@ _Addresses = Mapping[int, list[_OwnAddress]]  # by the index of their device
 
 
 class DeviceTable:
-    """The devices by index; after a change only those that the kernel's messages name are asked
-    for again. A node of 500 pods gets some ten messages for another pod.
+    """The devices by index; after a change only those that the kernel's messages name are read
+    again. A node of 500 pods gets some ten messages for another pod.
     """
 
     def __init__(self, *, route_sources: bool = False) -> None:

@@ -91,10 +91,10 @@ class Namespaces:
     ) -> Iterator[_T]:
         """Call ``function`` in each namespace, in our own first; yield the results.
 
-        With ``cookies`` only in the namespaces that have them: those that are known to, then
-        unknown ones, and others as long as a cookie is not found; all of them before Linux 5.14,
-        which tells no cookies. Namespaces that cannot be entered, because they were deleted or it
-        is forbidden, are skipped.
+        With ``cookies`` only in the namespaces that have them: first those known to, then unknown
+        ones, then others until every cookie is found; in all before Linux 5.14, which has no
+        cookies. Namespaces that cannot be entered, because they were deleted or it is forbidden,
+        are skipped.
         """
         left: set[int | None] | None = None if cookies is None else {*cookies}
         yield from self._visit(function, left)
@@ -175,7 +175,7 @@ def call_in_new(function: Callable[[], _T]) -> _T:
 
 
 def enter(path: Path, kind: int) -> None:
-    """Move this thread into the namespace; into its own it needs no right. Raises OSError."""
+    """Move this thread into the namespace; its own needs no privilege. Raises OSError."""
     if identity(path) == identity(OWN_NETNS):
         return
     with _open(path) as namespace:
@@ -442,8 +442,8 @@ def clock_shift(clocks: Path = _CLOCKS) -> float:
 def sees_the_machine(processes: Path = _PROCESSES) -> bool:
     """Whether /proc shows the node's processes, and not only those of a container or pod.
 
-    A node can be a container itself, such as kind's: there the first process is not of the pod of
-    this one. The cgroups of a pod's containers have one parent.
+    A node can be a container itself, such as kind's: its first process is outside this process's
+    pod. The cgroups of a pod's containers have one parent.
     """
     own = processes / "self"
     if (own / "ns/pid").stat().st_ino == _MACHINES_PIDS:

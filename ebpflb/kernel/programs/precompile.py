@@ -60,9 +60,10 @@ VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 
 def write(folder: Path, cache: Path) -> None:
-    """Write a file for each variant and each text of declarations, and remove all others.
+    """Write a file for each variant and each set of C declarations, and remove all others.
 
-    The cache makes a repetition fast. Raises CompileError, also if the folder cannot be written.
+    The cache makes repeating it fast. Raises CompileError, also if the folder cannot be
+    written.
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         written = set(pool.map(lambda it: _write_one(it[0], it[1], folder, cache), _each()))

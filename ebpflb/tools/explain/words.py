@@ -102,9 +102,9 @@ class Row(NamedTuple):
 
 
 class Words:
-    """The rows for one run of a program, for a socket's call or a packet, and what it decided.
+    """The rows for one run of a program, on a socket's call or a packet, and its decision.
 
-    ``step`` is the current one. ``only`` is the id of the endpoint that no draw can change.
+    ``step`` is the current one. ``only`` is the id of the endpoint that is used without a draw.
     """
 
     def __init__(
