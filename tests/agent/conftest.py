@@ -15,8 +15,8 @@ from tests.agent.told import EVERYTHING
 
 @pytest.fixture
 def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
-    """Return an agent that is not started yet, and end it with the test. It looks for nothing and
-    makes nothing in this machine's own network namespace.
+    """Return an agent that is not started yet; the test's end stops it. It inspects and changes
+    nothing in this machine's own network namespace.
     """
     reserved = tmp_path / "reserved"
     reserved.write_text("\n")
@@ -30,7 +30,7 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness
 
 @pytest.fixture
 def serving(harness: Harness) -> Harness:
-    """Started, and told of two Services, their endpoints and all Nodes."""
+    """Return a started agent that knows two Services, their endpoints and all Nodes."""
     harness.start()
     harness.send(*EVERYTHING)
     return harness

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent with nothing real around it: the test sends the events, and the maps are dicts."""
+"""An agent with fake surroundings: the test sends the events, and the maps are dicts."""
 
 import threading
 import time
@@ -130,7 +130,7 @@ class FakeDatapath:
         self.small_maps[name] = dict(wanted)
 
     def apply(self, plan: Plan) -> None:
-        """A failing one has written the first half."""
+        """Write the plan; a call that fails has written the first half."""
         self.plans.append(plan)
         self.settings_at_plans.append(self.settings)
         rows = list(writes(plan))
@@ -152,7 +152,7 @@ class FakeDatapath:
         return {}
 
     def attach_devices(self, served: Devices) -> dict[str, str]:
-        """Fails for the devices of the next entry of ``unattached``."""
+        """Attach the programs; fails for the devices of the next entry of ``unattached``."""
         self.served.append(served)
         return self.unattached.pop(0) if self.unattached else {}
 
@@ -381,14 +381,14 @@ class Harness:
         self.lacks.append((service, reason))
 
     def send(self, *events: object) -> None:
-        """Returns when the agent has taken them and has done what it could at once."""
+        """Send events; return when the agent has taken them and done what it could at once."""
         self.sent += 1
         for event in (*events, SourceStatus("sent", str(self.sent))):
             self.inbox.put(event)
         self.wait_for(lambda status: status.source_errors.get("sent") == str(self.sent))
 
     def wait_for(self, condition: Callable[[AgentStatus], object]) -> AgentStatus:
-        """The first status of the agent of which this is true."""
+        """Return the agent's first status for which the condition is true."""
         wait_until("the agent publishes it", lambda: bool(condition(self.status)))
         return self.status
 
@@ -434,7 +434,7 @@ def slices(name: str, *ips: str) -> Json:
 
 
 def lists(found: Json, *ips: str) -> list[Replaced]:
-    """All that a cluster has with this one Service and its endpoints."""
+    """Return everything in a cluster with only this Service and its endpoints."""
     return [
         listed(Kind.SERVICE, found),
         listed(Kind.ENDPOINT_SLICE, slices(found["metadata"]["name"], *ips)),
@@ -446,7 +446,7 @@ WEB = PortName("default", "web", "", Protocol.TCP, Family.IPV4)  # the port of `
 
 
 def used(harness: Harness) -> set[str]:
-    """The endpoints of the only service port that are in its cluster list."""
+    """Return the endpoints in the cluster list of the only service port."""
     (entries,) = harness.service_sync.planner.actual.values()
     return {str(each.address) for each in entries.backends if "cluster" in each.flags}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes of the program in the planning of a Service."""
+"""Bugs that raise an exception while a Service is planned."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def in_steps(patched: pytest.MonkeyPatch) -> None:
 
 
 def in_the_plan(patched: pytest.MonkeyPatch) -> None:
-    """Planning raises an exception after it has made a part of the plan."""
+    """Raise an exception after a part of the plan is made."""
     count = Planner._count  # noqa: SLF001
 
     def failing(planner: Planner, name: PortName, *entries: Any) -> None:
@@ -36,5 +36,5 @@ def in_the_plan(patched: pytest.MonkeyPatch) -> None:
 
 
 def in_the_middle_of_slots(patched: pytest.MonkeyPatch) -> None:
-    """While a part of a new block is written ahead."""
+    """Raise an exception while a part of a new block is written ahead."""
     patched.setattr(Planner, "_write_part", lambda *_: 1 // 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent on a node with three devices, which has been told of one Service and of its Node."""
+"""An agent on a node with three devices that knows one Service and its Node."""
 
 from dataclasses import replace
 from ipaddress import ip_address
@@ -27,7 +27,7 @@ def here(*devices: Device) -> DevicesChanged:
 
 
 def start(harness: Harness, **chosen: Any) -> Harness:
-    """A started harness on which everything has been listed."""
+    """Return a started harness for which everything has been listed."""
     harness.options = replace(harness.options, **chosen)
     harness.start()
     harness.send(here(ETH, BRIDGE), SERVICES, SLICES, NODES)

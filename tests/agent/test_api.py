@@ -23,7 +23,7 @@ from tests.kit.sockets import Sockets
 
 
 def server_on(cluster: Cluster, port: int = 0) -> FakeApiServer:
-    """Made in the node's namespace, so that its socket is on the node's loopback."""
+    """Return a server made in the node's namespace, so that it listens on the node's loopback."""
     netns.pushns(cluster.node.netns)
     try:
         return FakeApiServer(port=port)
@@ -33,7 +33,7 @@ def server_on(cluster: Cluster, port: int = 0) -> FakeApiServer:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """The agent is not started yet, and has no manifests."""
+    """Return a cluster whose agent is not started yet, and has no manifests."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with Lab(PREFIX) as lab:
         made = Cluster(lab, tmp_path)
@@ -44,7 +44,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 
 
 def fill(api: FakeApiServer, cluster: Cluster, *names: str) -> None:
-    """Makes these pods the endpoints, on the API server."""
+    """Make these pods the endpoints, on the API server."""
     pods = [pod for pod in cluster.web if pod.name in names]
     for manifest in (*web(*map(endpoint, pods)), manifests.node("node", cluster.node.v4)):
         api.put(manifest)
@@ -63,7 +63,7 @@ def source_errors(cluster: Cluster) -> dict[str, str]:
 
 
 def test_life_with_an_api_server(cluster: Cluster, tmp_path: Path) -> None:
-    """A service comes and changes; the server goes, which the status names, and services go on."""
+    """A Service comes and changes; without the server Services keep working, as the status says."""
     pod = cluster.sockets(cluster.client)
     with server_on(cluster) as api:
         cluster.agent.options = ("--kubeconfig", str(api.kubeconfig(tmp_path)))
@@ -97,7 +97,7 @@ WORKERS = {
 
 
 def test_services_are_served_while_every_worker_fails(cluster: Cluster, tmp_path: Path) -> None:
-    """From the start: endpoints change, /livez is 200, and the status names each worker."""
+    """Endpoints change from the start, /livez is 200, and the status names each worker."""
     agent, pod = cluster.agent, cluster.sockets(cluster.client)
     agent.under = [sys.executable, "-P", str(FAILING_AGENT)]
     with server_on(cluster) as api:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs from what is planned is named and put back, and nothing else waits for it."""
+"""Each difference from the plan is named and corrected, and nothing else waits for the audit."""
 
 import errno
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ FULL = KernelError("attaching", errno.ENOSPC, "No space left on device")
 
 
 class FakeCheck(Check):
-    """``differs`` is found in one of ``size`` steps, until it is put back."""
+    """A check that finds ``differs`` in one of ``size`` steps, until it is corrected."""
 
     name = "things"
 
@@ -59,7 +59,7 @@ def made(check: Check, *, report_only: bool = False) -> tuple[Audit, Clock, list
 
 
 def test_found_named_and_put_back() -> None:
-    """What differs is told once and put back; the comparison after that ends the drift."""
+    """A difference is reported once and corrected; the next comparison ends the drift."""
     check = FakeCheck()
     it, clock, told = made(check)
     check.differs = [HOOK]
@@ -86,7 +86,7 @@ def test_turns_are_short() -> None:
 
 
 def test_cannot_be_put_back(caplog: pytest.LogCaptureFixture) -> None:
-    """It is said why, once; it stays drift, and is tried again."""
+    """The reason is reported once; the drift stays, and the correction is tried again."""
     check = FakeCheck()
     it, clock, _ = made(check)
     check.differs, check.raised = [HOOK], FULL
@@ -105,14 +105,14 @@ def test_cannot_be_put_back(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_link_without_pin_is_in_force() -> None:
-    """Pins are drift, but what lacks only its pin serves as long as the agent runs."""
+    """A missing pin is drift, but its link serves as long as the agent runs."""
     assert in_force([PIN])
     assert not in_force([PIN, HOOK])
 
 
 def test_told_everywhere(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """In the log, an event and the metrics; then it is put back, and readiness returns. What came
-    meanwhile untranslated is looked for in conntrack.
+    """Drift is in the log, an event and the metrics; after the correction the node is ready again.
+    Conntrack is searched for entries that came untranslated meanwhile.
     """
     start(harness, sync_period=0.01)
     wait_until("it is ready", lambda: harness.health.ready)
@@ -128,7 +128,7 @@ def test_told_everywhere(harness: Harness, caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_what_is_disturbed_is_looked_at_at_once() -> None:
-    """An event of the kernel does not wait for the period, and costs no more than its share."""
+    """After an event the check is due at once, and costs no more than its share."""
     check = FakeCheck(size=5)
     it, clock, told = made(check)
     it.turn()
@@ -143,7 +143,7 @@ def test_what_is_disturbed_is_looked_at_at_once() -> None:
 
 
 class FakeNatWatch:
-    """What TableCheck reads of NatWatch."""
+    """The members of NatWatch that TableCheck reads."""
 
     put_back = 0
 
@@ -157,7 +157,7 @@ class FakeNatWatch:
 
 
 def test_a_table_that_was_put_back_is_told() -> None:
-    """Once, though the watch has put it back before the audit looks; then it is over."""
+    """The drift is reported once, even if the watch corrects it before the audit compares."""
     watch: Any = FakeNatWatch()
     it, clock, told = made(TableCheck(watch, 2.0))
     it.turn()
@@ -172,7 +172,7 @@ def test_a_table_that_was_put_back_is_told() -> None:
 
 
 def test_a_table_that_is_not_put_back_stays_drift() -> None:
-    """With --audit=report, until someone makes it again."""
+    """With --audit=report the drift stays until someone makes the table again."""
     watch: Any = FakeNatWatch()
     it, clock, told = made(TableCheck(watch, 2.0), report_only=True)
     watch.lacking = ["chain choose is missing", "chain choose: rules were added or changed"]
@@ -196,7 +196,7 @@ def test_an_agent_whose_state_directory_has_another_ends(harness: Harness) -> No
 
 
 def test_not_in_force(harness: Harness) -> None:
-    """What is not put back makes /healthz and /readyz fail, is in the status, and stops nothing."""
+    """A lasting difference fails /healthz and /readyz, and is in the status; the agent goes on."""
     start(harness, sync_period=0.01, audit=REPORT)
     harness.datapath.taken_off.append(HOOK)
     status = harness.wait_for(lambda status: status.drift)

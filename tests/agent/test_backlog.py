@@ -32,7 +32,7 @@ def port(key: Key, number: int) -> PortName:
 
 
 def backlog_of(services: dict[Key, list[int]]) -> Backlog:
-    """Each Service has a port of each of these costs."""
+    """Return a backlog whose Services have a port of each of these costs."""
 
     def begin(key: Key) -> Iterator[Step]:
         return (Step(cost, {port(key, at): None}) for at, cost in enumerate(services[key]))
@@ -54,8 +54,8 @@ _SHORT_SERVICES = {
 @example(_SHORT_SERVICES)
 @settings(max_examples=scaled(100), deadline=None)
 def test_each_namespace_takes_its_turn(services: dict[Key, list[int]]) -> None:
-    """Whatever one namespace has to do, another one's next port is in one of the next slices, one
-    for each namespace; and nothing is left out.
+    """However much one namespace has to do, another one's next port is planned within as many
+    slices as there are namespaces; no port is left out.
     """
     backlog = backlog_of(services)
     backlog.add(services)
@@ -73,7 +73,7 @@ def test_each_namespace_takes_its_turn(services: dict[Key, list[int]]) -> None:
 
 
 def test_a_step_larger_than_a_slice_delays_no_other_one() -> None:
-    """It is taken alone; the port of another namespace is written before or after it."""
+    """A large step is taken alone; the other namespace's port is written before or after it."""
     large, small = Key("a", "x"), Key("b", "y")
     services = {large: [10, 3 * SLICE_COST, 3 * SLICE_COST], small: [10, 10]}
     backlog = backlog_of(services)
@@ -91,8 +91,8 @@ def test_a_step_larger_than_a_slice_delays_no_other_one() -> None:
 
 
 def test_what_changes_meanwhile_is_planned_once_more() -> None:
-    """After the steps that were begun, which are not begun again: the last port is planned too,
-    however often the Service changes.
+    """A Service that changes during its steps is planned again after them, not from the start, so
+    its last port is reached however often the Service changes.
     """
     key = Key("a", "x")
     backlog = backlog_of({key: [SLICE_COST] * 3})
@@ -105,8 +105,8 @@ def test_what_changes_meanwhile_is_planned_once_more() -> None:
 
 
 def test_a_namespace_uses_a_part_of_a_processor() -> None:
-    """It begins no Service until the time since its BURST makes up for what it used; meanwhile
-    other namespaces do, and what changes is planned once.
+    """A namespace begins no Service until the time since its BURST makes up for its use. Meanwhile
+    other namespaces do, and all its changes are planned once.
     """
     now = [NOW]
     flood, other = Key("flood", "x"), Key("other", "y")
@@ -135,8 +135,8 @@ def test_a_namespace_uses_a_part_of_a_processor() -> None:
 
 
 def test_a_service_with_many_ports_holds_no_other_one_up(harness: Harness) -> None:
-    """It is written in several plans, and the other one with the first of them; all of it is there
-    in the end, and goes when it is deleted.
+    """The large Service is written in several plans, and the other one with the first of them; the
+    large one is complete in the end, and goes when it is deleted.
     """
     harness.options = replace(harness.options, manifests=None)
     harness.start()
@@ -174,7 +174,7 @@ def two_ports(*names: str) -> tuple[Changed, Changed]:
 
 
 def test_a_port_that_is_renamed_is_served_all_the_time(harness: Harness) -> None:
-    """The old name goes and the new one comes in one plan, however many endpoints they have."""
+    """One plan removes the old name and adds the new one, however many endpoints they have."""
     harness.options = replace(harness.options, manifests=None)
     harness.start()
     harness.send(listed(Kind.SERVICE), listed(Kind.ENDPOINT_SLICE), listed(Kind.NODE))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Service that asks for more than its namespace's share: nothing of the rest is ever made."""
+"""A Service that asks for more than its namespace's share: nothing beyond the share is made."""
 
 from typing import Any
 
@@ -59,8 +59,8 @@ def is_whole(harness: Harness) -> bool:
 
 
 def test_frontends(tenant: Harness) -> None:
-    """Ports are made as long as the share lasts, and the others when there is room; a condition and
-    an Event name the Service.
+    """Ports are made while the share lasts, and the others when there is room; a condition and an
+    Event name the Service.
     """
     tenant.send(changed(Kind.SERVICE, big()))
     wait_until("it is known", lambda: not is_whole(tenant))
@@ -78,7 +78,7 @@ def test_frontends(tenant: Harness) -> None:
 
 @pytest.mark.parametrize("endpoints", [17, 5])
 def test_endpoints(tenant: Harness, endpoints: int) -> None:
-    """One port has too many, or all ports together; later the Service loses some."""
+    """One port, or all ports together, have too many endpoints; later the Service loses some."""
     tenant.send(changed(Kind.SERVICE, big(addresses=0)))
     tenant.send(changed(Kind.ENDPOINT_SLICE, slices(endpoints)))
     wait_until("it does not fit", lambda: not is_whole(tenant))
@@ -90,7 +90,7 @@ def test_endpoints(tenant: Harness, endpoints: int) -> None:
 
 
 def test_a_restart_keeps_what_is_there(tenant: Harness) -> None:
-    """Whichever Service the next agent hears of first."""
+    """Existing entries stay, whichever Service the next agent receives first."""
     tenant.send(changed(Kind.SERVICE, big("served", ports=2, cluster_ip=8)))
     tenant.send(changed(Kind.SERVICE, big("a-waits", ports=2)))
     wait_until("one waits", lambda: not is_whole(tenant))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which order an agent is made."""
+"""The order in which an agent's parts are made."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ class _Source(FakeSource):
 def test_objects_are_listed_while_the_agent_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lists are asked for before maps are opened, and no more when that fails."""
+    """The lists are requested before maps are opened, and stop if opening fails."""
     source, states = _Source(), list[str]()
 
     def open_none(*_: object, **__: object) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Doctor's canary in the agent: for how long it is there, when it is refused, what it disturbs."""
+"""Doctor's canary in the agent: how long it stays, when it is refused, what it affects."""
 
 from dataclasses import replace
 from typing import Any
@@ -52,7 +52,7 @@ def written(harness: Harness) -> list[str]:
 
 
 def test_from_its_beginning_to_its_end(harness: Harness, asked: Handler) -> None:
-    """It is in the maps when it is answered; nothing else is, and no one counts it."""
+    """The canary is in the maps when the agent answers; nothing else changes, and no count has it."""
     begin(harness)
     before = harness.status
     status, lease = ask(asked, "hold", WISH)
@@ -67,7 +67,7 @@ def test_from_its_beginning_to_its_end(harness: Harness, asked: Handler) -> None
 
 
 def test_a_mistake_of_ours_in_its_write(harness: Harness, asked: Handler) -> None:
-    """Whatever is raised, the agent does not take for written what is not: it writes all again."""
+    """After any exception during the write, the agent writes everything again."""
     begin(harness)
     harness.datapath.failures.append(RuntimeError("a mistake"))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="a mistake"):
@@ -88,7 +88,7 @@ def test_a_mistake_of_ours_in_its_write(harness: Harness, asked: Handler) -> Non
     ],
 )
 def test_a_full_map(harness: Harness, asked: Handler, small: dict[str, int]) -> None:
-    """No canary, no trace of one, and no Service that waits for space."""
+    """A full map gets no canary and no trace of one, and no Service waits for space because of it."""
     harness.datapath.capacity = CAPACITY._replace(**small)
     begin(harness)
     status, said = ask(asked, "hold", WISH)
@@ -117,7 +117,7 @@ def test_not_with_these_options(
 
 @pytest.mark.parametrize("wrong", [{}, {"nodeport": "0"}, {"nodeport": "65536"}, {"nodeport": "x"}])
 def test_wrong_requests(harness: Harness, asked: Handler, wrong: dict[str, str]) -> None:
-    """An error, and the agent goes on."""
+    """An invalid request gets an error, and the agent goes on."""
     begin(harness)
     assert ask(asked, "hold", wrong)[0] == 400
     assert written(harness) == [] and ask(asked, "hold", WISH)[0] == 200

@@ -48,7 +48,7 @@ class Lists:
 
 @pytest.fixture
 def lists(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> Lists:
-    """The agent knows what is listed."""
+    """Return lists of which the agent knows every object."""
     harness.start()
     harness.send(*EVENTS)
     harness.wait_for(lambda status: status.in_sync)
@@ -61,7 +61,7 @@ def lists(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> Lists:
 
 
 def test_objects_that_differ_are_a_condition(harness: Harness, lists: Lists) -> None:
-    """Each way to differ; until another audit finds that they are alike."""
+    """Each kind of difference is a condition until another audit finds none."""
     lists.apply(
         listed(Kind.SERVICE, service("web", "10.96.0.4"), service("new", "10.96.0.5")),
         listed(Kind.ENDPOINT_SLICE),
@@ -81,7 +81,7 @@ def test_objects_that_differ_are_a_condition(harness: Harness, lists: Lists) -> 
 
 
 def test_what_differs_in_the_kernel(harness: Harness, lists: Lists) -> None:
-    """It is found now, whenever the next comparison was due, and put back before the answer."""
+    """A difference is found at once, and corrected before the answer."""
     harness.datapath.taken_off.append(Drift(Part.HOOK, "hook connect4", "is not attached"))
     report = harness.doctor_audit.report()
     assert (report.drift, report.repairs) == ([], True)
@@ -89,7 +89,7 @@ def test_what_differs_in_the_kernel(harness: Harness, lists: Lists) -> None:
 
 
 def test_an_object_that_changes_meanwhile_is_not_reported(harness: Harness, lists: Lists) -> None:
-    """Its event may come after any list."""
+    """The event of an object may come after any list."""
     lists.apply(listed(Kind.SERVICE, service("web", "10.96.0.4")))
     lists.meanwhile = [changed(Kind.SERVICE, service("web", "10.96.0.9"))]
     assert harness.doctor_audit.report().objects == {}
@@ -97,7 +97,7 @@ def test_an_object_that_changes_meanwhile_is_not_reported(harness: Harness, list
 
 
 def test_why_nothing_is_listed(harness: Harness, lists: Lists) -> None:
-    """It is unknown then whether the objects differ; everything else is compared."""
+    """Without a list it is unknown whether the objects differ; everything else is compared."""
     lists.error = "etcd is away"
     report = harness.doctor_audit.report()
     assert (report.not_listed, report.unfinished) == ("etcd is away", [])

@@ -71,7 +71,7 @@ class Watching:
         self.events.append((service, note))
 
     def turn(self, *counted: Outcome) -> set[str]:
-        """What is counted, if anything, is read; return which endpoints are used then."""
+        """Take a turn that reads these counts, if any; return which endpoints are used then."""
         self.watch.counted = counted
         self.watch.turn()
         self.agent.send()
@@ -95,7 +95,7 @@ def outcome(ip: str, *, opened: bool = False, failed: bool = True) -> Outcome:
 
 
 def test_what_fails_gets_no_connections_for_its_time(watching: Watching) -> None:
-    """One Event and the metrics say so, the status names it, and its existing flows stay."""
+    """An Event, the metrics and the status name the endpoint; its existing flows stay."""
     watch, harness = watching.watch, watching.agent
     assert watching.turn(outcome(IPS[0])) == set(IPS[1:])
     assert len(harness.service_sync.planner.actual[WEB].backends) == 3
@@ -183,8 +183,8 @@ def reading(counts: Counts) -> Watched:
 
 
 def test_what_is_counted_is_read_once() -> None:
-    """Failures leave an entry, by which a success is noted; what opened leaves none. What happened
-    at the backend of another service that had the id before is no one's.
+    """A failure leaves an entry, by which a success is noted; a success leaves none. Counts of an
+    earlier service with the same backend id are ignored.
     """
     one, two, three, former = (ServiceBackend(s, n) for s, n in ((5, 1), (5, 2), (5, 3), (6, 4)))
     counts = {one: FAILED, two: OPENED, three: BackendHealth(1, 7), former: OPENED}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engine translates new flows on a node as it is, and when it becomes another one."""
+"""Which engine translates new flows on a given node, and when another one does."""
 
 import math
 from collections.abc import Collection
@@ -59,7 +59,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[Family, bool]:
 
 
 def test_netfilter_has_its_table(caplog: pytest.LogCaptureFixture) -> None:
-    """The table is there before anyone is told that the engine is netfilter; it is logged once."""
+    """The table exists before the engine is reported to be netfilter; this is logged once."""
     caplog.set_level("INFO")
     node = Node()
     assert node.choice.path is None
@@ -74,7 +74,7 @@ def test_netfilter_has_its_table(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_first_pod_on_a_bridge(calls: dict[Family, bool]) -> None:
-    """With it the choice becomes the flow tables; with br_netfilter it is netfilter again."""
+    """The first pod changes the engine to the flow tables; with br_netfilter it is netfilter again."""
     node = Node()
     assert node.settle(BRIDGE) is Engine.NETFILTER
     assert node.settle(BRIDGE, PORT) is Engine.FLOWS
@@ -86,7 +86,7 @@ def test_a_first_pod_on_a_bridge(calls: dict[Family, bool]) -> None:
 
 
 def test_a_port_that_is_about_to_get_hairpin_mode(calls: dict[Family, bool]) -> None:
-    """A CNI sets up a port step by step: a reason that goes in time changes nothing, and the next
+    """A CNI sets up a port step by step: a reason that ends in time changes nothing, and the next
     one has to last as long.
     """
     calls.update(dict.fromkeys(Family, True))
@@ -120,7 +120,7 @@ def test_once_per_sync_period(calls: dict[Family, bool]) -> None:
 
 
 def test_netfilter_was_chosen() -> None:
-    """It stays netfilter, with the obstacle in the reason; where it cannot work it is refused."""
+    """netfilter stays, with the obstacle in the reason; if netfilter cannot work, it is refused."""
     node = Node(Engine.NETFILTER)
     assert node.settle(BRIDGE, PORT) is Engine.NETFILTER
     assert "although pods on the bridge cni0" in node.path.reason
@@ -129,7 +129,7 @@ def test_netfilter_was_chosen() -> None:
 
 
 def test_a_mark_that_rules_wait_for() -> None:
-    """With --packet-mark auto takes the flow tables, which set it; who chose netfilter is told."""
+    """With --packet-mark, auto takes the flow tables; a forced netfilter gets a warning."""
     mark = PacketMark(0x4000, 0x4000)
     said = "only the flow tables set the mark 0x4000/0x4000 of --packet-mark"
     for chosen, took, reason in (
@@ -142,8 +142,8 @@ def test_a_mark_that_rules_wait_for() -> None:
 
 
 def test_no_table_no_netfilter() -> None:
-    """Where the table cannot be made the flow tables serve, with the reason. It is tried again at
-    each look, and serves when it can be made and nothing has changed for long enough.
+    """If the table cannot be made the flow tables serve, with the reason. The agent tries again at
+    each look, and changes to netfilter once it has been possible for long enough.
     """
     node = Node(period=PERIOD)
     node.table.error = NodeError("table inet ebpflb: busy")

@@ -9,7 +9,7 @@ from tests.agent.started import start
 
 
 def test_netfilter(harness: Harness) -> None:
-    """The settings tell programs to choose for it, and its table is there before."""
+    """The settings tell programs to choose for netfilter, and its table exists before."""
     table = FakeNetfilter()
     harness.engine = engine_choice(AUTO, table)
     start(harness)
@@ -22,8 +22,8 @@ BUSY = NodeError("table inet ebpflb: another process owns it")
 
 
 def test_a_demanded_engine_is_never_left(harness: Harness) -> None:
-    """While its table cannot be made nothing is written, so that what an earlier agent left keeps
-    translating; the node is not ready, the status says why, and it is tried again.
+    """While the table cannot be made nothing is written, so an earlier agent's state keeps
+    translating; the node is not ready, the status says why, and the agent tries again.
     """
     table = FakeNetfilter()
     table.error = BUSY

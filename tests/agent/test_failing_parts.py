@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mistake of the program in a part of the agent's loop: no other part stops, and it is named."""
+"""A bug in one part of the agent's loop is named, and stops no other part."""
 
 from collections.abc import Callable
 
@@ -55,7 +55,7 @@ def test_services_are_served_while_a_part_of_the_loop_fails(
 def test_services_are_served_though_what_is_observed_cannot_be_taken(
     serving: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is named until something of the kind is taken."""
+    """The failed fact is named until one of its messages is taken."""
     none = Observed(Fact.UNTRACKED_DESTINATIONS, frozenset())
     with monkeypatch.context() as patched:
         patched.setattr(serving.cluster, "observe", lambda *_: 1 // 0)
@@ -73,7 +73,7 @@ def served(harness: Harness) -> set[str]:
 
 
 def wake(harness: Harness) -> bool:
-    """Parts have their turn with each turn of the loop, which takes a message."""
+    """Give each part a turn: a turn of the loop takes a message."""
     harness.inbox.put(SourceStatus("wake", None))
     return False
 
@@ -93,8 +93,8 @@ def _in_the_writes(patched: pytest.MonkeyPatch) -> None:
 def test_a_service_whose_plan_fails_stops_no_other(
     serving: Harness, fail: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its last good state stays, and a condition names it, until it can be planned; the agent makes
-    what changes of others, also in the plan that fails and after it.
+    """The Service's last good state stays, and a condition names it, until it can be planned.
+    Changes of others are made, also in the plan that fails and after it.
     """
     serving.send(changed(Kind.SERVICE, service("web", "10.96.0.7")))
     serving.send(changed(Kind.ENDPOINT_SLICE, slices("web", "10.1.0.1")))
@@ -118,7 +118,7 @@ def test_a_service_whose_plan_fails_stops_no_other(
 def test_a_service_that_fails_in_the_middle_of_its_slots_keeps_none(
     serving: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The part of its new block that was written ahead is free again, and others go on."""
+    """The part of its new block that was written ahead is freed, and other Services go on."""
     many = [f"10.1.{number // 250}.{number % 250 + 1}" for number in range(1100)]
     serving.send(changed(Kind.SERVICE, service("web", "10.96.0.7")))
     with monkeypatch.context() as patched:
@@ -133,7 +133,7 @@ def test_a_service_that_fails_in_the_middle_of_its_slots_keeps_none(
 def test_the_first_sync_serves_all_but_the_service_that_fails(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What an earlier agent wrote for it stays too."""
+    """The entries that an earlier agent wrote for the failing Service stay."""
     found = {"web": "10.96.0.1", "b": "10.96.0.2"}
     lists = (
         listed(Kind.SERVICE, *(service(name, ip) for name, ip in found.items())),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent cannot write it says, serves on, and tries again; nothing else waits for it."""
+"""The agent reports a failed write, keeps serving, and tries again; nothing else waits."""
 
 from ipaddress import ip_network
 
@@ -18,7 +18,7 @@ from tests.agent.told import FULL
 
 
 def test_events_after_a_failed_write(serving: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many come, the maps are not read and written again before it is time to."""
+    """However many events come, the maps are not read and written again before the retry is due."""
     monkeypatch.setattr(sync, "WRITE_RETRY_SECONDS", 60.0)
     serving.datapath.failures = [FULL]
     serving.send(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.7")))
@@ -30,8 +30,8 @@ def test_events_after_a_failed_write(serving: Harness, monkeypatch: pytest.Monke
 
 
 def test_full_map(harness: Harness) -> None:
-    """A map that is full keeps no other part back; the programs alone wait, and are put in force
-    once all is written. That is a full sync still.
+    """A full map keeps no other map from being written; only the programs wait, and are attached
+    once everything is written. That is still a full sync.
     """
     harness.datapath.full["node_addresses"] = FULL
     harness.start()
@@ -68,7 +68,7 @@ def test_device_fails(harness: Harness, caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_what_came_before_a_device_was_served_goes(harness: Harness) -> None:
-    """Whenever a device gets programs, also late, what conntrack got before is looked for."""
+    """Whenever a device gets programs, even late, conntrack is searched for earlier entries."""
     start(harness)
     searches = harness.stale.checks_of_untranslated
     harness.datapath.unattached = [{PORT.name: "no room"}]
@@ -80,7 +80,7 @@ def test_what_came_before_a_device_was_served_goes(harness: Harness) -> None:
 
 
 def test_a_service_that_goes_after_a_failed_write_is_known_to_have_gone(serving: Harness) -> None:
-    """All is written again then, also for those who reset connections to endpoints that went."""
+    """Everything is written again then, and resets of open connections hear of the deletion."""
     watched = service("a", "10.96.0.1")
     watched["metadata"]["annotations"] = {ON_REMOVAL_ANNOTATION: "reset=1h"}
     serving.send(changed(Kind.SERVICE, watched))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loop that hangs is seen by readiness and liveness, one that starts or is late is not."""
+"""Readiness and liveness notice a loop that hangs, not one that starts or is late."""
 
 import threading
 
@@ -57,7 +57,7 @@ def test_a_loop_that_hangs(timed: Harness, clock: Clock) -> None:
 
 
 def test_a_start_may_take_long(timed: Harness, clock: Clock) -> None:
-    """No lack of a turn restarts an agent that has not had everything in force yet."""
+    """An agent that has not had everything in force yet is not restarted for a lack of turns."""
     timed.start()
     timed.send()
     clock.now = 100 * DEAD_SECONDS

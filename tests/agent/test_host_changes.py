@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A first start that fails undoes what it has changed of the node, as far as it can."""
+"""A first start that fails undoes its changes of the node, as far as possible."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from ebpflb.options import Options, Paths
 def test_each_change_is_undone_whatever_the_others_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A setting that cannot be written keeps neither the others nor the ports."""
+    """A setting that cannot be restored keeps neither the others nor the ports."""
     undone = list[object]()
 
     def restore(path: Path, former: str) -> None:

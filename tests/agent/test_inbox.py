@@ -24,13 +24,13 @@ class Stream:
             self.next += self.apart
 
     def turn(self) -> int:
-        """The agent waits for the next message, and takes so many."""
+        """Wait for the next message as the agent does; return how many are taken."""
         self._pass_until(max(self.now, self.next))
         return len(list(self.bursts.waiting(0.0)))
 
 
 def test_changes_of_a_burst_share_a_turn_once_it_is_one() -> None:
-    """The first ones do not wait; later ones GATHERING at most."""
+    """The first changes do not wait; later ones wait GATHERING at most."""
     stream = Stream(0.001)
     assert [stream.turn() for _ in range(6)] == [1] * 6
     assert [stream.turn() for _ in range(10)] == [1 + GATHERING / 0.001] * 10
@@ -64,7 +64,7 @@ def test_the_age_is_that_of_the_oldest_message() -> None:
 
 
 def test_messages_that_take_long_are_left_to_the_next_turn() -> None:
-    """What they say about others is written in between; none is lost."""
+    """The changes known so far are written in between; no message is lost."""
     now = [10.0]
     inbox = Inbox(lambda: now[0])
     bursts = Bursts(inbox, lambda: now[0], lambda seconds: None)

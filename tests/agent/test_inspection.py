@@ -86,7 +86,7 @@ def test_labels(harness: Harness, asked: Handler) -> None:
 
 
 def test_invalid_and_headless(harness: Harness, asked: Handler) -> None:
-    """A Service that is not served as it is written says so."""
+    """The page of a Service that is not served as written says so."""
     harness.send(changed(Kind.SERVICE, service("web", "not-an-address")))
     harness.send(changed(Kind.SERVICE, service("headless", "None")))
     pages = [
@@ -100,7 +100,7 @@ def test_invalid_and_headless(harness: Harness, asked: Handler) -> None:
 
 
 def test_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop that does not answer in time is 503, and the call is not made later."""
+    """If the loop does not answer in time, the response is 503, and the call is not made later."""
     monkeypatch.setattr(loop, "ANSWER_SECONDS", 0.01)
     inbox, nothing = Inbox(), SimpleNamespace(cluster=None)
     response = get(pages(inbox, nothing), "/v1/services")  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of the API servers: written whole or not at all, read whatever it contains."""
+"""The API servers' file is written completely or not at all, and any content can be read."""
 
 import os
 from pathlib import Path
@@ -39,7 +39,7 @@ class Kept:
 def test_the_next_agent_reads_what_was_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Only changes are written and told; a failed write leaves the former file."""
+    """Only changes are written and reported; a failed write leaves the former file."""
     kept = Kept(tmp_path)
     first = kept.agent()
     for found in (ONE, ONE, TWO):

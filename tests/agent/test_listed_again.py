@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists that come while the agent serves: the maps become what they say, whatever was there."""
+"""Lists that come while the agent serves: the maps follow them, whatever was there."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from tests.agent.started import SERVICES, start
 
 
 def programmed(harness: Harness) -> dict[str, set[str]]:
-    """Service -> its frontends and its endpoints, by the maps."""
+    """Return Service -> its frontends and its endpoints, by the maps."""
     entries = harness.datapath.maps.read_back().entries
     return {
         name.service: {str(it.address) for it in found.services}
@@ -42,7 +42,7 @@ MORE = Replaced(
 def test_what_no_watch_has_told_is_programmed(
     harness: Harness, says: Replaced, expected: dict[str, set[str]]
 ) -> None:
-    """The list is all that the agent gets to know of it."""
+    """A change that only the list shows is programmed."""
     start(harness)
     harness.send(says)
     wait_until("it is in the maps", lambda: programmed(harness) == expected)
@@ -50,7 +50,7 @@ def test_what_no_watch_has_told_is_programmed(
 
 
 def test_a_service_that_is_planned_otherwise_is_planned_again(harness: Harness) -> None:
-    """Whatever is wrong with the agent's memory: a list of Services plans all of them again."""
+    """A list of Services plans all of them again, whatever is wrong in the agent's memory."""
     start(harness)
     harness.wait_for(lambda status: status.in_sync)
     desired = harness.service_sync.planner.claims.desired
@@ -62,7 +62,7 @@ def test_a_service_that_is_planned_otherwise_is_planned_again(harness: Harness) 
 
 
 def test_a_list_of_what_is_known_writes_nothing(harness: Harness) -> None:
-    """Every few hours each agent gets one of every kind."""
+    """Every agent gets such a list of every kind each few hours."""
     start(harness)
     harness.wait_for(lambda status: status.in_sync)
     before = len(harness.datapath.plans)

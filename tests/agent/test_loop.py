@@ -63,7 +63,7 @@ def test_a_frontend_that_is_claimed_again_and_again_fills_no_log(
 
 
 def test_too_many_ports_are_an_event(serving: Harness) -> None:
-    """On the Service, beside a condition and the line in the log; the first ones are served."""
+    """The Service gets an Event, a condition and a line in the log; its first ports are served."""
     ports = [{"name": f"p{number}", "port": number} for number in range(1, 1002)]
     key = Key("default", "c")
     serving.send(changed(Kind.SERVICE, manifests.service("c", ["10.96.0.7"], ports)))
@@ -78,7 +78,7 @@ def test_too_many_ports_are_an_event(serving: Harness) -> None:
 
 
 def test_failed_write(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a failed write the agent reads what the maps hold, plans again and tries again."""
+    """After a failed write the agent reads the maps, plans again and tries again."""
     monkeypatch.setattr(sync, "WRITE_RETRY_SECONDS", 60.0)
     harness.datapath.failures = [FULL]
     harness.start()
@@ -94,15 +94,15 @@ def test_failed_write(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_stop(serving: Harness) -> None:
-    """The agent ends, and what is programmed stays."""
+    """The agent ends, and the maps and programs stay."""
     serving.stop()
     assert not serving.thread.is_alive()
     assert len(serving.datapath.maps.services) == 2
 
 
 def test_not_programmed(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """A Service that does not fit is named once in log, event and status, and the node is ready
-    all the same; when space is freed it is served without a change of its own.
+    """A Service that does not fit is named once in log, event and status, and the node is still
+    ready; when space is freed, it is served without a change of its own.
     """
     everywhere = Range(0, 1 << 30)
     harness.datapath.leftovers = MapContents(leftover_blocks={everywhere})  # rests for a second
@@ -118,8 +118,8 @@ def test_not_programmed(harness: Harness, caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_errors_of_an_api_server(serving: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """Its restart is a warning and a line that says that all is well, though it is asked for four
-    kinds; what only one kind has is named.
+    """Its restart gives one warning and one line about the recovery for all four kinds; an error of
+    a single kind is named.
     """
     caplog.set_level("INFO")
     kinds = [f"https://192.0.2.1:6443/{kind}" for kind in ("services", "nodes", "slices", "cidrs")]

@@ -11,14 +11,14 @@ from ebpflb.agent import loop
 
 @pytest.fixture(autouse=True)
 def unfrozen() -> Iterator[None]:
-    """What these tests freeze is freed again."""
+    """Unfreeze what these tests freeze."""
     gc.unfreeze()
     yield
     gc.unfreeze()
 
 
 def test_end_of_startup() -> None:
-    """Off until the end of the startup; then what exists is left alone, once."""
+    """The collector is off until the end of the startup; then existing objects are frozen, once."""
     with loop.startup():
         assert not gc.isenabled()
         loop.end_startup()

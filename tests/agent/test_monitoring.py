@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent does for monitors where something fails; the kernel's part is pretended."""
+"""The agent's side of monitoring when something fails; the kernel's part is faked."""
 
 import socket
 from collections.abc import Iterator
@@ -92,7 +92,7 @@ def ask(tmp_path: Path, node: Node) -> Iterator["Ask"]:
 
 
 class Ask:
-    """Calls connect a monitor; what it is told is returned."""
+    """Connects a monitor at each call, and returns the answer."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -110,7 +110,7 @@ class Ask:
 def test_programs_that_cannot_be_loaded_change_nothing(
     node: Node, ask: Ask, monkeypatch: pytest.MonkeyPatch, error: EbpflbError
 ) -> None:
-    """The monitor is told in one line, no program is exchanged, and the next one may succeed."""
+    """The monitor gets the reason in one line, no program is exchanged; the next may succeed."""
     monkeypatch.setattr(Variant, "error", error)
     assert ask() == str(error).splitlines()[0]
     assert not node.exchanged
@@ -120,7 +120,7 @@ def test_programs_that_cannot_be_loaded_change_nothing(
 
 
 def test_the_usual_programs_are_back_when_the_last_monitor_ends(node: Node, ask: Ask) -> None:
-    """Two share one variant."""
+    """Two monitors share one variant."""
     assert (ask(), ask()) == ("", "")
     [variant] = Variant.loaded
     ask.connected.pop().close()
@@ -140,7 +140,7 @@ def test_the_programs_tell_what_one_of_the_monitors_wants(node: Node, ask: Ask) 
 
 
 def test_monitors_end_when_the_agent_loads_its_programs_again(node: Node, ask: Ask) -> None:
-    """The new programs stay in force, and a monitor that asks again gets a variant of them."""
+    """The new programs stay in force, and a monitor that connects again gets their variant."""
     assert ask() == ""
     node.others = None
     assert ask.connected[0].recv(1) == b""

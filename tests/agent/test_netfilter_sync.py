@@ -110,7 +110,7 @@ def test_start(sync: NetfilterSync, is_owned: bool) -> None:
 
 @pytest.mark.usefixtures("is_owned")
 def test_start_after_another_agent(sync: NetfilterSync, maps: dict[str, Map]) -> None:
-    """Its table is taken over as it is; what differs from the maps is written, and nothing else."""
+    """The new agent takes over the table unchanged, and writes only what differs from the maps."""
     sync.start()
     sync.write(Plan(translations=[LEFT, NEW._replace(port=1)]))
     before = run("nft", "--handle", "list", "tables")
@@ -128,7 +128,7 @@ def test_start_after_another_agent(sync: NetfilterSync, maps: dict[str, Map]) ->
 
 @pytest.mark.usefixtures("is_owned")
 def test_former_elements_stay(sync: NetfilterSync, maps: dict[str, Map]) -> None:
-    """What another layout's programs choose is left in place by the start, until a plan ends it."""
+    """The start keeps elements that another layout's programs choose, until a plan ends it."""
     sync.start()
     sync.write(Plan(translations=[LEFT]))
     sync.close()
@@ -158,8 +158,8 @@ def test_write(sync: NetfilterSync, maps: dict[str, Map]) -> None:
 
 @pytest.mark.usefixtures("shared")
 def test_refused(sync: NetfilterSync, maps: dict[str, Map]) -> None:
-    """A plan whose elements the kernel refuses is not written: it is a KernelError, which the
-    agent's loop tries again.
+    """A plan whose elements the kernel refuses is not written: a KernelError makes the agent's loop
+    try again.
     """
     sync.start()
     nft.delete(TABLE)
@@ -196,7 +196,7 @@ def test_restore(sync: NetfilterSync, removal: str) -> None:
 
 
 class Services:
-    """What ElementsCheck reads of ServiceSync: ids in use, those in quarantine among them."""
+    """The part of ServiceSync that ElementsCheck reads: ids in use, including those in quarantine."""
 
     complete = True
 
@@ -206,7 +206,7 @@ class Services:
 
 
 def damage() -> None:
-    """An element is removed, another one is changed, two are added; one as in quarantine."""
+    """Remove an element, change another one, and add two, one of them as if in quarantine."""
     commands = (
         "delete element inet ebpflb backends6 { 0:2 }",
         "delete element inet ebpflb backends4 { 0:1 }",
@@ -219,8 +219,8 @@ def damage() -> None:
 
 @pytest.mark.usefixtures("shared")
 def test_elements_that_differ(sync: NetfilterSync) -> None:
-    """They are named and put back; the element of an id in quarantine is left alone, as programs
-    may have chosen it a moment ago.
+    """Differing elements are named and corrected; that of an id in quarantine stays, as programs
+    may just have chosen it.
     """
     services: Any = Services(1, 2, 8)
     check = ElementsCheck(sync, services, 1.0)
@@ -241,7 +241,7 @@ def test_elements_that_differ(sync: NetfilterSync) -> None:
 
 
 def test_release(sync: NetfilterSync) -> None:
-    """Where the engine does not serve any more, its table goes when no connection needs hooks."""
+    """When the engine no longer serves, its table is removed once no connection needs the hooks."""
     sync.start()
     sync.release()
     assert nft.exists(TABLE)
@@ -264,7 +264,7 @@ ENTRY = ServiceEntry(1, frozenset({"least_connections"}), 0, 0, Range(0, 0), Ran
 
 @pytest.mark.usefixtures("is_owned")
 def test_ports_are_left_before_a_flow_opens(sync: NetfilterSync, maps: dict[str, Map]) -> None:
-    """The rules leave the flow tables' ports before a plan is written that lets them open flows."""
+    """The rules leave the flow tables' ports before a plan lets those open flows."""
     sync.start()
     sync.write(Plan(services=[(COUNTED, ENTRY._replace(flags=frozenset()))]))
     assert WIDE in ruleset()
@@ -276,7 +276,7 @@ def test_ports_are_left_before_a_flow_opens(sync: NetfilterSync, maps: dict[str,
 
 @pytest.mark.parametrize("what", ["nothing", "services", "tcp_flows"])
 def test_ports_after_a_start(sync: NetfilterSync, maps: dict[str, Map], what: str) -> None:
-    """They are left if a flow is in the flow tables, or a Service opens some there."""
+    """The rules leave the ports if a flow is in the flow tables, or a Service opens some there."""
     if what == "services":
         maps["services"].write([(COUNTED, ENTRY)])
     elif what == "tcp_flows":
@@ -288,7 +288,7 @@ def test_ports_after_a_start(sync: NetfilterSync, maps: dict[str, Map], what: st
 
 
 def test_table_options() -> None:
-    """The masquerade mark, SCTP, and what is done with segments that conntrack finds invalid."""
+    """The masquerade mark, SCTP, and what happens to segments that conntrack finds invalid."""
     liberal = ConntrackOptions(be_liberal=True)
     chosen = Options(
         Paths(Path("/none")), "node", Path("/none"), masquerade_mark=2, conntrack=liberal

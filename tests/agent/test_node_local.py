@@ -26,7 +26,7 @@ HERE, HERE6 = "127.0.0.1", "::1"
 
 
 def listening(stack: ExitStack, host: str, protocol: Protocol) -> Listener:
-    """A socket that the kernel answers for, if it is of TCP."""
+    """Yield a socket for which the kernel answers, if it is TCP."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     kind = socket.SOCK_STREAM if protocol is Protocol.TCP else socket.SOCK_DGRAM
     opened = stack.enter_context(socket.socket(family, kind))
@@ -38,7 +38,7 @@ def listening(stack: ExitStack, host: str, protocol: Protocol) -> Listener:
 
 @pytest.mark.parametrize("host", [HERE, HERE6])
 def test_answers(host: str) -> None:
-    """A connection is an answer; silence, a refusal and an address of no device are none."""
+    """A connection is an answer; silence, a refusal and an address of no device are not."""
     with ExitStack() as stack:
         tcp = listening(stack, host, Protocol.TCP)
         silent = listening(stack, host, Protocol.UDP)
@@ -53,7 +53,7 @@ def test_answers(host: str) -> None:
 
 
 def test_the_query_is_one_for_dns() -> None:
-    """A question for version.bind of class CHAOS."""
+    """The query asks for version.bind of class CHAOS."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind((HERE, 0))
         server.settimeout(60)
@@ -124,7 +124,7 @@ def test_an_earlier_agents_listener_serves_until_it_is_asked(
 
 @pytest.fixture
 def harness(tmp_path: Path) -> Iterator[Harness]:
-    """A Service with an endpoint is served."""
+    """Return an agent that serves a Service with an endpoint."""
     made = Harness(tmp_path)
     made.options = replace(made.options, node_local_addresses=(DNS.address,))
     made.start()

@@ -63,7 +63,7 @@ class World:
         self.api.put({"kind": "Node", "metadata": metadata, "spec": spec, "status": status})
 
     def turn(self, *, ready: bool | None = None, after: float = 1.0) -> None:
-        """A look after so many seconds."""
+        """Take a turn after this many seconds."""
         self.now += after
         self.ready = self.ready if ready is None else ready
         self.writer.turn()
@@ -90,7 +90,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 
 def test_the_condition_says_whether_services_work(make: Make) -> None:
-    """It is False before, True as long as they do; other conditions stay as they are."""
+    """The condition is True while Services work and False before; other conditions are unchanged."""
     world = make(CONDITION)
     world.put()
     world.turn()
@@ -121,8 +121,8 @@ def test_an_unchanged_condition_is_written_rarely(make: Make) -> None:
 
 
 def test_changes_without_end_cost_the_server_little(make: Make) -> None:
-    """Each second another state, for ten minutes: a burst, then one write in half a minute; the
-    last state is written in the end.
+    """With a new state each second for ten minutes, a burst is written, then one state in half a
+    minute; the last state is written in the end.
     """
     world = make(CONDITION)
     world.put()
@@ -146,7 +146,7 @@ def test_a_node_that_is_made_anew_gets_its_condition(make: Make) -> None:
 
 
 def test_a_stopped_agent_says_that_nothing_is_known(make: Make) -> None:
-    """Unknown, which no one takes for well."""
+    """The condition becomes Unknown."""
     world = make(CONDITION)
     world.put()
     world.turn(ready=True)
@@ -167,7 +167,7 @@ def test_a_stopped_agent_says_that_nothing_is_known(make: Make) -> None:
 def test_the_taint_is_removed_once_services_work(
     make: Make, before: list[Json], after: list[Json]
 ) -> None:
-    """Whatever its effect and its place; others stay, and before nothing is written."""
+    """The taint goes, whatever its effect and place, and not before; other taints stay."""
     world = make(TAINT)
     world.put(*before)
     world.turn()
@@ -181,7 +181,7 @@ def test_the_taint_is_removed_once_services_work(
 def test_what_the_server_refuses_is_told_and_tried_again(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without the right: once in a minute, with one line of the log."""
+    """Without permission the agent tries once a minute, with one line in the log."""
     world = make(CONDITION)
     world.put()
     world.api.fail("Patch", 403, b'{"message": "forbidden"}', times=3)
@@ -196,7 +196,7 @@ def test_what_the_server_refuses_is_told_and_tried_again(
 
 @pytest.mark.parametrize("kind", [OFF, CONDITION])
 def test_off_or_without_an_api_server_nothing_runs(kind: str, caplog: Any) -> None:
-    """With manifests there is no one to tell, and the log says so."""
+    """With manifests there is no API server, and the log says so."""
     nowhere: Any = None
     writer = NodeReadiness(options(kind), nowhere, None)
     writer.start()

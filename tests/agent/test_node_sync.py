@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this node and its Node object are, down to maps, settings and devices."""
+"""From this node's state and Node object to maps, settings and devices."""
 
 from dataclasses import replace
 from ipaddress import ip_address, ip_network
@@ -39,7 +39,7 @@ from tests.agent.started import (
 
 def test_pods_devices_get_programs_beside_the_loop(harness: Harness) -> None:
     """A first start waits for the node's own devices; the status counts the others until they have
-    programs. What conntrack got before from their packets is then looked for.
+    programs. Then conntrack is searched for entries of their earlier packets.
     """
     pod = structs.replace(PORT, index=9, name="veth9", master=0, kind="veth")
     harness.datapath.devices_to_come = {pod.index}
@@ -68,7 +68,7 @@ def test_flows_wait_for_every_device(harness: Harness, engine: Engine, waits: bo
 
 @pytest.mark.parametrize(("engine", "waits"), [(Engine.FLOWS, True), (Engine.NETFILTER, False)])
 def test_healthz_waits_for_the_nodes_devices(harness: Harness, engine: Engine, waits: bool) -> None:
-    """With the flow tables for those of pods too: until then requests open no flow."""
+    """With the flow tables it also waits for pods' devices: until then requests open no flow."""
     pod = structs.replace(PORT, index=9, name="veth9", master=0, kind="veth")
     harness.engine = engine_choice(engine)
     harness.datapath.devices_to_come, harness.datapath.is_attaching = {pod.index}, True
@@ -88,7 +88,7 @@ def test_covering_prefix_grows_first(harness: Harness) -> None:
 
 
 def test_node_cidr(harness: Harness) -> None:
-    """In mode NodeCIDR the Node says who its pods are, and may change its mind."""
+    """In mode NodeCIDR the Node names its pods' addresses, and may change them."""
     start(harness, detector=LocalDetector(LocalMode.NODE_CIDR))
     assert harness.datapath.settings.pods_v4 == prefix_of(ip_network("10.244.1.0/24"))
     assert "detect_local" in harness.datapath.settings.flags
@@ -98,7 +98,7 @@ def test_node_cidr(harness: Harness) -> None:
 
 
 def test_service_ranges(harness: Harness) -> None:
-    """Ranges are written when they are known, and only then; covering prefixes hold them."""
+    """Ranges are written only once they are known; covering prefixes hold them."""
     start(harness)
     assert "service_ranges" not in harness.datapath.small_maps
     harness.send(listed(Kind.SERVICE_CIDR, manifests.service_cidr("10.96.0.0/16")))
@@ -129,7 +129,7 @@ def test_reserved_ports(harness: Harness) -> None:
 
 
 def test_the_node_is_changed_last(harness: Harness) -> None:
-    """No port is reserved before all that is needed has been received and written."""
+    """No port is reserved before everything needed has been received and written."""
     harness.options = replace(harness.options, masquerade_ports=(30, 39))
     harness.start()
     harness.send(here(ETH, BRIDGE), SERVICES, SLICES)
@@ -149,7 +149,7 @@ def configured(harness: Harness, **fields: Any) -> Options:
 
 
 def end(harness: Harness, *events: Any) -> str:
-    """Why the agent has ended by itself, without having programmed anything."""
+    """Return why the agent has ended by itself, without having programmed anything."""
     harness.start()
     for event in (here(ETH), SERVICES, SLICES, *events):
         harness.inbox.put(event)
@@ -159,14 +159,14 @@ def end(harness: Harness, *events: Any) -> str:
 
 
 def test_families_of_the_node(harness: Harness) -> None:
-    """A configuration with which nothing could be served on the Node ends the agent, in a line."""
+    """If nothing could be served on the Node, the agent ends with one line about the configuration."""
     harness.options = configured(harness, detect_local_mode=LocalMode.NODE_CIDR.value)
     wrong = NODE | {"spec": {"podCIDRs": ["fd00:244::/64"]}}
     assert "podCIDRs: the node is IPv4-primary" in end(harness, listed(Kind.NODE, wrong))
 
 
 def test_family_that_the_kernel_lacks(harness: Harness, one_family: None) -> None:
-    """So does a primary family that the kernel lacks, be it --bind-address's."""
+    """The agent also ends if the kernel lacks the primary family, even --bind-address's."""
     options = configured(harness, bind_address="fd00::7")
     harness.options = replace(options, bind_address=ip_address("fd00::7"))
     assert "primary family is IPv6, which the kernel does not support" in end(harness, NODES)
@@ -183,7 +183,7 @@ def test_a_device_without_room_at_egress(harness: Harness, engine: Engine, lost:
 
 
 def test_rules_for_open_connections_that_change_end_their_offloads(harness: Harness) -> None:
-    """With --fast-forward=auto: at the start, and at each change of such rules, not of others."""
+    """--fast-forward=auto ends offloads at the start and at each change of such rules."""
     start(harness, fast_forward=FORWARD_AUTO)
     ended: list[str] = []
     allowed: list[str | None] = []

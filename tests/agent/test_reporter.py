@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What follows from the agent's syncs: health, metrics, health-check ports, stale flows."""
+"""The consequences of the agent's syncs: health, metrics, health-check ports, stale flows."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +26,7 @@ def latencies(harness: Harness) -> float | None:
 
 
 def triggered(slice: Json, after: timedelta) -> Json:
-    """The slice as the controller writes it: with the time of what made it do so."""
+    """Return the slice as the controller writes it: with the time of its cause."""
     when = (datetime.now(UTC) + after).isoformat().replace("+00:00", "Z")
     slice["metadata"]["annotations"] = {"endpoints.kubernetes.io/last-change-trigger-time": when}
     return slice
@@ -44,7 +44,7 @@ def balanced(policy: str = "Local") -> Json:
 
 
 def datagrams(*ips: str) -> tuple[Json, Json]:
-    """A Service of UDP and its endpoints."""
+    """Return a UDP Service and its endpoints."""
     ports = [{"port": 53, "protocol": "UDP"}]
     endpoints = [manifests.endpoint(ip, node="node-1", target=ip) for ip in ips]
     return (
@@ -54,7 +54,7 @@ def datagrams(*ips: str) -> tuple[Json, Json]:
 
 
 def test_syncs_are_counted(serving: Harness) -> None:
-    """The first sync is a full one, a later one partial, and what changes nothing is none."""
+    """The first sync is a full one, a later one partial; without changes there is none."""
     serving.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.4")))
     serving.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.4")))
     kinds = {kind: value(serving, SYNCS.format(kind), ip_family="IPv6") for kind in KINDS}
@@ -65,8 +65,8 @@ KINDS = ("", "full_", "partial_")
 
 
 def test_order_within_a_sync(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rules first, then latency and health, then health-check ports, then stale UDP flows, for what
-    is not programmed yet could make them again; at the start after the programs are in force.
+    """The order is: rules, latency and health, health-check ports, then stale UDP flows, which
+    unwritten rules could make again; at the start after the programs are in force.
     """
     calls: list[str] = []
     for owner, name in (
@@ -97,7 +97,7 @@ def _noted(calls: list[str], name: str, real: Callable[..., Any]) -> Callable[..
 
 
 def test_pending_changes(serving: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits are Services and slices that are not as they were, each once, until a sync."""
+    """Each changed Service and slice counts once as pending, until a sync."""
     names = [f"kubeproxy_sync_proxy_rules_{it}_changes_pending" for it in ("service", "endpoint")]
     labelled = service("b", "10.96.0.2")
     labelled["metadata"]["labels"] = {"a": "b"}
@@ -124,7 +124,7 @@ def test_latency_of_a_change(serving: Harness) -> None:
 
 
 def test_unhealthy_while_it_fails(serving: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change that cannot be written makes the agent unhealthy, until it is."""
+    """The agent is unhealthy while a change cannot be written."""
     monkeypatch.setattr(sync, "WRITE_RETRY_SECONDS", 60.0)
     serving.health.timeout = 0
     serving.datapath.failures = [FULL]
@@ -137,7 +137,7 @@ def test_unhealthy_while_it_fails(serving: Harness, monkeypatch: pytest.MonkeyPa
 
 
 def test_health_check_node_port(serving: Harness) -> None:
-    """After each sync the ports know how many local endpoints are ready; under Cluster none is."""
+    """After each sync the ports have the number of ready local endpoints; Cluster has no port."""
     key = Key("default", "a")
     serving.send(changed(Kind.SERVICE, balanced()))
     assert serving.service_health.wanted[-1][key].local_endpoints == {Family.IPV4: 2}
@@ -148,7 +148,7 @@ def test_health_check_node_port(serving: Harness) -> None:
 
 
 def test_no_local_endpoints(serving: Harness) -> None:
-    """Service ports under policy Local with endpoints on other nodes alone are counted."""
+    """Service ports under policy Local that have endpoints only on other nodes are counted."""
     name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total"
     labels = {"traffic_policy": "external", "ip_family": "IPv4"}
     away = slices("a", "10.1.0.1")
@@ -162,7 +162,7 @@ def test_no_local_endpoints(serving: Harness) -> None:
 
 
 def test_minimal_sync_period(harness: Harness) -> None:
-    """After a sync the changes of the period gather, and are written by one plan."""
+    """Changes within the period after a sync are written together, by one plan."""
     harness.options = replace(harness.options, min_sync_period=3600.0)
     harness.start()
     harness.send(*EVERYTHING)
@@ -181,7 +181,7 @@ def _planned(harness: Harness) -> list[tuple[PortName, object]]:
 
 
 def test_stale_flows(serving: Harness) -> None:
-    """Everything is checked after the start, and later what each sync removed."""
+    """After the start everything is checked, and later the removals of each sync."""
     dns, endpoints = datagrams("10.1.0.7", "10.1.0.8")
     serving.send(changed(Kind.SERVICE, dns), changed(Kind.ENDPOINT_SLICE, endpoints))
     assert serving.stale.checks_of_everything == 1

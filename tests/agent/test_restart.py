@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real agent on real maps: what a restart does not do, and what it mends after a crash."""
+"""The real agent on real maps: what a restart skips, and what it repairs after a crash."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def many_services(generation: int) -> list[Manifest]:
-    """All endpoints of all services differ between two generations."""
+    """Return two generations of services whose endpoints all differ."""
     made = []
     for i in range(SERVICES):
         name, ip = f"s{i}", f"10.97.{i // 250}.{i % 250 + 1}"
@@ -49,7 +49,7 @@ def logged_since(cluster: Cluster, before: str) -> str:
 
 @pytest.mark.extended
 def test_warm_restart(cluster: Cluster) -> None:
-    """Nothing changed: not one map entry is written, and nothing is compiled."""
+    """If nothing has changed, no map entry is written, and nothing is compiled."""
     cluster.publish(web(*map(endpoint, cluster.web), nodeport=30080), many_services(1))
     cluster.agent.stop()
     settings, log = cluster.maps["settings"], cluster.agent.log()

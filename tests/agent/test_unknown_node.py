@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node whose name no Node has: it serves, and says loudly what is wrong."""
+"""If no Node has this node's name, the agent serves, and reports the problem clearly."""
 
 import pytest
 
@@ -15,7 +15,7 @@ OURS = manifests.node("node-1", "192.0.2.1")
 def test_it_is_said_in_status_log_and_an_event_until_the_node_is_there(
     harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Services are programmed all the same; the warning and the event come once."""
+    """Services are still programmed; the warning and the event come once."""
     notes: list[str] = []
     harness.record_unknown_node = notes.append
     harness.start()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sockets that are gone though the kernel has not released them are forgotten, and no others."""
+"""Sockets that are gone without a release by the kernel are forgotten, and no others."""
 
 import socket
 from collections.abc import Callable, Iterator

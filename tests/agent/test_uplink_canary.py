@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The worker that probes uplinks: when it does so, and what it believes."""
+"""The worker that probes uplinks: when it probes, and which results it accepts."""
 
 import socket
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ class Canary:
 
 
 class Kernel:
-    """What a probe finds."""
+    """The results of a probe."""
 
     def __init__(self) -> None:
         self.probes = 0
@@ -63,7 +63,7 @@ def worker_of(canary: Canary, kernel: Kernel) -> UplinkCanary:
 
 
 def look_at(worker: UplinkCanary, canary: Canary, uplinks: Uplinks) -> None:
-    """The devices are these after a turn of the loop."""
+    """Take a turn of the loop after which the devices are these."""
     canary.uplinks = uplinks
     worker.observe(Turn(node=True))
 
@@ -73,7 +73,7 @@ Made = tuple[UplinkCanary, Canary, Kernel]
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
-    """The worker, which is not started."""
+    """Return the worker, not started."""
     monkeypatch.setattr(canary_sync, "AGAIN_SECONDS", 0.05)
     monkeypatch.setattr(canary_sync, "SETTLE_SECONDS", 0.01)
     canary, kernel = Canary(), Kernel()
@@ -83,7 +83,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
 
 
 def test_only_losses_are_conditions(made: Made) -> None:
-    """What is not known is reported to doctor alone."""
+    """Unknown results are reported to doctor only."""
     worker, canary, kernel = made
     kernel.found = {"eth0": Arrival.LOST, "eth1": Arrival.DROPPED, "eth2": Arrival.OK}
     report = worker.report()
@@ -93,7 +93,7 @@ def test_only_losses_are_conditions(made: Made) -> None:
 
 @pytest.mark.parametrize("why", ["withdrawn", "error"])
 def test_what_is_not_known_changes_nothing(made: Made, why: str) -> None:
-    """A probe that failed, or whose frontends went meanwhile, says nothing about the device."""
+    """A failed probe, or one whose frontends were withdrawn, changes nothing."""
     worker, canary, kernel = made
     worker.lost = {"eth0": "lost"}
     kernel.error = NodeError("no nf_tables") if why == "error" else None
@@ -104,7 +104,7 @@ def test_what_is_not_known_changes_nothing(made: Made, why: str) -> None:
 
 
 def test_it_probes_again_while_something_is_wrong(made: Made) -> None:
-    """Changes that no message reports are noticed: the end of a fault, and that probing works
+    """The worker notices changes that no message reports: the end of a fault, and probes that work
     again.
     """
     worker, canary, kernel = made
@@ -121,7 +121,7 @@ def test_it_probes_again_while_something_is_wrong(made: Made) -> None:
 
 @pytest.mark.kernel
 def test_a_change_of_its_filters(made: Made) -> None:
-    """A qdisc at an uplink makes it probe, one at another device does not."""
+    """A qdisc at an uplink causes a probe, one at another device does not."""
     _, canary, kernel = made
     with nodes.fresh("ebpflb-uplinks"):
         Namespace("ebpflb-uplinks").ip("link add eth0 type veth peer name x")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was written is in the log: a lone plan at once, many plans in a line a second."""
+"""Plans in the log: a lone one at once, many share one line per second."""
 
 import logging
 import math

@@ -32,7 +32,7 @@ def annotated(each: Any, annotation: str, text: Any) -> Any:
 def test_of_a_service(
     harness: Harness, caplog: pytest.LogCaptureFixture, annotation: str, text: str
 ) -> None:
-    """In one printable line, however long or hostile."""
+    """The message is one printable line, however long or hostile the value."""
     wrong = annotated(service("a", "10.96.0.1"), annotation, text)
     harness.start()
     harness.send(listed(Kind.SERVICE, wrong), listed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.1")))
@@ -49,8 +49,8 @@ def test_of_a_service(
 
 @pytest.mark.parametrize("name", ["schedular", "nodeport-source-range", "ports", HOSTILE])
 def test_of_a_name_that_none_has(harness: Harness, name: str) -> None:
-    """A misspelt or removed annotation begins as ours do: removed ones and the first other are
-    named.
+    """A misspelt or removed annotation with our prefix: all removed ones and the first other one
+    are named.
     """
     names = {objects.OURS + name: "maglev", objects.OURS + "zzz": "1", "example.org/weight": "1"}
     web = service("a", "10.96.0.1")
@@ -71,7 +71,7 @@ def test_of_a_name_that_none_has(harness: Harness, name: str) -> None:
 
 
 def test_no_tenant_fills_the_log(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """An annotation that changes a thousand times is told 25 times, that of another Service too."""
+    """An annotation that changes a thousand times is logged 25 times, another one too."""
     harness.start()
     harness.send(listed(Kind.SERVICE), listed(Kind.ENDPOINT_SLICE))
 

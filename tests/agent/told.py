@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What agents are told at first: two Services, with three endpoints; and a kernel that is full."""
+"""What agents receive first: two Services with three endpoints; and a kernel that is full."""
 
 import errno
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The formula for a memory limit is what was measured, wherever it stands."""
+"""The formula for a memory limit matches the measurements, wherever it is printed."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ SIZES = (100, 1000, 10_000)
 
 
 def words(path: Path) -> str:
-    """The text of a page, without the signs that begin a comment and the ends of lines."""
+    """Return the text of a page without comment signs and line breaks."""
     return re.sub(r"\s+#? *", " ", path.read_text())
 
 
@@ -34,7 +34,7 @@ def test_pages_have_the_formula(path: Path) -> None:
 
 
 def test_the_formula_holds_what_was_measured() -> None:
-    """No measured sum is above it, none more than a tenth below, on both engines."""
+    """No measured sum is above the formula, or more than a tenth below, on both engines."""
     assert {(it.engine, it.services) for it in MEASURED} == {
         (engine, services) for engine in ("netfilter", "flows") for services in SIZES
     }

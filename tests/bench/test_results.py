@@ -64,7 +64,7 @@ def test_what_is_written_is_read(folder: Path) -> None:
 
 
 def test_a_row_says_how_its_rounds_vary() -> None:
-    """The middle half of four rounds or more, all of fewer, nothing of one; then its note."""
+    """A row has the middle half of four or more rounds, the range of fewer, and its note."""
     tcp = NODEPORT.rows("TCP")
     assert tcp[0].cells() == ("ebpflb, local", "115 /s", "", "", "middle half 102 to 128")
     assert tcp[1].cells()[-1] == "of 3: 80 to 100; of three"
@@ -74,7 +74,7 @@ def test_a_row_says_how_its_rounds_vary() -> None:
 
 
 def test_pages_show_the_results(folder: Path) -> None:
-    """Between their markers, whatever stood there; what was not measured is said to be so."""
+    """Results stand between their markers; those that were not measured are marked."""
     path = folder / "page.md"
     page.renew(folder / "results", (path,))
     text = path.read_text()
@@ -101,7 +101,7 @@ def test_a_marker_names_a_part() -> None:
 
 
 def test_plots_are_drawn(folder: Path) -> None:
-    """Bars and curves; small enough to be committed."""
+    """Bars and curves are drawn, small enough to be committed."""
     page.renew(folder / "results", ())
     for name in ("nodeport", "growth"):
         plot = (folder / f"results/{name}.png").read_bytes()
@@ -110,7 +110,7 @@ def test_plots_are_drawn(folder: Path) -> None:
 
 
 def test_the_summary_compares(folder: Path) -> None:
-    """Our figures beside kube-proxy's, of what has been measured."""
+    """The summary has our figures beside kube-proxy's, for everything measured."""
     text = page.renewed(
         "<!-- bench summary -->\n<!-- end of bench -->",
         page.read_results(folder / "results"), folder, folder,

@@ -34,9 +34,8 @@ NEVER = BPFFS / f"ebpflb-test-{os.getpid()}-never"  # a state directory that no 
 
 @pytest.fixture(scope="session")
 def own_netns() -> Iterator[str]:
-    """The name of a network namespace of this worker, with loopback up.
-
-    It does not begin with the prefix of tests.kit.lab_cluster, whose labs remove all that does.
+    """Return the name of this worker's network namespace, with loopback up. Its prefix is not that
+    of tests.kit.lab_cluster, whose labs remove every namespace with theirs.
     """
     made = Namespace(f"ebpflb-test-cli-{os.getpid()}")
     made.create()
@@ -46,7 +45,7 @@ def own_netns() -> Iterator[str]:
 
 @pytest.fixture
 def network(own_netns: str) -> Iterator[None]:
-    """This process is in it: on the machine there may be a kube-proxy, or another worker."""
+    """Move this process there: on the machine there may be a kube-proxy, or another worker."""
     netns.pushns(own_netns)
     yield
     netns.popns()
@@ -65,7 +64,7 @@ def machine_left_alone(network: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def ebpflb(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, machine_left_alone: None
 ) -> Ebpflb:
-    """Runs a command in this process."""
+    """Run a command in this process."""
 
     def run(*words: object) -> Done:
         monkeypatch.setattr(sys, "argv", ["ebpflb", *map(str, words)])
@@ -85,7 +84,7 @@ def ebpflb(
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A node with an agent at work; gone when the file is done."""
+    """Yield a node with a running agent, for the tests of this file."""
     with running(tmp_path_factory.mktemp("cluster")) as made:
         yield made
 
@@ -104,7 +103,7 @@ def state(cluster: Cluster) -> list[str]:
 
 @pytest.fixture
 def nowhere(tmp_path: Path) -> list[str]:
-    """Options of an agent that never was."""
+    """Return options of an agent that never ran."""
     return ["--state-dir", str(NEVER), "--run-dir", str(tmp_path / "never")]
 
 
@@ -120,7 +119,7 @@ def bpffs(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def would_serve(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, ...]]:
-    """Runs `ebpflb run` until it would serve; returns what the agent would be given."""
+    """Run `ebpflb run` until it would serve; return the agent's arguments."""
     seen: list[tuple[Any, ...]] = []
     module = import_module("ebpflb.cli.run")
     monkeypatch.setattr(module, "serve_until_stopped", lambda *given: seen.append(given))

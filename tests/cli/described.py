@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/output.md says of each word of `-o json`."""
+"""The description of each word of `-o json` in docs/output.md."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ class Word(NamedTuple):
 
 
 def words() -> dict[str, Word]:
-    """Of the list for several commands, and of those below a command, by word or by type."""
+    """Return the words listed for several commands, and those below a command, by word or type."""
     text = PAGE.read_text()
     found = [
         *re.findall(r"(?m)^- `(\w+)` \(([\w ]+); ([\w ]+)\)", text),
@@ -48,7 +48,7 @@ WORDS = words()
 
 
 def is_of(kind: str, value: Any) -> bool:
-    """Whether a value is of this type of the page."""
+    """Whether a value has this type, as the page names it."""
     if kind.startswith("list of "):
         return isinstance(value, list) and all(is_of(kind[8:], each) for each in value)
     if kind in SCALARS:
@@ -60,7 +60,7 @@ def is_of(kind: str, value: Any) -> bool:
 
 
 def faults(value: Any, command: str) -> Iterator[str]:
-    """What of a value the page does not describe."""
+    """Yield the parts of a value that the page does not describe."""
     for each in value if isinstance(value, list) else ():
         yield from faults(each, command)
     if not isinstance(value, dict):

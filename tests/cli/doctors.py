@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb doctor` on the node of a cluster, and what it says and leaves of its connections."""
+"""`ebpflb doctor` on the node of a cluster: its output, and what its connections leave."""
 
 import subprocess
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def published(folder: Path, *options: str, engine: Engine = Engine.FLOWS) -> Ite
 
 
 def in_status(cluster: Cluster) -> tuple[int, int]:
-    """The service ports, the marker among them, and their backends."""
+    """Return the numbers of service ports, with the marker's, and of their backends."""
     found = status.read(cluster.agent.paths)
     return (found.service_ports, found.backends) if found else (0, 0)
 
@@ -51,7 +51,7 @@ def doctor(cluster: Cluster, *words: str) -> Done:
 
 
 def canaries(cluster: Cluster) -> dict[str, dict[str, Any]]:
-    """What doctor says of its connections, by path."""
+    """Return doctor's results about its connections, by path."""
     done = doctor(cluster, "-o", "json")
     assert done.err == ""
     found = {it["feature"]: it for it in answers.results(done.out) if "canary" in it["feature"]}
@@ -65,7 +65,7 @@ def ok(found: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def left(cluster: Cluster) -> list[str]:
-    """What there is of a canary: service ports, slots, cluster IPs, ranges and devices."""
+    """Return what remains of a canary: service ports, slots, cluster IPs, ranges and devices."""
     maps, found = cluster.maps, []
     found += [str(name) for _, name in maps["service_names"].items() if is_canary(name)]
     found += [f"range {key}" for key, _ in maps["source_ranges"].items()]

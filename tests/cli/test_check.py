@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb check`: what this node can do, and for what is missing, what to do."""
+"""`ebpflb check`: whether this node can run ebpflb, and what to do about missing features."""
 
 import gzip
 import subprocess
@@ -50,7 +50,7 @@ def missing(output: str) -> set[str]:
 
 
 def test_yes(ebpflb: Ebpflb) -> None:
-    """On a machine that runs these tests the answer is yes."""
+    """A machine that runs these tests passes the check."""
     done = ebpflb("check", "--state-dir", NEVER)
     assert (done.status, done.err) == (0, "")
     for feature in FEATURES:
@@ -59,7 +59,7 @@ def test_yes(ebpflb: Ebpflb) -> None:
 
 
 def test_a_time_namespace() -> None:
-    """There it cannot run, as programs count by the machine's clock."""
+    """A time namespace fails the check, as programs count by the machine's clock."""
     shifted = ["unshare", "--time", "--monotonic", "1000", sys.executable, "-m", "ebpflb"]
     done = subprocess.run(
         [*shifted, "check", "--state-dir", str(NEVER), "-o", "json"],
@@ -72,8 +72,8 @@ def test_a_time_namespace() -> None:
 
 
 def test_columns(ebpflb: Ebpflb) -> None:
-    """A row for each feature; -o wide has what to do; --no-headers leaves the rows, and no sentence
-    below them.
+    """Each feature has a row; -o wide adds the remedy; --no-headers prints rows only, without
+    sentences.
     """
     done = ebpflb("check", "--state-dir", NEVER)
     assert done.out.split()[:3] == ["RESULT", "CHECK", "FOUND"]
@@ -86,7 +86,7 @@ def test_columns(ebpflb: Ebpflb) -> None:
 
 
 def test_leaves_nothing(ebpflb: Ebpflb) -> None:
-    """It attaches nothing and makes nothing."""
+    """The check leaves no attachment and no object behind."""
     before = cgroup_links.foreign_programs(cgroup_links.cgroup_root(), ())
     ebpflb("check", "--state-dir", NEVER)
     assert cgroup_links.foreign_programs(cgroup_links.cgroup_root(), ()) == before
@@ -100,7 +100,7 @@ def firewall_rules(ebpflb: Ebpflb) -> list[dict[str, Any]]:
 
 
 def test_rules_that_cannot_be_read(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a tool cannot read is one line, and no failure."""
+    """A rule that a tool cannot read is one line, and no failure."""
     says = "Operation not permitted (you must be root)"
 
     def refuse(command: list[str]) -> str:
@@ -162,7 +162,7 @@ def test_way_round(
     feature: str,
     lost: str,
 ) -> None:
-    """Without an optional feature the status is 0, and the output says what does not work."""
+    """If an optional feature is missing the status is 0, and the output says what does not work."""
     monkeypatch.setattr(module, name, lambda *_: answer)
     done = ebpflb("check", "--state-dir", NEVER, "-o", "wide")
     assert done.status == 0
@@ -220,7 +220,7 @@ def test_needed(
     feature: str,
     said: str,
 ) -> None:
-    """Without what the packet path is made of, the answer is no."""
+    """Without a feature that the packet path needs, the check fails."""
     for name, answer in answers.items():
         module = tcx if name == "works" else probe
         monkeypatch.setattr(module, name, lambda *_, answer=answer: answer)
@@ -233,7 +233,7 @@ def test_needed(
 
 @pytest.mark.parametrize("by_links", [True, False])
 def test_not_tried(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch, by_links: bool) -> None:
-    """What could not be tried is not taken for missing."""
+    """A feature that could not be tried is not reported as missing."""
 
     def sandboxed() -> bool:
         raise OSError(1, "cannot make a namespace: Operation not permitted")
@@ -246,7 +246,7 @@ def test_not_tried(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch, by_links: bo
 
 
 def test_nobody_may_check() -> None:
-    """Without root it says so, and no more than it can know."""
+    """Without root the check says so, and reports only what it can know."""
     done = as_nobody("check", "-o", "wide")
     assert done.returncode == 1
     (line,) = [line for line in done.stdout.splitlines() if "MISSING" in line]
@@ -262,8 +262,8 @@ COMMANDS = [
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_nobody_may_do(words: str) -> None:
-    """Every other command names the capabilities that it lacks, in one line; also where an agent of
-    root has made a directory.
+    """Every other command names its missing capabilities in one line, even if an agent of root made
+    the directory.
     """
     with TemporaryDirectory() as private:
         where = ("--run-dir", private) if words.startswith("run") else ()

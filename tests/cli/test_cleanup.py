@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb cleanup --kube-proxy`, and what `check` and `status` say of a kube-proxy."""
+"""`ebpflb cleanup --kube-proxy`, and what `check` and `status` report about a kube-proxy."""
 
 import os
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def network() -> Iterator[None]:
 
 @pytest.fixture
 def loopback() -> None:
-    """Not everywhere: to ask there is counted by the rules."""
+    """Set loopback up; not in all tests, because rules count the queries there."""
     run("ip", "link", "set", "lo", "up")
 
 
@@ -45,7 +45,7 @@ def left_by_iptables() -> None:
 
 
 def make(table: nft.Name) -> None:
-    """Make what an agent makes; netfilter's table stays when its agent has ended."""
+    """Make the state of an agent; netfilter's table stays when the agent has ended."""
     if table != TABLE:
         watch.keep_nat_hooks()
         return
@@ -78,7 +78,7 @@ def test_all(ebpflb: Ebpflb, nowhere: list[str]) -> None:
 def test_while_devices_get_programs(
     ebpflb: Ebpflb, nowhere: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their packets need kube-proxy's rules, which stay."""
+    """kube-proxy's rules stay: packets of those devices need them."""
     load_nft()
     last = status.AgentStatus(pid=1, node="n", source="s", started=STARTED, devices_to_come=7)
     monkeypatch.setattr(status, "is_running", lambda _: True)
@@ -90,7 +90,7 @@ def test_while_devices_get_programs(
 
 
 def test_runs(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
-    """While a kube-proxy runs nothing is touched, in one line with its pid; --force does it."""
+    """While a kube-proxy runs nothing is removed, and one line names its pid; --force removes it."""
     left_by_iptables()
     before = everything()
     with answering.process(tmp_path) as pid:
@@ -106,7 +106,7 @@ def test_runs(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
 
 
 def test_answers(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None:
-    """An agent that is not seen but answers is refused by its port; ebpflb's own answer does not
+    """A kube-proxy that is invisible but answers is named by its port; ebpflb's own answer does not
     count.
     """
     load_nft()
@@ -132,14 +132,14 @@ def test_dry_run(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
 
 
 def test_force_is_for_kube_proxy(ebpflb: Ebpflb, nowhere: list[str]) -> None:
-    """It is rejected without --kube-proxy."""
+    """--force is rejected without --kube-proxy."""
     done = ebpflb("cleanup", "--force", *nowhere)
     assert done.status == 2
     assert "needs --kube-proxy" in done.err
 
 
 def test_kept(ebpflb: Ebpflb, nowhere: list[str]) -> None:
-    """What others use is kept and named, without a failure, at each run."""
+    """Objects that others use are kept and named, without a failure, at each run."""
     load(TOOLS[0], rules.PORTMAP, rules.IPTABLES_MODE, rules.MARKING_PORTMAP)
     for _ in range(2):
         done = ebpflb("cleanup", "--kube-proxy", *nowhere)
@@ -151,7 +151,7 @@ def test_kept(ebpflb: Ebpflb, nowhere: list[str]) -> None:
 
 
 def test_stays(ebpflb: Ebpflb, nowhere: list[str]) -> None:
-    """What cannot be removed is named, the rest is removed, and the exit status is 1."""
+    """An object that cannot be removed is named, the rest is removed, and the exit status is 1."""
     make_sets(TOOLS[0])
     asks = "*filter\n-A INPUT -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT\nCOMMIT\n"
     load(TOOLS[0], rules.IPVS_MODE, asks)
@@ -165,7 +165,7 @@ def test_stays(ebpflb: Ebpflb, nowhere: list[str]) -> None:
 
 
 def test_no_tools(ebpflb: Ebpflb, nowhere: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without iptables the tables go, and what could not be looked at is named: status 1."""
+    """Without iptables nft tables go, what could not be checked is named, and the status is 1."""
     left_by_iptables()
     load_nft()
     with monkeypatch.context() as patched:
@@ -200,7 +200,7 @@ def test_what_connections_need_stays(
 def test_kube_proxys_rules_keep_nat_alive_too(
     ebpflb: Ebpflb, nowhere: list[str], loopback: None, table: nft.Name
 ) -> None:
-    """Where kube-proxy serves again nothing of ours stays, though connections are translated."""
+    """If kube-proxy serves again, nothing of ours stays, even while connections are translated."""
     load_nft()
     make(table)
     nodes.translate("127.0.0.7", 53)
@@ -209,7 +209,7 @@ def test_kube_proxys_rules_keep_nat_alive_too(
 
 
 def test_everything(tmp_path: Path) -> None:
-    """Both go, as with kube-proxy's --cleanup."""
+    """Both ebpflb's and kube-proxy's objects go, as with kube-proxy's --cleanup."""
     left_by_iptables()
     remove_all(Paths(NEVER, tmp_path / "run"))
     assert kube_proxy.detect() == Detection()
@@ -235,7 +235,7 @@ def test_nat_is_held(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None
 
 
 def test_check(ebpflb: Ebpflb, tmp_path: Path) -> None:
-    """`check` reports it, with exit status 0."""
+    """`check` reports kube-proxy, with exit status 0."""
     load_nft()
     options = ["check", "--state-dir", NEVER, "-o", "json"]
 
@@ -256,8 +256,8 @@ def test_check(ebpflb: Ebpflb, tmp_path: Path) -> None:
 def test_status_asks_the_agent(
     ebpflb: Ebpflb, nowhere: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Where rules alone are seen the agent knows whether they were gone before. What else it has
-    found is a minute old: status says at once that a kube-proxy has gone, or has come back.
+    """If only rules are found, the agent knows whether they were gone before. Its other findings
+    may be a minute old: status notices at once that a kube-proxy has gone, or is back.
     """
     paths = Paths(NEVER, tmp_path / "never")
     returned, gone = "is also running (its rules have come back)", "has stopped and left"

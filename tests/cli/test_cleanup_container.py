@@ -16,7 +16,7 @@ FINDS = "from pathlib import Path; from ebpflb.kernel.attach.cgroup_links import
 
 
 def in_a_container(script: str) -> "subprocess.CompletedProcess[str]":
-    """Run in a mount namespace of its own, and in a network namespace without reserved ports."""
+    """Run in a new mount namespace, and in a network namespace without reserved ports."""
     command = ["unshare", "--mount", "--net", "bash", "-euc", script]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 
@@ -40,7 +40,7 @@ def test_cleanup_where_the_run_directory_is_a_mount_point_on_a_read_only_root(
 def test_cleanup_refuses_where_it_cannot_find_what_was_reserved(
     ebpflb: Ebpflb, tmp_path: Path
 ) -> None:
-    """The pins stay as well: half of a removal would hide the other half."""
+    """The pins stay too: a partial removal would hide the rest."""
     state = StateDir(BPFFS / f"ebpflb-test-{os.getpid()}-lost")
     state.prepare()
     try:

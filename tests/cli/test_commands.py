@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands: each is imported when it is used."""
+"""The commands: each module is imported only when its command is used."""
 
 import ast
 import re
@@ -48,7 +48,7 @@ def test_version_names_commit_and_date() -> None:
 
 
 def test_an_agent_imports_only_what_it_uses() -> None:
-    """No other command, and no Kubernetes client before it knows that there is an API server."""
+    """The agent imports no other command, and no Kubernetes client unless it has an API server."""
     code = "import sys, ebpflb.cli as c; c.cli.get_command(None, 'run'); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(OTHERS).isdisjoint(done.stdout.split())
@@ -56,14 +56,14 @@ def test_an_agent_imports_only_what_it_uses() -> None:
 
 
 def imported(code: str) -> set[str]:
-    """The modules that a process has after it."""
+    """Return the modules that a process has imported after running this."""
     words = [sys.executable, "-c", f"import sys, ebpflb.cli as c; {code}; print(*sys.modules)"]
     return set(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split())
 
 
 @pytest.mark.parametrize("name", sorted({*COMMANDS} - {"run"}))
 def test_no_command_imports_another_or_the_agent(name: str) -> None:
-    """What commands share has modules of its own; only `run` needs the agent."""
+    """Shared code is in modules of its own; only `run` needs the agent."""
     modules = imported(f"c.cli.get_command(None, {name!r})")
     commands = {each.removeprefix("ebpflb.cli.") for each in modules if "ebpflb.cli." in each}
     assert commands <= SHARED | {name}
@@ -81,7 +81,7 @@ def test_help_says_what_each_command_says() -> None:
 
 
 def test_each_help_has_three_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They fit 80 columns, and are right uses of the command, or of one that it has."""
+    """The examples fit 80 columns, and use the command, or a subcommand, correctly."""
     monkeypatch.setattr(click.Path, "convert", lambda _, value, *__: value)  # need not be there
     for context in every_command():
         lines = context.get_help().splitlines()
@@ -121,7 +121,7 @@ def test_wrong_uses(words: str, error: str) -> None:
 
 
 def removing(command: click.Command, name: str) -> Iterator[tuple[str, str]]:
-    """The commands and options whose help says that they remove, behind the command they are of."""
+    """Yield the commands and options whose help says that they remove something."""
     inner = command.commands.items() if isinstance(command, click.Group) else ()
     for each, one in [("", command), *inner]:
         words = f"{name} {each}".strip()
@@ -147,7 +147,7 @@ def test_no_mistake_leads_to_a_removal() -> None:
 
 
 def completed(*words: str) -> list[str]:
-    """What a shell is offered for the last word."""
+    """Return what a shell is offered for the last word."""
     complete = ShellComplete(cli, {}, "ebpflb", "_EBPFLB_COMPLETE")
     return [each.value for each in complete.get_completions(list(words[:-1]), words[-1])]
 
@@ -167,7 +167,7 @@ def options_of(command: click.Command) -> list[click.Parameter]:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_places_can_be_given_by_the_environment(name: str) -> None:
-    """EBPFLB_STATE_DIR and its like, for every option with a path except kube-proxy's own."""
+    """Every option with a path has a variable like EBPFLB_STATE_DIR, except kube-proxy's."""
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
     for each in options_of(command):
@@ -176,7 +176,7 @@ def test_places_can_be_given_by_the_environment(name: str) -> None:
 
 
 def strings() -> Iterator[str]:
-    """The product's, with its docstrings."""
+    """Yield the strings of the product, docstrings included."""
     package = Path(*cli_package.__path__).parent
     for path in package.rglob("*.py"):
         if not str(path.relative_to(package)).startswith(NAMES_OTHERS):
@@ -193,7 +193,7 @@ def options_by_name() -> set[str]:
 
 
 def test_no_text_names_an_option_that_does_not_exist() -> None:
-    """An operator who reads of an option can give it."""
+    """Every option that a text mentions can be given."""
     named = {word for text in strings() for word in re.findall(r"(?<![\w-])--[a-z][\w-]+\w", text)}
     assert len(named) > 50
     assert named - options_by_name() <= OPTIONS_OF_OTHERS

@@ -19,7 +19,7 @@ Run = Callable[..., Options]
 
 @pytest.fixture(autouse=True)
 def level() -> Iterator[None]:
-    """What a verbosity changes is put back."""
+    """Restore the log level after a test changes the verbosity."""
     before = logging.getLogger().level
     yield
     logging.getLogger().setLevel(before)
@@ -32,19 +32,19 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def options(tmp_path: Path) -> list[object]:
-    """Enough beside --config."""
+    """Return the least options that are needed besides --config."""
     return ["--manifests", tmp_path, "--state-dir", NEVER, "--run-dir", tmp_path / "run"]
 
 
 @pytest.fixture
 def run(would_serve: Callable[..., tuple[Any, ...]], options: list[object]) -> Run:
-    """The options that the agent would get."""
+    """Return the options that the agent would get."""
     return lambda *words: would_serve(*options, *words)[0]
 
 
 @pytest.fixture
 def refused(ebpflb: Ebpflb, options: list[object]) -> Callable[..., list[str]]:
-    """The lines of a run that exits with status 1."""
+    """Return the lines of a run that exits with status 1."""
 
     def call(*words: object) -> list[str]:
         done = ebpflb("run", *options, *words)
@@ -55,7 +55,7 @@ def refused(ebpflb: Ebpflb, options: list[object]) -> Callable[..., list[str]]:
 
 
 def test_config_replaces_flags(run: Run, file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The file overrides the flags; those that it overrides are logged by name."""
+    """The file overrides the flags, and the log names the overridden ones."""
     write(file, bindAddress="192.0.2.7")
     options = run("--config", file, "--bind-address=192.0.2.8", "--masquerade-all")
     assert options.bind_address == ip_address("192.0.2.7")
@@ -75,7 +75,7 @@ def test_config_replaces_flags(run: Run, file: Path, caplog: pytest.LogCaptureFi
 def test_hostname_override(
     run: Run, file: Path, said: str, words: tuple[str, ...], name: str
 ) -> None:
-    """The flag wins over the file; trimmed and lower-case; else the host's name."""
+    """The flag, trimmed and in lower case, wins over the file; without both, the host's name."""
     write(file, hostnameOverride=said)
     assert run("--config", file, *words).node_name == name
 
@@ -87,7 +87,7 @@ def test_verbosity_of_the_file(run: Run, file: Path) -> None:
 
 
 def test_without_effect(run: Run, file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What is accepted and has no effect is named, if it says anything at all."""
+    """A field that has no effect is named, unless its value is a default."""
     write(
         file,
         ipvs={"tcpTimeout": "5s", "strictARP": False},
@@ -111,7 +111,7 @@ def test_flags_without_effect(run: Run, caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_schedulers_of_ipvs(run: Run, file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """--scheduler counts more; a name of the kernel without an equal is named, and random."""
+    """--scheduler wins; a scheduler of the kernel without an equivalent is named: random is used."""
     write(file, mode="ipvs", ipvs={"scheduler": "wrr"})
     assert run("--config", file, "--scheduler=random").scheduler == "random"
     assert not any("has no counterpart" in line for line in caplog.messages)
@@ -123,7 +123,7 @@ def test_schedulers_of_ipvs(run: Run, file: Path, caplog: pytest.LogCaptureFixtu
 
 
 def test_every_error_at_once(refused: Callable[..., list[str]], file: Path) -> None:
-    """Each invalid value with file and path."""
+    """Each invalid value is reported with file and path."""
     write(file, mode="x", nodePortAddresses=["secondary", "::/0"])
     assert refused("--config", file) == [
         "ebpflb: the configuration is invalid:",

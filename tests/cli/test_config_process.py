@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb run --config` as a process on a node of the lab: it serves by the file, and ends when
-that changes (kube-proxy.md 15).
+"""`ebpflb run --config` as a process on a node of the lab: it serves by the file, and ends when the
+file changes (kube-proxy.md 15).
 """
 
 import os
@@ -34,20 +34,20 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, file: Path) -> Iterator[Cluster]:
-    """A node whose agent reads the file, which the last test changes."""
+    """Yield a node whose agent reads the file, which the last test changes."""
     with running(tmp_path_factory.mktemp("cluster"), "--config", str(file)) as made:
         made.publish(web(*map(endpoint, made.web)))
         yield made
 
 
 def ended(agent: LabAgent) -> tuple[int, str]:
-    """The agent's exit status, when it comes, and its last line."""
+    """Wait for the agent's end; return its exit status and last line."""
     assert agent.process
     return agent.process.wait(120), agent.log().splitlines()[-1]
 
 
 def node_reads(cluster: Cluster, path: str) -> str:
-    """A file as it is in the node's network namespace."""
+    """Return a file's content in the node's network namespace."""
     command = ["nsenter", f"--net=/run/netns/{cluster.node.netns}", "cat", path]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
@@ -57,7 +57,7 @@ def serves(cluster: Cluster) -> bool:
 
 
 def test_serves_by_the_file(cluster: Cluster) -> None:
-    """Services are served; pod CIDRs, conntrack and oom_score_adj are as in the file."""
+    """Services are served; pod CIDRs, conntrack and oom_score_adj are set as in the file."""
     assert serves(cluster)
     assert str(cluster.maps["settings"].get(0).pods_v4.address) == "10.244.0.0"
     assert cluster.agent.process
@@ -66,7 +66,7 @@ def test_serves_by_the_file(cluster: Cluster) -> None:
 
 
 def test_tcp_close_wait_timeout(cluster: Cluster) -> None:
-    """CLOSE_WAIT lasts an hour, established a day, on the node (kube-proxy.md 11.3, 18)."""
+    """CLOSE_WAIT lasts an hour, an established connection a day (kube-proxy.md 11.3, 18)."""
     assert node_reads(cluster, f"{NETFILTER}close_wait") == "3600"
     assert node_reads(cluster, f"{NETFILTER}established") == "86400"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb demo`: to the end or interrupted anywhere, it leaves nothing."""
+"""`ebpflb demo` leaves nothing, whether it completes or is interrupted anywhere."""
 
 import os
 import re
@@ -40,14 +40,14 @@ def begin(*words: str) -> "subprocess.Popen[str]":
 
 @pytest.fixture(autouse=True)
 def swept() -> Iterator[None]:
-    """Whatever a failed test leaves."""
+    """Remove what a failed test leaves."""
     yield
     if places():
         begin("--remove").communicate(timeout=120)
 
 
 def processes(session: int) -> list[str]:
-    """All that live of a session; the dead are init's, when it comes to them."""
+    """Return the living processes of a session; dead ones belong to init."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -57,12 +57,12 @@ def processes(session: int) -> list[str]:
 
 
 def left(session: int) -> list[object]:
-    """Every trace."""
+    """Return every trace of a demo."""
     return [*processes(session), *places()]
 
 
 def places() -> list[Path]:
-    """What there is by the demo's name."""
+    """Return everything that has the demo's name."""
     folders = (NETNS, cgroup_root(), BPFFS, Path("/run"), Path("/tmp"))
     return [it for folder in folders for it in folder.glob(f"{PREFIX}*")]
 
@@ -93,7 +93,7 @@ def test_to_the_end() -> None:
 
 
 def section(said: str, heading: str) -> str:
-    """What follows a heading that has these words."""
+    """Return the text after the heading with these words."""
     return next(it for it in said.split("\n# ") if heading in it.partition("\n")[0])
 
 
@@ -112,7 +112,7 @@ def test_interrupted(number: int, step: str) -> None:
 
 @pytest.mark.extended
 def test_killed_and_swept() -> None:
-    """A demo that was killed is removed by --remove, also where that is called twice at once."""
+    """--remove removes a demo that was killed, also if two processes call it at once."""
     demo = begin()
     assert demo.stdout
     assert any(STEPS[2] in line for line in demo.stdout), "it has ended before"
@@ -128,7 +128,7 @@ def test_killed_and_swept() -> None:
 
 
 def test_without_ip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is missing is named with its package, before anything is made."""
+    """A missing tool is named with its package, before anything is made."""
     monkeypatch.setenv("PATH", "/nowhere")
     done = subprocess.run([*EBPFLB, "demo"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
@@ -136,7 +136,7 @@ def test_without_ip(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_users_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stays, whoever calls with sudo; a demo says what it removes before its first step."""
+    """Another user's demo stays, even with sudo; a demo first says what it removes."""
     own, another = (Path(f"/run/{PREFIX}-{user}-1") for user in (USER + 1, USER + 2))
     own.mkdir()
     another.mkdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb doctor`: a line for each thing that is wrong, and an exit status."""
+"""`ebpflb doctor`: a line for each problem, and an exit status."""
 
 import os
 import re
@@ -22,7 +22,7 @@ from tests.kit.cluster import NODEPORT, Cluster, endpoint, running, web
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Its agent only reports what differs, and is in sync."""
+    """Yield a cluster whose agent only reports differences, and is in sync."""
     with running(tmp_path_factory.mktemp("cluster"), "--audit=report") as made:
         made.publish(web(*map(endpoint, made.web), nodeport=NODEPORT))
         wait_until("it is published", lambda: _backends(made) == 6)
@@ -35,7 +35,7 @@ def _backends(cluster: Cluster) -> int:
 
 
 def not_ok(cluster: Cluster) -> tuple[int, dict[str, dict[str, Any]]]:
-    """The exit status, and by feature what is wrong or a warning."""
+    """Return the exit status, and errors and warnings by feature."""
     done = doctor(cluster, "-o", "json")
     assert done.err == ""
     return done.status, {it["feature"]: it for it in answers.results(done.out) if not it["ok"]}
@@ -56,7 +56,7 @@ def test_healthy(cluster: Cluster) -> None:
 
 
 def test_settings(cluster: Cluster) -> None:
-    """No forwarding is wrong; a NodePort among local ports and strict rp_filter are warnings."""
+    """No forwarding is an error; a local NodePort and strict rp_filter are warnings."""
     changed = {
         "net.ipv4.ip_forward": "0",
         "net.ipv4.ip_local_port_range": "30000 32767",
@@ -77,7 +77,7 @@ def test_settings(cluster: Cluster) -> None:
 
 
 def test_a_container_does_not_see_the_nodes_processes(cluster: Cluster) -> None:
-    """Where the processes are is unknown there, and no line calls it ok."""
+    """In a container the processes' cgroups are unknown, and no line calls them ok."""
     container = [*cluster.node.enter, "unshare", "--pid", "--fork", "--mount-proc", sys.executable]
     words = ["-m", "ebpflb", "doctor", *cluster.agent.where, "--no-canary", "-o", "json"]
     done = subprocess.run([*container, *words], capture_output=True, text=True, check=False)
@@ -86,7 +86,7 @@ def test_a_container_does_not_see_the_nodes_processes(cluster: Cluster) -> None:
 
 
 def test_an_endpoint_without_a_route(cluster: Cluster) -> None:
-    """It is named, with what the kernel says of it."""
+    """The endpoint is named, with the kernel's reason."""
     address = cluster.web[0].v4
     on_node(cluster, "ip", "route", "add", "unreachable", f"{address}/32")
     try:
@@ -99,7 +99,7 @@ def test_an_endpoint_without_a_route(cluster: Cluster) -> None:
 
 
 def test_an_own_program_without_its_pin(cluster: Cluster) -> None:
-    """It is no other program at the hooks; the pin is named, and who pins it again."""
+    """It is not listed among other programs at the hooks; the pin is named, and who pins it again."""
     state = StateDir(cluster.agent.paths.state)
     programs = cgroup_links.attached(state)
     (state.links_directory / "sendmsg4").unlink()
@@ -115,7 +115,7 @@ def test_an_own_program_without_its_pin(cluster: Cluster) -> None:
 
 
 def test_drift(cluster: Cluster) -> None:
-    """An entry that someone has deleted is named by the agent, which is asked to look now."""
+    """The agent compares at once, and names an entry that someone has deleted."""
     maps = StateDir(cluster.agent.paths.state).open_maps()
     key = next(key for key, _ in maps["cluster_ips"].items())
     try:
@@ -130,7 +130,7 @@ def test_drift(cluster: Cluster) -> None:
 
 
 def test_an_agent_that_hangs_is_unknown(cluster: Cluster) -> None:
-    """Nothing is said to be well that no one has compared."""
+    """Nothing is reported as ok without a comparison."""
     published = status.read(cluster.agent.paths)
     assert published
     os.kill(published.pid, signal.SIGSTOP)
@@ -157,7 +157,7 @@ def test_a_missing_pin_of_a_map_is_one_line(cluster: Cluster) -> None:
 
 
 def test_no_agent(cluster: Cluster) -> None:
-    """What was programmed serves, and lines say that changes are not applied, what is not compared,
+    """The programs keep serving, and lines say that changes are not applied, what is not compared,
     and which links, programs and pins are missing.
     """
     cluster.agent.stop()

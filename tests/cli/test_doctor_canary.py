@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb doctor`'s own connections: each path is tried, what is wrong is named, nothing stays."""
+"""`ebpflb doctor`'s own connections: each path is tried, each fault named, and nothing stays."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ DROP = "table inet canary_test { chain f { type filter hook forward priority 0; 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Its agent only reports what differs."""
+    """Yield a cluster whose agent only reports differences."""
     with published(tmp_path_factory.mktemp("cluster"), "--audit=report") as made:
         yield made
 
@@ -66,7 +66,7 @@ def at_work(cluster: Cluster) -> Iterator[tuple[forked.Forked, Any]]:
 
 
 def test_each_path(cluster: Cluster) -> None:
-    """Sockets, packets and NodePorts of both families; then nothing is left, and no one knew."""
+    """Sockets, packets and NodePorts of both families work, unnoticed; then nothing is left."""
     before = status.read(cluster.agent.paths)
     found = canaries(cluster)
     assert ok(found) == ["sockets", "packets", "NodePorts", "uplinks"], found
@@ -83,7 +83,7 @@ def test_each_path(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("hook", ["connect4", "sendmsg6"])
 def test_a_hook_is_detached(cluster: Cluster, hook: str) -> None:
-    """Its path is wrong, with what was tried; the others are ok."""
+    """Only its path is wrong, with the failed attempts; the others are ok."""
     pin = StateDir(cluster.agent.paths.state).links_directory / hook
     fd = bpf.get(str(pin))
     assert fd is not None
@@ -103,9 +103,8 @@ def test_a_hook_is_detached(cluster: Cluster, hook: str) -> None:
 
 @pytest.mark.extended
 def test_programs_taken_off_its_device(cluster: Cluster) -> None:
-    """Packets are wrong, and say so; sockets need no device.
-
-    Doctor is asked again where it was sooner than who takes the programs off.
+    """Packets are wrong; sockets need no device. Doctor is asked again if it was faster than the
+    removal of the programs.
     """
     ended = threading.Event()
 
@@ -139,7 +138,7 @@ def test_programs_taken_off_its_device(cluster: Cluster) -> None:
 
 
 def test_nothing_is_forwarded(cluster: Cluster) -> None:
-    """It is told as what it is: a warning about the node, and no fault of services."""
+    """The result is a warning about the node, not a fault of services."""
     with nothing_forwarded(cluster):
         found = canaries(cluster)
     assert ok(found) == ["sockets", "uplinks"]
@@ -151,7 +150,7 @@ def test_nothing_is_forwarded(cluster: Cluster) -> None:
 
 
 def test_the_agent_is_killed_meanwhile(cluster: Cluster) -> None:
-    """The next one removes the canary; doctor says that no agent runs, or that it is withdrawn."""
+    """The next agent removes the canary; doctor says that no agent runs, or it is withdrawn."""
     with at_work(cluster) as (started, (out, err)):
         cluster.agent.stop(signal.SIGKILL)
         assert in_maps(cluster)
@@ -170,7 +169,7 @@ def test_the_agent_is_killed_meanwhile(cluster: Cluster) -> None:
 
 
 def test_conntrack(tmp_path: Path) -> None:
-    """The same where conntrack keeps the flows."""
+    """The results are the same if conntrack keeps the flows."""
     with published(tmp_path, engine=Engine.NETFILTER) as cluster:
         assert ok(canaries(cluster)) == ["sockets", "packets", "NodePorts", "uplinks"]
         wait_until("all is gone", lambda: left(cluster) == [])
@@ -185,7 +184,7 @@ def test_conntrack(tmp_path: Path) -> None:
     ],
 )
 def test_not_tried(tmp_path: Path, option: str, said: str) -> None:
-    """A sentence, as a warning, where an option of the agent leaves nothing to try."""
+    """A warning says so if an option of the agent leaves nothing to try."""
     with published(tmp_path, option) as cluster:
         found = canaries(cluster)
     warning = found.get("canary") or found["canary: packets"]

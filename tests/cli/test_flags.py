@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kube-proxy's flags, in Go's ways to write them, and what they make of a configuration."""
+"""kube-proxy's flags in all of Go's notations, and the resulting configuration."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -30,7 +30,7 @@ log-flush-frequency version boot-id-file machine-id-file
 
 
 def call(*words: str) -> tuple[dict[str, Any], str]:
-    """The values by name, and what was printed."""
+    """Return the values by name, and the output."""
     seen: dict[str, Any] = {}
 
     @click.command(context_settings=run_options.GO_STYLE)
@@ -57,7 +57,7 @@ def test_every_documented_flag() -> None:
 
 
 def texts() -> Iterator[tuple[Parameter, str]]:
-    """A text for each flag that has a field."""
+    """Yield a text for each flag that has a field."""
     by_type = {bool: "true", int: "7", float: "7", str: "x", dict[str, bool]: "A=true"}
     for row in PARAMETERS:
         if row.flags and row.fields:
@@ -82,7 +82,7 @@ def test_reaches_its_fields(row: Parameter, text: str) -> None:
     [(["-v=2"], 2), (["-v", "2"], 2), (["-v2"], 2), (["--v=2"], 2), (["-v"], 4), ([], 0)],
 )
 def test_verbosity(words: list[str], verbosity: int) -> None:
-    """In all the ways that klog takes; alone it asks for details."""
+    """All of klog's notations work; the flag without a number asks for details."""
     assert config_of(*words).logging.verbosity == verbosity
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/flagz, of what `ebpflb run` itself was given (kube-proxy.md 13.2)."""
+"""/flagz shows the flags that `ebpflb run` was given (kube-proxy.md 13.2)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ Flagz = Callable[..., dict[str, str]]
 
 @pytest.fixture
 def flagz(would_serve: Callable[..., tuple[Any, ...]], tmp_path: Path) -> Flagz:
-    """What the page of an agent says that was started with these words, line by line."""
+    """Return the lines of the page of an agent that was started with these words."""
     where = ["--manifests", tmp_path, "--state-dir", NEVER, "--run-dir", tmp_path]
 
     def lines(*words: object) -> dict[str, str]:
@@ -34,7 +34,7 @@ def flagz(would_serve: Callable[..., tuple[Any, ...]], tmp_path: Path) -> Flagz:
 
 
 def test_every_flag_is_there(flagz: Flagz) -> None:
-    """kube-proxy's and ebpflb's own, given or not, by the first of its names."""
+    """kube-proxy's and ebpflb's own flags are there, given or not, by the first name of each."""
     own = {it.opts[0] for it in command.params if it.opts[0] in ("--manifests", "--devices")}
     assert len(own) == 2
     every = {f"--{row.flag}" for row in PARAMETERS if row.flag} | own
@@ -72,7 +72,7 @@ def test_what_was_given(flagz: Flagz) -> None:
 
 
 def test_what_the_file_says(flagz: Flagz, tmp_path: Path) -> None:
-    """The file's fields count as the flags that they replace; those of its mode."""
+    """The file's fields replace flags; the fields of the mode in use count."""
     file = tmp_path / "config.conf"
     write(file, mode="nftables", clusterCIDR="10.0.0.0/8", nftables={"masqueradeAll": True})
     said = flagz("--config", file, "--cluster-cidr=11.0.0.0/8")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb flows`: from the pins alone, by service and by client, and away with them."""
+"""`ebpflb flows`: flows listed and deleted from the pins alone, by service and by client."""
 
 import json
 import os
@@ -95,7 +95,7 @@ def test_state(ebpflb: Ebpflb, pins: list[str]) -> None:
 
 
 def test_a_flush_names_its_flows(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
-    """Without a service or a client, all flows have to be asked for."""
+    """Without a service or a client, only --all deletes all flows."""
     done = ebpflb("flows", "flush", *pins)
     assert done.status == 2 and "--all" in done.err
     assert [*maps["tcp_flows"].items()]
@@ -129,7 +129,7 @@ def test_netfilters_flows(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map])
 def test_a_service_that_is_not_there_is_named(
     ebpflb: Ebpflb, pins: list[str], command: str
 ) -> None:
-    """It is an error, not an empty list, and a name that is like it is offered."""
+    """An unknown Service is an error, not an empty list, and a similar name is offered."""
     done = ebpflb("flows", command, "--service", "default/wep", *pins)
     assert (done.status, done.out) == (1, "")
     said = "no Service default/wep is served here: did you mean default/web?"

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests start most agents as forks of a process that has imported ``ebpflb`` (tests/kit/forked.py).
-
-What such a process does must be what one does that was started again.
+"""Most agents in tests are forks of a process that has imported ``ebpflb`` (tests/kit/forked.py).
+Such a process must act like one that was started anew.
 """
 
 import subprocess
@@ -20,7 +19,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
 def test_it_says_the_same(words: tuple[str, ...]) -> None:
-    """The same status and output."""
+    """Status and output are the same."""
     command = [sys.executable, "-P", "-m", "ebpflb", *words]
     anew = subprocess.run(command, capture_output=True, text=True, check=False)
     it = forked.run(*words)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever lies instead of an agent's files, each command ends, and says it in one line."""
+"""Whatever replaces an agent's files, each command ends and reports it in one line."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ PLACES: tuple[Callable[[Paths], Path], ...] = (
 
 @pytest.fixture(autouse=True)
 def bounded() -> Iterator[None]:
-    """A command that waits is ended."""
+    """End a command that does not end by itself."""
 
     def end(*_: object) -> None:
         pytest.fail(f"it has not ended within {LONGEST} s")
@@ -75,7 +75,7 @@ def run_all(ebpflb: Ebpflb, paths: Paths, *, named: bool) -> dict[str, list[str]
 
 @pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
 def test_files(ebpflb: Ebpflb, paths: Paths, make: Callable[[Path], None]) -> None:
-    """All of one kind: each is named at most once by each command, and cleanup ends well."""
+    """If all files are of one kind, each command names each at most once, and cleanup succeeds."""
     places = [place(paths) for place in PLACES]
     for path in places:
         lay(make, path)
@@ -99,7 +99,7 @@ RECORDS: dict[str, Callable[[Path], None]] = {
 def test_the_record_of_the_run_directory(
     ebpflb: Ebpflb, paths: Paths, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
 ) -> None:
-    """What is none counts as none, and a directory that is none is named."""
+    """An invalid record counts as none, and a path that is not a directory is named."""
     monkeypatch.setattr(Paths, "run", paths.run)  # the default
     record = paths.state / state_dir.RECORD
     record.unlink()

@@ -54,8 +54,8 @@ def printed(cluster: Cluster, words: str, *more: str) -> str:
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_every_word_is_described(cluster: Cluster, outside: Host, words: str) -> None:
-    """Each has the type that the page says; all lists have one shape; and the rows of the widest
-    table have words of the items.
+    """Each word has the type that the page says, all lists have one shape, and the columns of the
+    widest table are words of the items.
     """
     for address in (cluster.node.v4, cluster.node.v6):
         cluster.request(outside, "tcp", address, NODEPORT, 2)
@@ -74,7 +74,7 @@ def test_every_word_is_described(cluster: Cluster, outside: Host, words: str) ->
 
 
 def inside(value: Any) -> set[str]:
-    """All words of a value, at any depth."""
+    """Yield all words of a value, at any depth."""
     if isinstance(value, list):
         return {word for each in value for word in inside(each)}
     if isinstance(value, dict):
@@ -84,7 +84,7 @@ def inside(value: Any) -> set[str]:
 
 @pytest.mark.parametrize("words", [it for it in COMMANDS if COMMANDS[it] not in ("maps", "status")])
 def test_no_word_is_described_that_is_not_there(cluster: Cluster, words: str) -> None:
-    """The page has no word of the past."""
+    """The page describes no word of a former version."""
     command, text = COMMANDS[words], printed(cluster, words, "-o", "json")
     found = json.loads(text)
     rare = {"lists", "reason", "slice", "notes", "cause", "source", "destination"}

@@ -50,7 +50,7 @@ def python(code: str, **environment: str) -> "subprocess.Popen[str]":
 
 
 def test_a_credential_plugins_failure_is_logged_in_words() -> None:
-    """The Kubernetes client logs it by the root logger."""
+    """The Kubernetes client reports it to the root logger."""
     record = logging.LogRecord("root", 40, "", 0, "[Errno 2] No such file: '/x'", None, None)
     assert logs.name_api_credentials(record)
     assert record.getMessage() == "API credentials: No such file: '/x'"
@@ -88,7 +88,7 @@ def test_a_record_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_line_of_a_failed_start_is_json(tmp_path: Path) -> None:
-    """Also the error that ends the agent."""
+    """The error that ends the agent is JSON too."""
     where = ["--state-dir", NEVER, "--run-dir", tmp_path, "--manifests", tmp_path]
     words = ["--logging-format=json", "--conntrack-min=1", "--kube-api-qps=1", "-v4", *where]
     with python(f"WORDS = {[*map(str, ['ebpflb', 'run', *words])]!r}\n{FAILS}") as process:
@@ -101,7 +101,7 @@ def test_every_line_of_a_failed_start_is_json(tmp_path: Path) -> None:
 
 
 def test_signals_of_an_agent_that_hangs() -> None:
-    """SIGUSR1 logs every stack though the main thread is in a system call; SIGUSR2 changes the
+    """SIGUSR1 logs every stack even during a system call of the main thread; SIGUSR2 changes the
     level, and back.
     """
     with python(HANGS) as process:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Service with 10,000 endpoints, of which one has a hostile name: commands page, and escape."""
+"""A Service has 10,000 endpoints, one with a hostile name: commands page and escape."""
 
 from collections.abc import Iterator
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb maps dump`: from the pins alone, with names for numbers."""
+"""`ebpflb maps dump`: entries from the pins alone, with names instead of ids."""
 
 import json
 
@@ -13,7 +13,7 @@ from tests.kit.cluster import NODEPORT, VIP, Cluster, endpoint, web
 
 @pytest.fixture(scope="module", autouse=True)
 def dead(cluster: Cluster) -> None:
-    """A service, one connection, and no agent any more."""
+    """Publish a service, make one connection, and stop the agent."""
     cluster.publish(web(*map(endpoint, cluster.web), nodeport=NODEPORT))
     requests.tcp(cluster.sockets(cluster.client), VIP)
     cluster.agent.stop()
@@ -30,7 +30,7 @@ def test_table(ebpflb: Ebpflb, state: list[str]) -> None:
 
 
 def test_a_service(ebpflb: Ebpflb, state: list[str]) -> None:
-    """--service leaves the rows of one Service, of the maps that are named or of all."""
+    """--service prints the rows of one Service, of the named maps or of all."""
     words = ("maps", "dump", "--service", "default/web", *state, "-o", "json")
     maps = answers.dumped(ebpflb(*words).out)
     assert {"services", "slots", "service_names"} <= {name for name, rows in maps.items() if rows}
@@ -47,13 +47,13 @@ def test_empty_map(ebpflb: Ebpflb, state: list[str]) -> None:
 
 
 def test_unknown_map(ebpflb: Ebpflb, state: list[str]) -> None:
-    """An unknown name is refused with all that there are."""
+    """An unknown name is an error that lists all names."""
     done = ebpflb("maps", "dump", "xyz", *state)
     assert done.status == 2 and "'xyz' is not one of 'services', 'slots', " in done.err
 
 
 def test_changed_while_reading(ebpflb: Ebpflb, cluster: Cluster, state: list[str]) -> None:
-    """It says when the agent was writing, in words and in JSON."""
+    """Text and JSON say that the agent was writing."""
     settings = cluster.maps["settings"]
     before = settings.get(0)
     settings.write([(0, before._replace(writes=before.writes + 1))])

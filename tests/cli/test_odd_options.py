@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever an option of `ebpflb run` is given, it means something, or it is said what is wrong."""
+"""Any value of an option of `ebpflb run` works, or the error says what is wrong."""
 
 import re
 from contextlib import nullcontext
@@ -58,7 +58,7 @@ PYTHONS = re.compile(r"Traceback|Errno|Error\(|object at|literal|codec|None|\b(i
 
 @pytest.fixture
 def serves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The options are read, and nothing is done."""
+    """Run only the parsing of options."""
     module = import_module("ebpflb.cli.run")
     for name in ("serve_until_stopped", "require_features"):
         monkeypatch.setattr(module, name, lambda *_: None)
@@ -76,7 +76,7 @@ def serves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     | some.text(some.characters(exclude_characters="\0", codec="utf-8")),
 )
 def test_any_value(ebpflb: Ebpflb, tmp_path: Path, chosen: list[str], value: str) -> None:
-    """Up to three options get odd values at once; the words of an error are not Python's."""
+    """Up to three options get odd values at once; error texts have no words of Python."""
     given = [f"{option}={value}" for option in chosen]
     done = ebpflb("run", "--state-dir", NEVER, "--run-dir", tmp_path / "run", *given)
     assert done.status in (0, 1, 2)

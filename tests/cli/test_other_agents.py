@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent of another version, or none: each command says so in a sentence, and what to do."""
+"""An agent of another version, or none: each command says so in a sentence with a remedy."""
 
 import os
 import threading
@@ -36,7 +36,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def answering(path: Path, answer: bytes) -> Iterator[None]:
-    """Whoever sends something to this socket gets this answer."""
+    """Answer everything that is sent to this socket with this text."""
     with closing(unix_socket.listen(path)) as listening:
 
         def serve() -> None:
@@ -58,7 +58,7 @@ def answering(path: Path, answer: bytes) -> Iterator[None]:
 
 @pytest.fixture
 def strange_answers(cluster: Cluster, run_dir: Path) -> Iterator[None]:
-    """An agent whose answers mean nothing here."""
+    """Run an agent whose answers have no meaning in this version."""
     yield from answering(Paths(cluster.agent.paths.state, run_dir).socket_file, STRANGE)
 
 
@@ -72,7 +72,7 @@ def refused_monitors(cluster: Cluster, run_dir: Path) -> Iterator[None]:
 def test_services_of_another_version(
     ebpflb: Ebpflb, state: list[str], run_dir: Path, strange_answers: None
 ) -> None:
-    """What answers instead is named, with the reason."""
+    """The command names an alternative, with the reason."""
     for words in (("get", "default/web"), ("list",)):
         done = ebpflb("services", *words, *state, "--run-dir", run_dir)
         assert (done.status, done.out) == (1, "")
@@ -88,7 +88,7 @@ def test_a_monitor_needs_the_agents_version(
 
 
 def test_no_agent(ebpflb: Ebpflb, state: list[str], run_dir: Path) -> None:
-    """`monitor` says what to start."""
+    """`monitor` says how to start an agent."""
     monitor = ebpflb("monitor", *state, "--run-dir", run_dir)
     assert (monitor.status, monitor.out) == (1, "")
     assert monitor.err.splitlines()[-1].startswith(
@@ -108,7 +108,7 @@ def other_maps() -> Iterator[Path]:
 def test_status_says_that_maps_are_of_another_version(
     ebpflb: Ebpflb, other_maps: Path, run_dir: Path
 ) -> None:
-    """What it cannot count is not left out in silence."""
+    """The status says that the maps are of another version, instead of no counts."""
     done = ebpflb("status", "--state-dir", other_maps, "--run-dir", run_dir)
     assert OTHER_MAPS in " ".join(done.out.split())
 
@@ -121,7 +121,7 @@ def test_status_says_that_maps_are_of_another_version(
 def test_control_characters_of_a_name_are_escaped(
     ebpflb: Ebpflb, cluster: Cluster, words: tuple[str, ...]
 ) -> None:
-    """In the sentence that says that there is no such Service."""
+    """The sentence about an unknown Service escapes them."""
     done = ebpflb(*words, *cluster.agent.where)
     assert done.status == 1 and "no Service a" in done.err
     assert "\x1b" not in done.err and "\\x1b[2J/b" in done.err

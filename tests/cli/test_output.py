@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How rows are drawn: as kubectl draws them."""
+"""Rows are printed as kubectl prints them."""
 
 import sys
 from typing import Any
@@ -18,8 +18,8 @@ def drawn(*rows: dict[str, object], **how: Any) -> list[str]:
 
 
 def test_columns() -> None:
-    """Columns are as wide as their content and two blanks apart, numbers stand to the right, truth
-    is yes or no, and an empty cell counts as a column.
+    """Columns are as wide as their content and two blanks apart, numbers are aligned right,
+    booleans are yes or no, and an empty cell counts as a column.
     """
     rows = [
         {"name": "a", "idle_seconds": 7, "took": "12.5 µs", "pod": "", "ok": True},
@@ -35,7 +35,7 @@ def test_columns() -> None:
 def test_free_text_is_shortened_on_a_terminal_alone(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There the line fits; in a pipe, with -o wide and in any other column, all of it is there."""
+    """Only there the line fits; a pipe, -o wide and all other columns have the whole text."""
     row = {"name": "web", "why": "because " * 20}
 
     def printed(output: Output, *, text_last: bool) -> str:
@@ -53,7 +53,7 @@ def test_free_text_is_shortened_on_a_terminal_alone(
 
 
 def test_rows_that_come_one_by_one() -> None:
-    """Columns have their least widths; a longer cell lengthens its own line alone."""
+    """Columns have their least widths; a longer cell lengthens only its own line."""
     least = {"from": 6, "to": 4}
     assert list(table_lines([{"from": "a", "to": "b"}], headers=False, least=least)) == [
         "a       b"
@@ -63,7 +63,7 @@ def test_rows_that_come_one_by_one() -> None:
 
 
 def test_columns_of_events_widen(capsys: pytest.CaptureFixture[str]) -> None:
-    """After a longer cell the columns of all later lines stand below each other."""
+    """A longer cell widens the column for all later lines."""
     lines = EventLines(Output())
     for service in ("shop/web:http/TCP", f"shop/{LONG}", "shop/web:http/TCP"):
         rest = (service, "10.96.0.10:80", "", "", "", 1)

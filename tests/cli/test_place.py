@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that are run where they cannot see their node say that, in one sentence with the command
-that helps, and nothing else.
-"""
+"""A command that runs where it cannot see its node says only that, with the command that helps."""
 
 import subprocess
 import sys
@@ -33,7 +31,7 @@ def where_it_is(words: tuple[str, ...], cluster: Cluster) -> list[str]:
 
 @pytest.mark.parametrize("words", WORDS, ids=" ".join)
 def test_where_ip_netns_exec_hides_the_bpffs(cluster: Cluster, words: tuple[str, ...]) -> None:
-    """Nothing is known then of a node that serves, and nothing is removed."""
+    """Nothing is reported about a node that serves, and nothing is removed."""
     name = cluster.node.netns
     command = ["ip", "netns", "exec", name, sys.executable, "-m", "ebpflb", *words]
     found = subprocess.run(
@@ -47,14 +45,14 @@ def test_where_ip_netns_exec_hides_the_bpffs(cluster: Cluster, words: tuple[str,
 
 
 def test_in_another_network_namespace(ebpflb: Ebpflb, cluster: Cluster) -> None:
-    """The agent's is named by a path, and nothing is compared with this one."""
+    """The agent's namespace is named by a path, and nothing is compared with this one."""
     done = ebpflb("doctor", *cluster.agent.where, "-o", "json")
     assert_elsewhere(done.err, cluster)
     assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
 
 
 def test_cleanup_in_another_network_namespace(ebpflb: Ebpflb, cluster: Cluster) -> None:
-    """Nothing is removed: filters and tables of the agent's would be left, and go on serving."""
+    """Nothing is removed: the agent's filters and tables would be left, and keep serving."""
     cluster.agent.stop()
     try:
         before = cgroup_links.attached(StateDir(cluster.agent.paths.state))
@@ -80,8 +78,8 @@ def asked(ebpflb: Ebpflb, state: Path) -> Iterator[Done]:
 
 
 def test_without_a_bpffs(ebpflb: Ebpflb, tmp_path: Path) -> None:
-    """What helps is a directory in one; the node is not said to be DOWN, whether there is such a
-    directory or not.
+    """The remedy is a directory in a bpffs; the node is not called DOWN, whether the directory
+    exists or not.
     """
     for state in (tmp_path / "state/ebpflb", tmp_path):
         for done in asked(ebpflb, state):
@@ -103,7 +101,7 @@ def test_where_nothing_is_installed(ebpflb: Ebpflb, nowhere: list[str], case: st
 
 
 def test_other_state_directories_are_named(ebpflb: Ebpflb, bpffs: Path) -> None:
-    """Where the one that was asked for does not exist."""
+    """If the given one does not exist, the existing ones are named."""
     (bpffs / "one/links").mkdir(parents=True)
     (bpffs / "nodes/two/links").mkdir(parents=True)
     others = f"{bpffs}/nodes/two or {bpffs}/one"

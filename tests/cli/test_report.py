@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb report`: what is in it, what is not, and that it always comes to an end."""
+"""`ebpflb report`: its content, what it leaves out, and that it always ends."""
 
 import io
 import json
@@ -99,7 +99,7 @@ def log_with_secrets(folder: Path) -> list[str]:
 
 
 def test_everything_is_read_and_no_secret(cluster: Cluster, tmp_path: Path) -> None:
-    """Of a node that serves every file is read, and what was planted is in none."""
+    """On a node that serves every file is read, and none has a planted secret."""
     texts, done = reported(cluster, tmp_path / "a.tar.gz", *log_with_secrets(tmp_path))
     assert done.err == ""
     assert [*texts] == [*(row.file for row in ROWS), "README.md"]
@@ -156,7 +156,7 @@ def test_a_dead_agent(cluster: Cluster, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.file for row in ROWS])
 def test_no_secret_of_any_input(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever an input holds."""
+    """No input's secret is in the report."""
     monkeypatch.setattr(report, "ROWS", [row._replace(origin=lambda _: SECRETS)])
     monkeypatch.setattr(redaction, "known_secrets", {})
     data, failed = collect(Source(Paths()), None)
@@ -182,7 +182,7 @@ def test_no_value_of_an_annotation(name: str) -> None:
 def test_the_secrets_of_the_agents_kubeconfig(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are found wherever they stand, also without a form."""
+    """These are found anywhere, even without a recognizable form."""
     kubeconfig = tmp_path / "config"
     kubeconfig.write_text(f"users:\n- user:\n    token: {PLANT}-a\n    password: '{PLANT} b'\n")
     client = {"clientConnection": {"kubeconfig": str(kubeconfig)}}
@@ -198,7 +198,7 @@ def test_the_secrets_of_the_agents_kubeconfig(
 
 
 def test_pseudonyms() -> None:
-    """Names, what begins with them, addresses and MACs; not our words, ports, times, versions."""
+    """Names and what begins with them, addresses and MACs are replaced; other words stay."""
     made = Pseudonyms(b"k", {"shop", "cart", "ip-10-0-0-7.ec2.internal", "status"})
 
     def name(text: str) -> str:
@@ -221,7 +221,7 @@ def test_pseudonyms() -> None:
 
 
 def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command without an end is ended, by its output or after some time."""
+    """A command without an end is ended, because of its output or its time."""
     monkeypatch.setattr(report, "MOST_BYTES", 1 << 20)
     monkeypatch.setattr(report, "ROWS", [Row("a", "", lambda _: report._output(["yes"]))])  # noqa: SLF001
     assert members(collect(Source(Paths()), None)[0])["a"].endswith("y\n\n[cut here: 1 MiB]\n")
@@ -244,7 +244,7 @@ def commands(pids: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
-    """No file, and soon no process: one that is just being started ends by itself."""
+    """No file is left, and soon no process: one that is just being started ends by itself."""
     words = ["report", "--log", "-"]  # stdin has no end
     # A shell that starts the tests in the background has SIGINT ignored.
     command = ["env", "--default-signal=INT", sys.executable, "-P", "-m", "ebpflb", *words]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb run` that cannot run: which option or what of the node, in one line; nothing attached."""
+"""`ebpflb run` that cannot start: one line says why, and nothing is attached."""
 
 import sys
 from collections.abc import Callable
@@ -23,13 +23,13 @@ from tests.config.files import write
 
 @pytest.fixture
 def options(tmp_path: Path) -> list[object]:
-    """All that is needed, and good."""
+    """Return all options that are needed, all valid."""
     return ["--manifests", tmp_path, "--state-dir", NEVER, "--run-dir", tmp_path / "run"]
 
 
 @pytest.fixture
 def run(ebpflb: Ebpflb) -> Ebpflb:
-    """`ebpflb run`, which must attach nothing and make no state."""
+    """Run `ebpflb run`, which must attach nothing and make no state."""
 
     def refused(*words: object) -> Done:
         before = cgroup_links.foreign_programs(cgroup_links.cgroup_root(), ())
@@ -54,7 +54,7 @@ def run(ebpflb: Ebpflb) -> Ebpflb:
     ],
 )
 def test_wrong_calls(run: Ebpflb, case: str, why: str) -> None:
-    """A path that is not there, two sources at a time and an unknown option are wrong calls."""
+    """A missing path, two sources at a time and an unknown option are usage errors."""
     done = run(*case.split())
     assert done.status == 2
     assert why in done.err
@@ -77,7 +77,7 @@ def test_what_the_node_lacks(
     lacks: str,
     remedy: str,
 ) -> None:
-    """What is missing is named, and what helps."""
+    """The missing feature is named, with the remedy."""
     if not case:
         monkeypatch.setitem(sys.modules, "bcc", None)
     done = run(*options, *case.split())
@@ -88,7 +88,7 @@ def test_what_the_node_lacks(
 
 @pytest.fixture
 def chosen(would_serve: Callable[..., tuple[Any, ...]]) -> Callable[..., Options]:
-    """What `ebpflb run` makes of its options."""
+    """Return the Options that `ebpflb run` makes of its options."""
     return lambda *words: would_serve(*words)[0]
 
 
@@ -129,7 +129,7 @@ def test_each_option_alone(
     flag: Flag,
     default: object,
 ) -> None:
-    """Changes its own field and nothing else."""
+    """An option changes its own field and nothing else."""
     if flag.is_directory:
         word = f"{flag.name}={cgroup_links.cgroup_root() if name == 'cgroup' else tmp_path}"
         assert getattr(chosen(*options, word), name) == Path(word.partition("=")[2])
@@ -145,7 +145,7 @@ def test_each_option_alone(
 def test_directories_by_the_environment(
     chosen: Callable[..., Options], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For each option that says where; the command line counts more."""
+    """Each option for a directory has a variable; the command line wins."""
     root, other = cgroup_links.cgroup_root(), NEVER.with_name(f"{NEVER.name}-either")
     monkeypatch.setenv("EBPFLB_MANIFESTS", str(tmp_path))
     monkeypatch.setenv("EBPFLB_STATE_DIR", str(NEVER))
@@ -161,7 +161,7 @@ def test_directories_by_the_environment(
 def test_the_former_name_of_an_engine(
     chosen: Callable[..., Options], ebpflb: Ebpflb, options: list[object]
 ) -> None:
-    """Is taken, with a warning."""
+    """A former name works, with a warning."""
     words = (*options, "--packet-path=conntrack")
     assert chosen(*words).packet_path == "netfilter"
     warning = "warning: --packet-path=conntrack is now called netfilter\n"
@@ -192,7 +192,7 @@ def test_removed_settings_have_no_effect(
 def test_fast_forward(
     chosen: Callable[..., Options], options: list[object], words: tuple[str, ...], is_now: str
 ) -> None:
-    """The option alone means on."""
+    """The option without a value means on."""
     made = chosen(*options, *words)
     assert made.fast_forward == is_now
     assert made.conntrack_wanted.be_liberal == (is_now != "off")
@@ -201,7 +201,7 @@ def test_fast_forward(
 def test_fast_forward_with_the_flow_tables(
     chosen: Callable[..., Options], options: list[object], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The option is named once in the log, as one that has no effect, and has none."""
+    """The log says once that the option has no effect."""
     made = chosen(*options, "--packet-path=flows", "--fast-forward=auto")
     assert list(made.removed_settings) == ["--fast-forward"]
     assert [line.partition(": ")[0] for line in caplog.messages] == ["--fast-forward"]
@@ -210,7 +210,7 @@ def test_fast_forward_with_the_flow_tables(
 
 
 def test_all_that_programs_are_told(chosen: Callable[..., Options], options: list[object]) -> None:
-    """The options for programs are in the map of settings."""
+    """The options for programs are in the map settings."""
     made = chosen(
         *(*options, "--masquerade-all", "--masquerade-local-backends", "--socket-translation=host"),
         *("--masquerade-ports=40000-40099", "--packet-mark=0x4000/0x4000", "--shadow"),
@@ -236,7 +236,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_write_config_to(ebpflb: Ebpflb, file: Path) -> None:
-    """What the flags say is written, whole, and reads back the same."""
+    """The flags are written as a complete file that reads back the same."""
     words = ["--cluster-cidr=10.0.0.0/8", "--iptables-min-sync-period=2s", "--node-name=a"]
     assert ebpflb("run", "--write-config-to", file, *words).status == 0
     found = config_file.read(file)
@@ -248,7 +248,7 @@ def test_write_config_to(ebpflb: Ebpflb, file: Path) -> None:
 
 
 def test_init_only(ebpflb: Ebpflb, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--init-only sets what conntrack is to have, leaves what the kernel can, and ends."""
+    """--init-only sets conntrack's sysctls, records what the kernel can do, and ends."""
     seen: list[Any] = []
     monkeypatch.setattr(sysctls, "set_up_conntrack", seen.append)
     write(file, conntrack={"maxPerCore": 0, "tcpCloseWaitTimeout": "5s"})
@@ -258,7 +258,7 @@ def test_init_only(ebpflb: Ebpflb, file: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_cleanup(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """--cleanup removes ours and what kube-proxy left, even where the file is bad, and ends."""
+    """--cleanup removes what ebpflb and kube-proxy left, even with an invalid file, and ends."""
     seen: list[Any] = []
     monkeypatch.setattr(import_module("ebpflb.cli.cleanup"), "remove_all", seen.append)
     where = ["--state-dir", NEVER, "--run-dir", tmp_path]

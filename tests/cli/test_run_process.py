@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb run` as a process on a node of the lab: what it asks of the kernel, and how it ends."""
+"""`ebpflb run` as a process on a node of the lab: its demands on the kernel, and how it ends."""
 
 import json
 import resource
@@ -37,7 +37,7 @@ def node(cluster: LabCluster) -> Host:
 
 
 def test_open_files(cluster: LabCluster, node: Host) -> None:
-    """Where it may have many open files it does not stay at the 1024 that it is started with."""
+    """The agent raises the limit of 1024 open files that it is started with, if it may."""
     agent = cluster.add_agent(node)
     agent.under = ["prlimit", "--nofile=1024:4096"]
     cluster.start()
@@ -60,7 +60,7 @@ main()
 def test_an_agent_ends_for_a_part_that_fails_and_the_next_serves(
     cluster: LabCluster, node: Host
 ) -> None:
-    """In order and with status 1, so that it is restarted; not again for ten minutes."""
+    """The agent ends in order, with status 1, so that it is restarted; not again for ten minutes."""
     agent = cluster.add_agent(node)
     agent.under = [sys.executable, "-P", "-c", FAILING]
     with suppress(NodeError):  # it may end before it is ready

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb services`: answered by a real agent."""
+"""`ebpflb services`, answered by a real agent."""
 
 import json
 import sys
@@ -80,7 +80,7 @@ def test_exit_status(ebpflb: Ebpflb, where: list[str]) -> None:
 
 
 def test_labels(ebpflb: Ebpflb, where: list[str]) -> None:
-    """-l takes what kubectl takes; what is no selector is wrong usage."""
+    """-l takes kubectl's syntax; an invalid selector is a usage error."""
     words = ("services", "list", *where, "-o", "json")
     for selector, *found in (
         ("app=many", "shop/many"),
@@ -99,8 +99,8 @@ def test_labels(ebpflb: Ebpflb, where: list[str]) -> None:
 
 
 def test_many_endpoints(ebpflb: Ebpflb, where: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal a table ends after 100 rows and says how many more there are; in a pipe, and as
-    JSON, there are all.
+    """On a terminal a table ends after 100 rows and says how many more there are; a pipe and JSON
+    have all.
     """
     words = ("services", "get", "shop/many", *where)
     assert ebpflb(*words).out.count("pod-") == MANY
@@ -113,7 +113,7 @@ def test_many_endpoints(ebpflb: Ebpflb, where: list[str], monkeypatch: pytest.Mo
 
 
 def test_control_characters(ebpflb: Ebpflb, where: list[str]) -> None:
-    """A terminal is shown a name, and does not act on it."""
+    """A terminal shows a hostile name without acting on it."""
     for output in ("table", "wide", "json", "yaml"):
         done = ebpflb("services", "get", "shop/hostile", "-o", output, *where)
         assert "\x1b" not in done.out
@@ -121,7 +121,7 @@ def test_control_characters(ebpflb: Ebpflb, where: list[str]) -> None:
 
 
 def test_without_an_agent(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
-    """Without an agent one line says what answers instead."""
+    """Without an agent one line names an alternative."""
     cluster.agent.stop()
     try:
         listed = ebpflb("services", "list", *where)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb status` and `ebpflb cleanup`: how it stands, and the end of it."""
+"""`ebpflb status`, and `ebpflb cleanup` at the end."""
 
 import json
 import os
@@ -34,7 +34,7 @@ PROGRAMMED = 5  # two ports, two families, and the marker
 
 @pytest.fixture(autouse=True)
 def well(cluster: Cluster) -> None:
-    """An agent is running and has published that it has no error."""
+    """Return when the agent has published that it has no error."""
     cluster.agent.manifests.mkdir(exist_ok=True)
     if cluster.agent.process and cluster.agent.process.poll() is not None:
         cluster.agent.start()
@@ -43,7 +43,7 @@ def well(cluster: Cluster) -> None:
 
 
 def is_well(found: status.AgentStatus) -> bool:
-    """All is programmed, and nothing is left of what an earlier test has broken."""
+    """Whether everything is programmed, and no damage of an earlier test is left."""
     errors = found.source_errors, found.invalid_objects, found.node_unknown
     return found.service_ports == PROGRAMMED and not any(errors)
 
@@ -61,7 +61,7 @@ def running(cluster: Cluster) -> Process:
 
 
 def test_runs(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
-    """Exit status 0: an agent runs, the hooks serve, nothing is wrong; asked on its node."""
+    """If an agent runs, the hooks serve and nothing is wrong, the exit status is 0 on the node."""
     with on_the_node(cluster):
         done = ebpflb("status", *where, "-o", "json")
         devices = [name for _, name in socket.if_nameindex() if name != "lo"]
@@ -83,7 +83,7 @@ def test_runs(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
 def test_kube_proxy_is_not_to_be_seen(
     ebpflb: Ebpflb, cluster: Cluster, where: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If kube-proxy cannot be checked, status says so and shows everything else."""
+    """If kube-proxy cannot be detected, status says so and shows everything else."""
 
     def refuse() -> Detection:
         raise NodeError("/proc/net/ip_tables_names: Permission denied")
@@ -114,7 +114,7 @@ def states_of_threads(pid: int) -> set[str]:
 def test_an_agent_that_is_stopped_does_not_answer(
     ebpflb: Ebpflb, cluster: Cluster, where: list[str]
 ) -> None:
-    """Its lock is held and what it had published is well, but changes are not applied."""
+    """The lock is held and the published status is good, but changes are not applied."""
     agent = running(cluster)
     agent.send_signal(signal.SIGSTOP)
     try:
@@ -146,7 +146,7 @@ def test_a_port_that_another_process_has(
 
 
 def test_ahead(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
-    """Who sees packets before us is named, device by device; nothing is wrong yet."""
+    """Programs that see packets before ours are named for each device; this is no error."""
     if not tcx.works():
         pytest.skip("this kernel has no tcx")
     code = bytes.fromhex("b7000000ffffffff9500000000000000")
@@ -169,7 +169,7 @@ def test_ahead(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
 
 
 def test_table(ebpflb: Ebpflb, where: list[str]) -> None:
-    """The version, the verdict, then the same as in JSON by groups, a line each."""
+    """The text has the version, the verdict, then the fields of the JSON in groups, a line each."""
     done = ebpflb("status", *where)
     assert done.status == 0
     version, first, *rest = done.out.splitlines()
@@ -188,7 +188,7 @@ def test_table(ebpflb: Ebpflb, where: list[str]) -> None:
 
 
 def test_dead(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
-    """DEGRADED when the agent is dead; the hooks serve on, its last status is shown apart."""
+    """A dead agent means DEGRADED: the hooks keep serving, and its last status is shown apart."""
     cluster.agent.stop(signal.SIGKILL)
     done = ebpflb("status", *where, "-o", "json")
     said = json.loads(done.out)
@@ -209,8 +209,8 @@ def test_dead(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
 def test_old_programs_before_a_kube_proxy(
     ebpflb: Ebpflb, cluster: Cluster, where: list[str], tmp_path: Path
 ) -> None:
-    """Whoever looks is told that a kube-proxy runs in vain beside programs without an agent; not
-    where an agent runs, nor where no kube-proxy does.
+    """Commands say that a kube-proxy has no effect behind programs without an agent; not if an
+    agent runs, nor without a kube-proxy.
     """
     cluster.agent.stop(signal.SIGKILL)
 
@@ -242,8 +242,8 @@ def test_old_programs_before_a_kube_proxy(
 def test_what_of_manifests_is_not_served(
     ebpflb: Ebpflb, cluster: Cluster, where: list[str]
 ) -> None:
-    """A Service without an address and a NodePort without a number are named in log and status; so
-    is an address that another Service has, which keeps it: that makes the verdict DEGRADED.
+    """Log and status name a Service without an address, and a NodePort without a number. So they do
+    an address that another Service keeps: that makes the verdict DEGRADED.
     """
     port = [{"port": 80}]
     bare = manifests.service("bare", ["10.96.2.1"], port)
@@ -272,9 +272,8 @@ def test_what_of_manifests_is_not_served(
 def test_an_unknown_node_name_is_said_by_status_and_check(
     ebpflb: Ebpflb, cluster: Cluster, where: list[str]
 ) -> None:
-    """Complete lists are not all: /healthz answers 503 where no Node has the node's name.
-
-    A Node that was there once stays known (kube-proxy.md 13.1), so the agent is a new one.
+    """Even with complete lists /healthz answers 503 if no Node has the node's name. A known Node
+    stays known after its deletion (kube-proxy.md 13.1), so the agent is a new one.
     """
     cluster.agent.stop()
     cluster.publish(*web(), manifests.node("another", "192.0.2.9"))
@@ -303,7 +302,7 @@ def test_cleanup_beside_an_agent(ebpflb: Ebpflb, cluster: Cluster, where: list[s
 
 
 def test_cleanup(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
-    """Nothing of ours is left: not at devices, not in the kernel's list of ports."""
+    """Nothing of ours is left, neither at devices nor in the kernel's list of ports."""
     cluster.close_maps()
     cluster.agent.stop(signal.SIGKILL)
     netns.pushns(cluster.node.netns)
@@ -321,7 +320,7 @@ def test_cleanup(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
 
 
 def test_never_run(ebpflb: Ebpflb, bpffs: Path) -> None:
-    """Where no agent has ever run it is DOWN, and the folders that were looked into are named."""
+    """If no agent has ever run the verdict is DOWN, and the searched folders are named."""
     state, run = bpffs / "never", bpffs.parent / "run"
     done = ebpflb("status", "--state-dir", state, "--run-dir", run)
     assert done.status == 4

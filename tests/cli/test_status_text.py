@@ -12,14 +12,14 @@ from ebpflb.version import VERSION
 
 
 def test_the_reason_is_whole() -> None:
-    """A line for each reason, whatever its length, with its heading in the runbook."""
+    """Each reason has a whole line, whatever its length, with its heading in the runbook."""
     text = "map services: " + "no space is left " * 9
     reason = VerdictReason(Verdict.DEGRADED, Cause.SYNC_ERROR, text)
     assert list(status.headline(Verdict.DEGRADED, [reason])) == [f"DEGRADED (sync error): {text}"]
 
 
 def test_the_versions() -> None:
-    """The command's; beside it the agent's, if that is another one."""
+    """The command's version is shown, and the agent's if it differs."""
     published = initial(node="node", source="api")
     own = f"ebpflb {VERSION}"
     for version, text in ((VERSION, own), ("", own), ("9.9", f"{own}, the agent 9.9")):
@@ -28,7 +28,7 @@ def test_the_versions() -> None:
 
 
 def test_a_field_names_no_more_than_ten() -> None:
-    """A thousand services that do not fit do not push everything else off the screen."""
+    """A thousand Services that do not fit do not hide the other lines."""
     full = {f"a/{i}": "full" for i in range(1000)}
     lines = list(status.fact_lines("not_programmed", full))
     assert len(lines) == status.MAX_NAMED_IN_TEXT + 1
@@ -36,7 +36,7 @@ def test_a_field_names_no_more_than_ten() -> None:
 
 
 def test_what_is_empty_has_no_line() -> None:
-    """No value, no names, no line; a group without lines has no title. Zero is a value."""
+    """An empty field has no line, and a group without lines no title. Zero is a value."""
     facts: dict[str, Any] = {
         "source_errors": {},
         "programs": None,
@@ -47,7 +47,7 @@ def test_what_is_empty_has_no_line() -> None:
 
 
 def test_values() -> None:
-    """Truth in words, numbers by their names."""
+    """Booleans are words, numbers have names."""
     facts = {"lists_complete": True, "flows": {"tcp": {"entries": 3}}}
     assert list(status.groups(facts)) == [
         "",

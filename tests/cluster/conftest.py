@@ -24,7 +24,7 @@ def quick() -> Quick:
 
 @pytest.fixture(autouse=True)
 def no_mistakes_of_ours(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """A source logs an error only for what it did not expect."""
+    """Fail the test if a source logs an unexpected error."""
     yield
     assert [it.getMessage() for it in caplog.records if it.levelname == "ERROR"] == []
 
@@ -48,7 +48,7 @@ def api() -> Iterator[FakeApiServer]:
 
 @pytest.fixture
 def begin() -> Iterator[Begin]:
-    """Starts sources, and stops them when the test is over."""
+    """Start sources, and stop them at the end of the test."""
     begun: list[Source] = []
 
     def begin(source: Source) -> Source:
@@ -63,7 +63,7 @@ def begin() -> Iterator[Begin]:
 
 @pytest.fixture
 def watch(api: FakeApiServer, events: EventLog, tmp_path: Path, begin: Begin) -> Start:
-    """Starts an ApiSource on the fake server; timing and limit can be given."""
+    """Start an ApiSource on the fake server; timing and limit can be given."""
 
     def watch(**settings: Any) -> Source:
         kubeconfig = api.kubeconfig(tmp_path)
@@ -83,7 +83,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def follow(folder: Path, events: EventLog, begin: Begin) -> Start:
-    """Starts a ManifestSource on the folder; the timing can be given."""
+    """Start a ManifestSource on the folder; the timing can be given."""
 
     def follow(timing: Timing = QUICK) -> Source:
         return begin(ManifestSource(events, directory=folder, node_name=NODE, timing=timing))

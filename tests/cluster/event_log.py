@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The events that a source emitted, and the short waits of a test."""
+"""The events that a source emitted, and short waits for tests."""
 
 import queue
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class EventLog:
             self._queue.put(each)
 
     def next(self, kind: Kind) -> Any:
-        """The next event of this kind, waiting for it if need be."""
+        """Return the next event of this kind; wait for it if needed."""
         return self._next(lambda event: not isinstance(event, SourceStatus) and event.kind is kind)
 
     def source_status(self) -> SourceStatus:
@@ -46,13 +46,13 @@ class EventLog:
         return event
 
     def error(self) -> str:
-        """Why the source cannot be read; the next SourceStatus must not be a recovery."""
+        """Return why the source cannot be read; the next SourceStatus must not be a recovery."""
         reason = self.source_status().error
         assert reason is not None
         return reason
 
     def all(self) -> list[Event]:
-        """All events so far and not yet asked for; does not wait."""
+        """Return all events so far that were not returned yet; does not wait."""
         while not self._queue.empty():
             self._skipped.append(self._queue.get())
         kept, self._skipped = self._skipped, []

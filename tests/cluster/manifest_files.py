@@ -12,19 +12,19 @@ from tests.kit.api_history import Json
 
 
 def write(path: Path, *documents: Json) -> None:
-    """Under a hidden name, then renamed."""
+    """Write the file under a hidden name, then rename it."""
     hidden = path.with_name(f".{path.name}.new")
     hidden.write_text(yaml.safe_dump_all(documents))
     hidden.rename(path)
 
 
 def look_at_everything(folder: Path) -> None:
-    """An event that names no manifest."""
+    """Cause an event that names no manifest."""
     (folder / "..data").mkdir()
 
 
 def begun(events: EventLog) -> dict[Kind, Any]:
-    """The Replaced of each kind."""
+    """Return the Replaced of each kind."""
     return {kind: events.next(kind) for kind in Kind}
 
 

@@ -24,7 +24,7 @@ ONE, TWO, NAMED, USUAL = (f"https://192.0.2.{number}:6443" for number in range(1
 
 
 def test_where_they_are_reached_is_told_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name is looked up again after a failure, and keeps its addresses if it is unknown then."""
+    """A name is looked up again after a failure; if that fails, its addresses stay."""
     answers, told = [["192.0.2.9"], [], ["192.0.2.8", "2001:db8::8"]], list[set[str]]()
 
     def look_up(host: str, port: int, proto: int) -> list[tuple[object, ...]]:
@@ -59,8 +59,8 @@ class Clock:
 
 
 def test_the_order() -> None:
-    """The given ones, then those that the cluster names, also when it names none any more; the one
-    that answered is the first.
+    """The given servers come first, then those last named by the cluster; the one that answered
+    comes before all.
     """
     assert ApiServers().in_turn(USUAL) == [USUAL]
     servers = ApiServers([ONE, TWO])
@@ -143,7 +143,7 @@ def test_a_server_that_cannot_answer_is_left_for_another(tmp_path: Path) -> None
 def test_a_watch_outlives_the_patience_for_a_connection(
     events: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A connection is given up early, but not an open watch."""
+    """A slow connection attempt is given up early, but not an open watch."""
     monkeypatch.setattr(api_module, "CONNECT_TIMEOUT", 0.5)
     with FakeApiServer() as one, FakeApiServer() as other:
         servers = ApiServers([one.url, other.url])

@@ -35,7 +35,7 @@ def test_the_token_is_sent_and_a_wrong_one_is_an_error(
 
 
 def with_token_file(api: FakeApiServer, folder: Path, **also: str) -> tuple[Path, Path]:
-    """A kubeconfig as kubeadm gives kube-proxy, and the file that it names."""
+    """Return a kubeconfig as kubeadm gives kube-proxy, and the token file that it names."""
     token, kubeconfig = folder / "token", api.kubeconfig(folder)
     token.write_text(api.token)
     words = json.loads(kubeconfig.read_text())
@@ -48,8 +48,8 @@ def with_token_file(api: FakeApiServer, folder: Path, **also: str) -> tuple[Path
 def test_a_renewed_token_file_is_read_again(
     api: FakeApiServer, events: EventLog, tmp_path: Path, begin: Begin, also: dict[str, str]
 ) -> None:
-    """A token that expires is no error where its file has the next one, for all kinds alike; of a
-    token and its file the file counts.
+    """An expired token is no error if its file has a new one, for all kinds. If both a token and
+    its file are given, the file counts.
     """
     kubeconfig, token = with_token_file(api, tmp_path, **also)
     begin(ApiSource(events, node_name="node-1", kubeconfig=kubeconfig, timing=QUICK))
@@ -79,7 +79,7 @@ def test_no_kubeconfig_and_no_pod_is_an_error_at_start(
 def test_stop_ends_the_threads_in_the_middle_of_a_watch(
     api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
-    """At once, and nothing is emitted any more, not even the broken connection."""
+    """The threads end at once and emit nothing more, not even the broken connection."""
     source = watch()
     for kind in Kind:
         events.next(kind)
@@ -113,7 +113,7 @@ def test_master_overrides_the_kubeconfig(
 def test_a_server_that_cannot_be_reached_is_told_in_words(
     events: EventLog, begin: Begin, server: str, words: str
 ) -> None:
-    """Operators see neither Python's classes nor its errnos."""
+    """The error has neither Python's classes nor errnos."""
     begin(ApiSource(events, node_name="node-1", master=server, timing=QUICK))
     assert events.source_status().error == words
 
@@ -148,7 +148,7 @@ def test_a_broken_kubeconfig_is_told_in_one_line(
 def test_what_is_no_kubeconfig(
     events: EventLog, tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
-    """A device without end, a pipe or terabytes of holes are named, and not read."""
+    """An endless device, a pipe or a huge sparse file is named, and not read."""
     lay(make, tmp_path / "kubeconfig")
     with pytest.raises(ClusterError) as failed:
         ApiSource(events, node_name="node-1", kubeconfig=tmp_path / "kubeconfig").prepare()
@@ -157,5 +157,5 @@ def test_what_is_no_kubeconfig(
 
 
 def test_stop_before_start_is_nothing(events: EventLog) -> None:
-    """An agent that fails early may stop everything alike."""
+    """An agent that fails early may stop a source that was not started."""
     ApiSource(events, node_name="node-1").stop()

@@ -37,7 +37,7 @@ Record = Callable[..., EventRecorder]
 
 @pytest.fixture
 def record(api: FakeApiServer, tmp_path: Path) -> Iterator[Record]:
-    """Starts recorders for the fake server."""
+    """Start recorders for the fake server."""
     started: list[EventRecorder] = []
 
     def record(
@@ -108,7 +108,7 @@ def test_time_and_name() -> None:
 
 
 def test_long_note_and_long_name_are_cut() -> None:
-    """The API server takes 1,024 bytes of a note and 128 of an instance; no half a character."""
+    """The API server takes 1,024 bytes of a note and 128 of an instance; no character is split."""
     _, body = manifest(Event(*FAILED[:4], "ü" * 1000 + "x"), "it", NOW)
     assert json.loads(body)["note"] == "ü" * 512
     long = EventRecorder(lambda: pytest.fail("not asked for"), "n" * 253)
@@ -119,7 +119,7 @@ def test_long_note_and_long_name_are_cut() -> None:
 
 
 def test_events_about_one_object_are_limited(api: FakeApiServer, record: Record) -> None:
-    """25 at once and one more in five minutes, as client-go's; another object has its own 25."""
+    """Each object gets 25 events at once, and one more in five minutes, as in client-go."""
     seconds = [0.0]
     it = record(lambda: seconds[0])
     for number in range(100):
@@ -172,7 +172,7 @@ def test_server_that_is_away_is_tried_again(
 def test_refused_event_is_dropped_and_said_once(
     api: FakeApiServer, record: Record, caplog: pytest.LogCaptureFixture, code: int
 ) -> None:
-    """RBAC that does not allow events, or a namespace that is going: no further attempt helps."""
+    """If RBAC forbids events, or the namespace is being deleted, trying again cannot help."""
     api.fail("Event", code, b'{"message": "events is forbidden"}', times=3)
     it = record()
     for number in range(4):
@@ -204,7 +204,7 @@ def test_never_blocks_and_drops_the_oldest(api: FakeApiServer, record: Record) -
 def test_kubeconfig_that_cannot_be_used_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The agent itself will stop for it; the recorder only says so."""
+    """The recorder only reports it; the agent itself will stop."""
     it = EventRecorder(
         event_recorder.server_factory(tmp_path / "none"), NODE, timing=QUICK, stop_timeout=0.0
     )
@@ -218,7 +218,7 @@ def test_kubeconfig_that_cannot_be_used_is_said(
 
 
 def test_stop_does_not_wait_for_a_server_that_is_away(record: Record, api: FakeApiServer) -> None:
-    """A moment and no longer; to stop twice, or what never started, is nothing."""
+    """stop() waits only a moment; stopping twice, or before a start, does nothing."""
     api.fail("Event", 500, times=1000)
     it = record(stop_timeout=0.05)
     it.event(*FAILED)
@@ -229,7 +229,7 @@ def test_stop_does_not_wait_for_a_server_that_is_away(record: Record, api: FakeA
 
 
 def test_without_an_api_server_there_are_no_events() -> None:
-    """Whoever records one has logged what it says."""
+    """The text of each event is in the log anyway."""
     it = EventRecorder(None, NODE)
     it.start()
     it.event(*STARTING)
@@ -241,7 +241,7 @@ def test_without_an_api_server_there_are_no_events() -> None:
 
 
 def test_unforeseen(failing: Failing, caplog: pytest.LogCaptureFixture) -> None:
-    """After any failure the event and all later ones are sent; a mistake of ours is told."""
+    """After any failure the event and all later ones are sent; a bug is logged."""
     sent: list[str] = []
     failures = [RuntimeError("can't start new thread"), ClusterError("away")]
 
@@ -266,7 +266,7 @@ def test_unforeseen(failing: Failing, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_gives_up_in_the_end() -> None:
-    """An event that fails for other reasons has twelve attempts, then the next has its own."""
+    """After any other failure there are twelve attempts; then the next event has its own."""
     asked: list[bytes] = []
     done = threading.Event()
 

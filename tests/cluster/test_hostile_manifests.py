@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No file of a directory stops the others, or loses its own last good state."""
+"""No bad file of a directory affects the others, or loses its own last good state."""
 
 import json
 import os
@@ -53,7 +53,7 @@ CONTENTS = {
 
 
 class Watched:
-    """A directory with a good file, and a bad one that was good before."""
+    """A directory with a good file, and one that was good and is now bad."""
 
     def __init__(self, path: Path, bad: str = "bad.yaml") -> None:
         self.path, self.bad = path, path / bad

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hours after a list comes the next one: it has what a watch has lost, and is never older."""
+"""The periodic list: it has what a watch has lost, and is never older."""
 
 import json
 
@@ -26,7 +26,7 @@ def watched(api: FakeApiServer, events: EventLog, watch: Start, quick: Quick) ->
 
 
 def listed(events: EventLog) -> set[str]:
-    """The names in the list that comes next."""
+    """Return the names in the next list."""
     event = events.next(Kind.SERVICE)
     assert isinstance(event, Replaced)
     return {key.name for key in event.objects}
@@ -65,7 +65,7 @@ def test_what_a_watch_has_lost_is_in_the_next_list(
 def test_a_late_deletion_is_put_right_by_the_next_list(
     api: FakeApiServer, events: EventLog, watched: Source
 ) -> None:
-    """DELETED of an object that has been created again since."""
+    """DELETED arrives for an object that has been created again since."""
     last: Json = service("web")
     late = last | {"metadata": last["metadata"] | {"resourceVersion": api.version}}
     api.say("Service", json.dumps({"type": "DELETED", "object": late}).encode())
@@ -77,7 +77,7 @@ def test_a_late_deletion_is_put_right_by_the_next_list(
 def test_only_the_first_list_may_be_of_any_age(
     api: FakeApiServer, events: EventLog, watched: Source
 ) -> None:
-    """The watch cache answers both; with a limit it would not, if a version is given."""
+    """The watch cache answers all lists; with both a limit and a version it would not."""
     version = api.put(service("seen"))
     events.next(Kind.SERVICE)
     api.drop()

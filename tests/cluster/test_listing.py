@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first answer of the API: complete, in pages, filtered by the server, broken objects named."""
+"""The first list from the API: complete, in pages, filtered by the server, broken objects named."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_a_list_is_read_page_by_page(
 def test_an_expired_continue_token_starts_the_list_again(
     api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
-    """410 in the middle of a list: nothing is emitted of the first try, the second one is whole."""
+    """After a 410 in the middle of a list nothing of it is emitted; the second list is complete."""
     for number in range(4):
         api.put(service(f"web-{number}"))
     api.expiring = 1
@@ -114,7 +114,7 @@ def test_a_broken_object_spoils_neither_its_page_nor_the_list(
 def test_slices_are_emitted_as_they_are_stored_and_those_that_cannot_be_with_the_reason(
     api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
-    """A list of many is held until it is complete: not as it was decoded."""
+    """Many slices are held until the list is complete, but not as they were decoded."""
     api.put(endpoint_slice("web-1", "10.1.0.1"))
     api.put(endpoint_slice("web-2", "10.1.0.2") | {"addressType": "IPX"})
     watch()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a directory: new, changed, removed, renamed, defined twice, of other kinds."""
+"""The files of a directory: new, changed, removed, renamed, defined twice, or of other kinds."""
 
 from pathlib import Path
 
@@ -106,7 +106,7 @@ def test_an_object_that_stops_matching_is_removed(
 def test_of_two_files_the_first_by_name_counts(
     folder: Path, events: EventLog, follow: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A line says so, and when the first one goes the second one takes over."""
+    """A line says so, and when the first file is removed the second one counts."""
     write(folder / "b.yaml", service("web", clusterIP="10.96.0.2"))
     write(folder / "a.yaml", service("web", clusterIP="10.96.0.1"))
     follow()

@@ -17,7 +17,7 @@ from tests.kit.api_history import Json
 
 
 class Manifests:
-    """A folder looked at by hand."""
+    """A folder that is scanned by hand."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -30,7 +30,7 @@ class Manifests:
         (self.path / name).write_text("\n---\n".join(texts))
 
     def first(self) -> dict[Kind, Replaced]:
-        """Replaced by kind, at the first look."""
+        """Return Replaced by kind, of the first scan."""
         events = self.folder.scan()
         self.statuses = [it for it in events if isinstance(it, SourceStatus)]
         return {event.kind: event for event in events if isinstance(event, Replaced)}
@@ -172,7 +172,7 @@ def test_the_namespace_is_default_unless_said(manifests: Manifests) -> None:
 def test_an_object_said_twice_in_a_file_counts_once(
     manifests: Manifests, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first one, and a line says so."""
+    """The first definition counts, and a line says so."""
     manifests.write(service("a"), service("a", clusterIP="10.96.0.2"))
     assert manifests.only_service().spec.cluster_ip == "10.96.0.1"
     assert caplog.messages == [

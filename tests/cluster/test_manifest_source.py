@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory followed by inotify: half-written files, swapped links, gone and back."""
+"""The directory followed by inotify: half-written files, swapped links, removed and restored."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ SERVICE = Kind.SERVICE
 def test_a_file_written_in_place_is_told_when_it_is_closed(
     folder: Path, events: EventLog, follow: Start
 ) -> None:
-    """CREATE alone is not yet a reason to read: half a file would be no YAML, or less of it."""
+    """A file is not read when it is created: half a file may be invalid, or lack objects."""
     follow()
     begun(events)
     with (folder / "a.yaml").open("w") as file:
@@ -42,7 +42,7 @@ def test_a_file_written_in_place_is_told_when_it_is_closed(
 def test_a_file_rewritten_in_place_is_not_read_by_half(
     folder: Path, events: EventLog, follow: Start
 ) -> None:
-    """Truncated and not yet written to the end: what it said before is not removed."""
+    """While a file is truncated and rewritten, its former objects stay."""
     write(folder / "a.yaml", service("first"), service("second"))
     follow()
     begun(events)
@@ -58,7 +58,7 @@ def test_a_file_rewritten_in_place_is_not_read_by_half(
 
 
 class BlockedLog(EventLog):
-    """Takes no event while ``blocked``: the source's thread does not read inotify meanwhile."""
+    """Takes no event while ``blocked``, so the source's thread does not read inotify."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class BlockedLog(EventLog):
 
 
 def overflow(folder: Path) -> None:
-    """More events than inotify's queue holds; those of hidden files would be ignored."""
+    """Cause more events than inotify's queue holds; those of hidden files are ignored."""
     most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     names = [str(folder / f".{number}") for number in range(2)]  # equal neighbours are one event
     for number in range(most):
@@ -84,7 +84,7 @@ def overflow(folder: Path) -> None:
 def test_what_changed_while_inotify_lost_events_is_read(
     folder: Path, begin: Begin, quick: Quick, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A file that was being written then, and one that was written then, are not forgotten."""
+    """A file that was being written at that time, or was completed, is read."""
     write(folder / "a.yaml", service("web"))
     events = BlockedLog()
     timing = quick(rescan_interval=1000)
@@ -120,7 +120,7 @@ def test_a_scan_leaves_a_file_that_has_just_changed_for_the_next_one(folder: Pat
 
 
 def test_a_hard_link_is_read(folder: Path, events: EventLog, follow: Start) -> None:
-    """No one closes it after it was created."""
+    """A new hard link is never closed by anyone."""
     write(folder.parent / "elsewhere", service("web"))
     follow()
     begun(events)
@@ -131,7 +131,7 @@ def test_a_hard_link_is_read(folder: Path, events: EventLog, follow: Start) -> N
 def test_a_file_being_rewritten_is_not_read_by_a_look_that_was_due(
     folder: Path, events: EventLog, follow: Start, quick: Quick
 ) -> None:
-    """The look of every ``Timing.rescan_interval`` leaves it for later, too."""
+    """The scan of every ``Timing.rescan_interval`` skips it, too."""
     write(folder / "a.yaml", service("first"), service("second"))
     (folder / "link.yaml").symlink_to(target := folder.parent / "elsewhere")
     follow(quick(rescan_interval=0.1))
@@ -147,7 +147,7 @@ def test_a_file_being_rewritten_is_not_read_by_a_look_that_was_due(
 
 
 def next_but_looks(events: EventLog, awaited: str) -> tuple[type, str]:
-    """The next event but those of other looks."""
+    """Return the next event, except those of other scans."""
     while (event := events.next(Kind.SERVICE)).key.name.startswith("look-"):
         if event.key.name == awaited:
             break
@@ -179,7 +179,7 @@ def test_a_config_map_swap_is_followed(folder: Path, events: EventLog, follow: S
 def test_a_link_whose_target_is_edited_is_found_by_the_next_look(
     folder: Path, events: EventLog, follow: Start, quick: Quick
 ) -> None:
-    """inotify on the directory does not see it; a look every ``Timing.rescan_interval`` does."""
+    """inotify on the directory does not see it; a scan every ``rescan_interval`` does."""
     target = folder.parent / "elsewhere"
     target.write_text(yaml.safe_dump(service("web")))
     (folder / "a.yaml").symlink_to(target)
@@ -192,9 +192,8 @@ def test_a_link_whose_target_is_edited_is_found_by_the_next_look(
 def test_unchanged_files_are_not_parsed_again(
     folder: Path, events: EventLog, follow: Start, quick: Quick, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A look at the directory reads none of the files that are as they were.
-
-    The look may find the new file before inotify has named it, so that file may be read twice.
+    """A scan reads no unchanged file. It may find the new file before inotify has named it, so that
+    file may be read twice.
     """
     for name in "abc":
         write(folder / f"{name}.yaml", service(name))
@@ -247,7 +246,7 @@ def test_a_directory_that_vanishes_is_an_error_and_is_found_again(
 def test_a_directory_replaced_at_once_is_followed(
     folder: Path, events: EventLog, follow: Start
 ) -> None:
-    """The watch was on the old one; what the new one defines is emitted, and followed."""
+    """The watch was on the old directory; objects of the new one are emitted, and it is followed."""
     write(folder / "a.yaml", service("web"))
     follow()
     begun(events)
@@ -264,7 +263,7 @@ def test_a_directory_replaced_at_once_is_followed(
 def test_without_inotify_the_directory_is_looked_at_by_the_second(
     folder: Path, events: EventLog, follow: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nodes run out of inotify instances; that is an error, but not the end of service."""
+    """Nodes may run out of inotify instances; that is an error, but manifests are still read."""
 
     def refuse() -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -290,7 +289,7 @@ def test_stop_is_prompt_and_final(folder: Path, events: EventLog, follow: Start)
 
 
 def test_one_write_of_a_file_is_one_change(begin: Begin, folder: Path) -> None:
-    """A Service and its slice whose port is renamed come together, so no plan has one of them."""
+    """A Service and its slice with a renamed port come together, so no plan has only one of them."""
     received, told = list[Event | Together](), threading.Event()
 
     def take(event: Event | Together) -> None:

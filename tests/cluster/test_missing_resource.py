@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An API server that is too old for ServiceCIDR: nothing of it is known, and all is well."""
+"""An API server that is too old for ServiceCIDR: ranges are unknown, and nothing else fails."""
 
 import logging
 
@@ -41,7 +41,7 @@ def test_a_resource_that_is_not_there_is_an_empty_list(
 def test_what_was_there_stays_when_the_resource_goes(
     api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
 ) -> None:
-    """A downgraded server takes nothing away."""
+    """Objects from before a server's downgrade stay."""
     api.put(RANGE)
     watch(timing=quick(missing_resource_delay=0.01))
     events.next(Kind.SERVICE_CIDR)
@@ -55,7 +55,7 @@ def test_what_was_there_stays_when_the_resource_goes(
 
 
 def test_a_refusal_is_an_error(api: FakeApiServer, events: EventLog, watch: Start) -> None:
-    """A missing permission is for the operator to mend; others are not held up."""
+    """The operator has to grant a missing permission; other kinds are not held up."""
     api.fail("ServiceCIDR", 403, b'{"message": "servicecidrs is forbidden"}', times=1000)
     watch()
     assert events.error() == "403 servicecidrs is forbidden"
@@ -63,7 +63,7 @@ def test_a_refusal_is_an_error(api: FakeApiServer, events: EventLog, watch: Star
 
 
 def test_services_must_be_there(api: FakeApiServer, events: EventLog, watch: Start) -> None:
-    """404 for what we cannot do without is an error, and no empty list."""
+    """404 for a required resource is an error, not an empty list."""
     api.put(service("web"))
     api.fail("Service", 404, NOT_FOUND, times=2)
     watch()

@@ -23,14 +23,14 @@ TOKEN = "the first token"
 
 @pytest.fixture
 def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory of the service account."""
+    """Return the directory of the service account."""
     monkeypatch.setattr(access, "SERVICE_ACCOUNT", tmp_path)
     return tmp_path
 
 
 @pytest.fixture
 def pod(account: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApiServer]:
-    """The API server of this process, which is like one in a pod."""
+    """Return the API server for this process, which runs as if in a pod."""
     certificate = self_signed(account, "IP:127.0.0.1")
     (account / "certificate.pem").rename(account / "ca.crt")
     (account / "token").write_text(f"{TOKEN}\n")
@@ -48,7 +48,7 @@ def is_answered(server: Server) -> bool:
 def test_a_renewed_token(
     pod: FakeApiServer, account: Path, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
-    """It is read again after a minute, before the former one expires, and after a 401."""
+    """The token is read again after a minute, before the former one expires, and after a 401."""
     if after == "a minute":
         monkeypatch.setattr(access, "TOKEN_SECONDS", -1.0)
     server = Server(None, QUICK)
@@ -71,7 +71,7 @@ def test_a_renewed_token(
 )
 @pytest.mark.usefixtures("pod")
 def test_an_unusable_account(account: Path, name: str, content: str | None, words: str) -> None:
-    """It is an error at the start, in words."""
+    """An unusable account is an error at the start, in words."""
     (account / name).unlink()
     if content is not None:
         (account / name).write_text(content)
@@ -114,13 +114,13 @@ NO_PROXIES = (
 
 @pytest.mark.parametrize("no_proxy", NO_PROXIES)
 def test_hosts_without_a_proxy(no_proxy: str) -> None:
-    """NO_PROXY means what it means with a kubeconfig."""
+    """NO_PROXY has the same meaning as with a kubeconfig."""
     for url in URLS:
         assert bypasses_proxy(url, no_proxy) == should_bypass_proxies(url, no_proxy), url
 
 
 def test_the_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scheme's, else that of all; lower case counts more."""
+    """The scheme's variable is used, else that for all; lower case wins."""
     for name in ("https_proxy", "http_proxy", "all_proxy", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     assert proxy_for(URLS[0]) == ""
@@ -135,7 +135,7 @@ def test_the_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_requests_go_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy that is not there keeps a request from its server; its password is not said."""
+    """A request fails if its proxy is missing; no error has the proxy's password."""
     monkeypatch.setenv("http_proxy", "http://me:password@127.0.0.1:9")
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)

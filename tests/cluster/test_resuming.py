@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watch: what changes is emitted once, and goes on where it broke off, without a new list."""
+"""The watch emits each change once, and resumes where it broke off, without a new list."""
 
 import json
 
@@ -31,7 +31,7 @@ def changed(event: Event, name: str) -> bool:
 def test_events_have_the_version_and_the_name_of_the_api(
     api: FakeApiServer, events: EventLog, watched: Source
 ) -> None:
-    """resourceVersion, and ADDED or MODIFIED in lower case: the history shows them as causes."""
+    """The history shows resourceVersion, and ADDED or MODIFIED in lower case, as causes."""
     versions = [api.put(service("new")), api.put(service("new", clusterIP="10.96.0.2"))]
     found = [events.next(Kind.SERVICE) for _ in versions]
     assert [(it.event, it.version) for it in found] == [
@@ -68,8 +68,8 @@ def test_a_dropped_connection_is_resumed_without_a_list(
 def test_events_out_of_order_are_put_right_by_the_next_watch(
     api: FakeApiServer, events: EventLog, watched: Source
 ) -> None:
-    """A late event with an older version counts until then, as it would for client-go; the next
-    watch resumes from there, and is told again of the newer object. Doubles are no error.
+    """A late event with an older version counts until the next watch resumes from there and sends
+    the newer object again, as in client-go. Duplicates are no error.
     """
     old = service("web", clusterIP="10.96.0.8")
     version = api.put(old)
@@ -103,7 +103,7 @@ def test_a_deletion_moves_the_resume_point(
 def test_a_bookmark_moves_the_resume_point(
     api: FakeApiServer, events: EventLog, watched: Source
 ) -> None:
-    """After a bookmark the history before it may be compacted; nothing is listed again."""
+    """The history before a bookmark may be compacted; nothing is listed again."""
     for number in range(5):
         api.put(node(f"other-{number}"))
     newest = api.bookmark("Service")

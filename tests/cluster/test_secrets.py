@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No token, key or password reaches a log, a status or an error; none is left on a disk."""
+"""No token, key or password is in a log, a status or an error; none is left on a disk."""
 
 import base64
 import json
@@ -43,7 +43,7 @@ def api() -> Iterator[FakeApiServer]:
 def said(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[pytest.LogCaptureFixture]:
-    """Everything that is logged, even by libraries, as the agent's handler formats it."""
+    """Return everything that is logged, even by libraries, as the agent's handler formats it."""
     monkeypatch.setattr(redaction, "known_secrets", {})
     caplog.set_level(logging.DEBUG)
     caplog.handler.setFormatter(redaction.Formatter("%(message)s"))
@@ -53,7 +53,7 @@ def said(
 
 
 def change(kubeconfig: Path, kind: str, values: dict[str, Any]) -> Path:
-    """Replaces the user, or adds to the cluster, of a kubeconfig."""
+    """Change a kubeconfig: replace its user, or add to its cluster."""
     content = json.loads(kubeconfig.read_text())
     section = content[f"{kind}s"][0]
     section[kind] = values if kind == "user" else section[kind] | values
@@ -72,7 +72,7 @@ def test_a_token_is_trimmed(api: FakeApiServer, tmp_path: Path, how: str, end: s
 
 
 def error_of(kubeconfig: Path) -> str:
-    """Why a server cannot be asked; also not in the errors that led to this one."""
+    """Return why a server cannot be asked, including the errors that led to this one."""
     with pytest.raises(ClusterError) as failed:
         list(Server(kubeconfig, QUICK).page(Kind.SERVICE, {}))
     at: BaseException | None = failed.value
@@ -85,7 +85,7 @@ def error_of(kubeconfig: Path) -> str:
 
 @pytest.mark.parametrize("between", ["\n", "\0", "é", "\r\nX-Evil: 1"])
 def test_an_unusable_token_is_not_quoted(api: FakeApiServer, tmp_path: Path, between: str) -> None:
-    """http.client's error does that."""
+    """http.client's own error would quote it."""
     user = {"token": f"{TOKEN}{between}{TOKEN}"}
     reason = error_of(change(api.kubeconfig(tmp_path), "user", user))
     assert "the token has characters that cannot be sent" in reason
@@ -122,7 +122,7 @@ def test_a_credential_plugins_output_is_not_said(
 def test_a_credential_plugin_that_fails_is_asked_again(
     api: FakeApiServer, events: EventLog, tmp_path: Path, begin: Begin
 ) -> None:
-    """At the start, and when its token has expired: the source says why, and waits."""
+    """At the start, and when its token has expired, the source says why, and waits."""
     answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
     token, is_up = tmp_path / "token.json", tmp_path / "up"
     token.write_text(json.dumps(answer | {"status": {"token": api.token}}))
@@ -145,7 +145,7 @@ def test_a_credential_plugin_that_fails_is_asked_again(
 
 
 def test_an_empty_token_file_is_none(api: FakeApiServer, tmp_path: Path) -> None:
-    """The token counts then."""
+    """With an empty file the token counts."""
     user = {"token": api.token, "tokenFile": ""}
     kubeconfig = change(api.kubeconfig(tmp_path), "user", user)
     assert list(Server(kubeconfig, QUICK).page(Kind.SERVICE, {}))

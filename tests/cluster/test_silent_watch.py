@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A watch whose connection is open and says nothing, not even the bookmark of every minute."""
+"""A watch whose connection is open and sends nothing, not even the bookmark of each minute."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ SILENCE = 0.3  # seconds, instead of 150
 
 
 def of_services(events: EventLog, api: FakeApiServer) -> Callable[[], list[str | None]]:
-    """The errors of Services so far, None for each recovery."""
+    """Return the errors of Services so far; None for each recovery."""
     found: list[str | None] = []
 
     def now() -> list[str | None]:
@@ -29,7 +29,7 @@ def of_services(events: EventLog, api: FakeApiServer) -> Callable[[], list[str |
 def test_a_hung_watch_is_told_and_opened_anew_where_it_was(
     api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
 ) -> None:
-    """TCP is alive and says nothing: it is an error until the next watch is opened."""
+    """TCP is alive but silent: an error until the next watch is opened."""
     api.put(service("web"))
     silent: list[str] = []
     api.muted = True
@@ -51,7 +51,7 @@ def test_a_hung_watch_is_told_and_opened_anew_where_it_was(
 def test_a_server_without_bookmarks_is_no_error_again_and_again(
     api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
 ) -> None:
-    """Each new watch proves that the server is there; the log is not filled with it."""
+    """Each new watch proves that the server works; the log is not filled."""
     api.muted = True
     silent: list[str] = []
     watch(timing=quick(watch_silence=SILENCE), on_silent=silent.append)

@@ -21,7 +21,7 @@ def services(api: FakeApiServer) -> str:
 def test_errors_of_the_server_are_reported_until_they_are_over(
     api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
-    """Many 500s are one error, and the list that works at last is preceded by its end."""
+    """Many 500s are one error, and its recovery precedes the list that succeeds at last."""
     api.fail("Service", 500, b'{"code": 500, "message": "etcd is away"}', times=5)
     watch()
     assert events.source_status() == SourceStatus(services(api), "500 etcd is away")
@@ -33,7 +33,7 @@ def test_errors_of_the_server_are_reported_until_they_are_over(
 def test_each_kind_has_errors_of_its_own(
     api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
-    """Services that cannot be read do not hold up slices, and do not recover with them."""
+    """Services that cannot be read do not delay slices, and recover separately."""
     api.fail("Service", 403, b'{"message": "services is forbidden"}', times=1000)
     watch()
     refused = SourceStatus(services(api), "403 services is forbidden", is_forbidden=True)
@@ -122,7 +122,7 @@ def test_a_silent_connection_is_noticed(
 def test_a_watch_that_ends_at_once_is_paused_after(
     api: FakeApiServer, events: EventLog, watch: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that closes every watch must not be asked in a tight loop."""
+    """A server that closes every watch is not asked in a tight loop."""
     monkeypatch.setattr("ebpflb.cluster.list_watch.SHORT_WATCH", 60.0)
     watch()
     events.next(Kind.SERVICE)
@@ -134,7 +134,7 @@ def test_a_watch_that_ends_at_once_is_paused_after(
 def test_pauses_grow_with_failures_and_begin_again_after_success(
     events: EventLog, quick: Quick
 ) -> None:
-    """0.01, 0.02, 0.04 and no more than the cap; progress starts over; success needs no pause."""
+    """Pauses are 0.01, 0.02, 0.04 up to the maximum; progress resets them; success needs none."""
     timing = quick(backoff_first=0.01, backoff_max=0.05, jitter=lambda: 0.999999)
     loop = RetryLoop("it", events, timing, threading.Event())
 
@@ -154,7 +154,7 @@ def test_pauses_grow_with_failures_and_begin_again_after_success(
 def test_a_kind_that_recovers_ends_the_pauses_of_the_others(
     api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
 ) -> None:
-    """After an outage a kind of which nothing changes is not the last that is asked for."""
+    """After an outage a kind without changes is not the last one to be listed."""
 
     def days_for_services() -> float:
         return 1e8 if threading.current_thread().name == "watch Service" else 0.0

@@ -14,6 +14,6 @@ DECISIONS: list[dict[str, Any]] = yaml.safe_load(
 
 
 def write(path: Path, **values: Any) -> Path:
-    """A file with these fields."""
+    """Write a file with these fields."""
     path.write_text(yaml.safe_dump(HEAD | values))
     return path

@@ -15,7 +15,7 @@ END = "<!-- until here -->\n"
 
 
 def own_table() -> str:
-    """The options that kube-proxy does not have, by name."""
+    """Return the table of options that kube-proxy does not have, by name."""
     declared = [(flag, default) for kind in (Options, Paths) for _, flag, default in flags_of(kind)]
     declared.sort(key=lambda it: it[0].name)
     lines = (_own_line(flag, default) for flag, default in declared)
@@ -31,7 +31,7 @@ def _own_line(flag: Flag, default: object) -> str:
 
 
 def current(page: str) -> str:
-    """The page with the table as it should be."""
+    """Return the page with the table as it should be."""
     before, _, rest = page.partition(BEGIN)
     return before + BEGIN + own_table() + END + rest.partition(END)[2]
 

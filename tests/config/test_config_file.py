@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration files: what they say, and what they leave out (kube-proxy.md 15)."""
+"""Configuration files: their values, and the defaults for missing ones (kube-proxy.md 15)."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_defaults(file: Path) -> None:
-    """A file that says nothing gives kube-proxy's defaults, but no pause between writes."""
+    """An empty file gives kube-proxy's defaults, but no pause between writes."""
     said = fields.to_builtins(config_file.read(write(file)))
     assert said["bindAddress"] == "0.0.0.0"
     assert said["healthzBindAddress"] == "0.0.0.0:10256"
@@ -53,7 +53,7 @@ def test_defaults(file: Path) -> None:
 
 
 def test_kubeadm(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """kubeadm's file, full of zeros and nulls, gives no warning, and they mean defaults."""
+    """kubeadm's file, full of zeros and nulls that mean defaults, gives no warning."""
     assert config_file.read(KUBEADM) == config_file.read(
         write(
             file,
@@ -81,7 +81,7 @@ def test_lenient(file: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def changed(value: Any) -> Any:
-    """Another value of the same type, which is not zero."""
+    """Return another value of the same type, which is not zero."""
     match value:
         case bool():
             return not value
@@ -99,7 +99,7 @@ def changed(value: Any) -> Any:
 
 
 def altered(section: Any) -> Any:
-    """A section in which every field says something else than by default."""
+    """Return a section in which no field has its default."""
     return msgspec.structs.replace(
         section,
         **{

@@ -49,7 +49,7 @@ def test_no_file(file: Path) -> None:
 
 @pytest.mark.parametrize("make", NOT_NESTED.values(), ids=NOT_NESTED)
 def test_what_is_no_file(file: Path, make: Callable[[Path], None]) -> None:
-    """A device without end, a pipe or terabytes of holes are named, and not read."""
+    """An endless device, a pipe or a huge sparse file is named, and not read."""
     lay(make, file)
     with pytest.raises(ConfigurationError, match=str(file)):
         config_file.read(file)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files and flags, in the shapes that distributions write and at the limits of each field: what the
-agent makes of them, and what it refuses, as by kube-proxy (kube-proxy.md 15).
+"""Files and flags as distributions write them, and at the limits of each field: the agent's
+options, or its refusal, as by kube-proxy (kube-proxy.md 15).
 """
 
 import shlex
@@ -19,7 +19,7 @@ from tests.config.files import DECISIONS, HEAD
 
 
 def decided(words: list[str]) -> dict[str, Any] | str:
-    """The options, or the error's lines."""
+    """Return the options, or the error's lines."""
     try:
         values = run.make_context("run", words).params
         return translate(run_options.load(values))
@@ -31,7 +31,7 @@ def decided(words: list[str]) -> dict[str, Any] | str:
 
 @pytest.mark.parametrize("row", DECISIONS, ids=lambda row: row.get("case") or str(row))
 def test_decision(tmp_path: Path, row: dict[str, Any]) -> None:
-    """The fields of a file, the file as such, or flags."""
+    """The input is the fields of a file, a whole file, or flags."""
     file, decision = tmp_path / "config.conf", row["decision"]
     text = yaml.safe_dump(HEAD) + row["fields"] if "fields" in row else row.get("file", "")
     file.write_bytes(text.encode())

@@ -17,7 +17,7 @@ BOTH = frozenset(Family)
 
 
 def check(node: NodeFamilies, **values: Any) -> dict[str, bool]:
-    """The lines, and whether each is fatal."""
+    """Return the lines, and whether each is fatal."""
     found = config_file.to_configuration(HEAD | values)
     return dict(validation.check_families(found, node))
 
@@ -40,7 +40,7 @@ def test_what_no_mode_goes_by(supported: set[Family]) -> None:
 
 
 def test_primary_family_unsupported() -> None:
-    """Fatal: the kernel lacks the primary family."""
+    """It is fatal if the kernel lacks the primary family."""
     lines = check(NodeFamilies(V6, frozenset({V4})))
     assert lines["the node's primary family is IPv6, which the kernel does not support"] is True
 
@@ -54,7 +54,7 @@ def test_primary_family_unsupported() -> None:
     ],
 )
 def test_cluster_cidr_of_the_other_family(supported: set[Family], mode: str, fatal: bool) -> None:
-    """Fatal only if the node is single-stack and the mode uses the field."""
+    """It is fatal only if the node is single-stack and the mode uses the field."""
     node = NodeFamilies(V4, frozenset(supported))
     lines = check(node, clusterCIDR="fd00::/8", detectLocalMode=mode)
     (text,) = lines
@@ -64,7 +64,7 @@ def test_cluster_cidr_of_the_other_family(supported: set[Family], mode: str, fat
 
 @pytest.mark.parametrize(("mode", "fatal"), [("NodeCIDR", True), ("ClusterCIDR", False)])
 def test_pod_cidrs_of_the_other_family(mode: str, fatal: bool) -> None:
-    """Fatal in the mode that uses them."""
+    """It is fatal in the mode that uses them."""
     lines = check(NodeFamilies(V4, BOTH, (ip_network("fd00::/64"),)), detectLocalMode=mode)
     assert lines == {
         "the Node's podCIDRs: the node is IPv4-primary, but there is no IPv4 CIDR": fatal

@@ -21,7 +21,7 @@ def made(**values: Any) -> Options:
 
 
 def test_nothing_said() -> None:
-    """A configuration that says nothing is what the agent does without one."""
+    """An empty configuration gives the agent's own defaults."""
     options = made()
     assert options == Options(
         None,  # type: ignore[arg-type]
@@ -44,7 +44,7 @@ READ_BY_RUN = {"hostnameOverride", "logging.format", "logging.verbosity", "mode"
 
 
 def another(value: Any) -> Any:
-    """A value of the same type."""
+    """Return another value of the same type."""
     if isinstance(value, str):
         return f"{value}x"
     if isinstance(value, bool):

@@ -47,7 +47,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def begin(calls: Calls) -> Iterator[Callable[[Path], ConfigWatch]]:
-    """Starts watches, and stops them."""
+    """Start watches, and stop them at the end."""
     begun: list[ConfigWatch] = []
 
     def start(path: Path) -> ConfigWatch:
@@ -85,7 +85,7 @@ def remove_and_make(path: Path) -> None:
 def test_changed(
     begin: Callable[[Path], ConfigWatch], calls: Calls, file: Path, change: Callable[[Path], None]
 ) -> None:
-    """Written or replaced: ``on_change`` is called once."""
+    """If the file is written or replaced, ``on_change`` is called once."""
     watch = begin(file)
     change(file)
     assert calls.event.wait(LONG)

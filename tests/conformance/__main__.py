@@ -1,12 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plays the cases with real packets against service proxies, and prints what each passes.
-
-    python -m tests.conformance ebpflb-netfilter kube-proxy-nftables
-    python -m tests.conformance 'another-proxy --kubeconfig {kubeconfig} --node {node}'
-
-Needs root, and the proxies' own needs. Exit status 1 if a row fails; what a proxy is known to do
-otherwise on purpose (targets.py) is no failure.
-"""
+"""Play the cases with real packets against service proxies, and print what each passes."""
 
 import os
 import sys
@@ -31,8 +24,8 @@ SENDS = {"TCP": requests.tcp, "UDP": requests.udp}
 
 
 class Result(NamedTuple):
-    """``seen`` is what a client met instead of what the row says; "" if just that.
-    ``on_purpose``: that is what this proxy is known to do.
+    """``seen``: what a client met instead of the expected result; "" if they agree. ``on_purpose``:
+    this proxy is known to do that.
     """
 
     case: str
@@ -45,7 +38,7 @@ class Result(NamedTuple):
 def play(
     target: str, cases: Mapping[str, Case], patience: float = served.SECONDS
 ) -> Iterator[Result]:
-    """What the clients of each case meet, in its order; see ``Served``."""
+    """Return what the clients of each case meet, in its order; see ``Served``."""
     proxy = named(target)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -79,12 +72,12 @@ def _ask(two: Served, proxy: Target, case: str, row: Row) -> Iterator[Result]:
 
 
 def _is_forbidden(cell: str, found: Met) -> bool:
-    """Whether the kernel told a process of the node at once that nothing will come of it."""
+    """Whether the kernel told a process of the node at once that its request is forbidden."""
     return found == {FORBIDDEN} and cell in (REFUSED, SILENT)
 
 
 def report(target: str, results: list[Result]) -> None:
-    """Prints how many rows of each case pass, how many differ on purpose, and those that fail."""
+    """Print how many rows of each case pass, how many differ on purpose, and those that fail."""
     print(f"\n{target}")
     for case in dict.fromkeys(result.case for result in results):
         rows = [result for result in results if result.case == case]

@@ -62,14 +62,14 @@ def elsewhere(two: Topology) -> list[Any]:
 
 
 def only_for(two: Topology, *hosts: Host, more: tuple[str, ...] = ()) -> list[Manifest]:
-    """A load balancer that only these may ask; the ranges of both families are never empty."""
+    """Return a load balancer for these clients only; the ranges of both families are never empty."""
     own = [f"{host.v4}/32" for host in hosts] + [f"{host.v6}/128" for host in hosts]
     sources = [*own, *more, "240.0.0.0/32", "fd99::/128"]
     return two.service("web", 10, two.here, two.there, loadBalancerSourceRanges=sources)
 
 
 def leaving(two: Topology, **policy: str) -> list[Manifest]:
-    """The only endpoint, on the near node, terminates."""
+    """Return a Service whose only endpoint, on the near node, terminates."""
     conditions = {"ready": False, "terminating": True}
     return two.service("web", 10, two.here, conditions=conditions, **policy)
 
@@ -90,12 +90,12 @@ def second_slice(two: Topology, pod: Host, **conditions: bool) -> list[Manifest]
 
 
 def by_proxy(number: int) -> list[Manifest]:
-    """A load balancer's addresses, which it translates itself."""
+    """Return addresses of a load balancer that translates them itself."""
     return [{"ip": it, "ipMode": "Proxy"} for it in Frontends(number).balancer]
 
 
 def zoned_nodes(two: Topology) -> list[Manifest]:
-    """The near node in zone one, the far one in zone two."""
+    """Return the nodes: the near one in zone one, the far one in zone two."""
     return [
         manifests.node(node.name, node.v4, node.v6, labels={ZONE: zone})
         for node, zone in ((two.near, "one"), (two.far, "two"))
@@ -103,7 +103,7 @@ def zoned_nodes(two: Topology) -> list[Manifest]:
 
 
 def hinted(two: Topology, **zones: str) -> list[Manifest]:
-    """A Service whose endpoints have these hints."""
+    """Return a Service whose endpoints have these hints."""
     pods = [getattr(two, name) for name in zones]
     service, *slices = two.service("web", 10, *pods, annotations=BY_TOPOLOGY)
     for each in slices:

@@ -59,7 +59,7 @@ class Served(Topology):
         self.delete_connections()
 
     def close(self) -> None:
-        """Ends the proxies, then the servers that they watch."""
+        """End the proxies, then the servers that they watch."""
         for proxy in self._proxies:
             proxy.send_signal(signal.SIGTERM)
         for proxy in self._proxies:
@@ -87,7 +87,7 @@ class Served(Topology):
         self._proxies.append(self.lab.keep(proxy))
 
     def _until_followed(self, place: Place, proxy: Process, served: Callable[[], bool]) -> None:
-        """Raises NodeError with the end of the proxy's log."""
+        """Wait for the proxies. Raises NodeError with the end of the proxy's log."""
 
         def is_over() -> bool:
             return bool(proxy.poll()) or served()

@@ -33,7 +33,7 @@ class Place:
 
 
 def _nothing(place: Place) -> None:
-    """Nothing is left of a proxy that only changes its namespace."""
+    """Do nothing: the proxy only changes its namespace, so nothing is left."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def ebpflb(packet_path: str, *more: str) -> Target:
 
 
 def kube_proxy(mode: str) -> Target:
-    """Its binary is KUBE_PROXY, or found by the shell's path."""
+    """Return the target kube-proxy; its binary is KUBE_PROXY, or found by the shell's path."""
 
     def command(place: Place) -> list[str]:
         path = place.folder / "config.yaml"
@@ -95,7 +95,7 @@ def kube_proxy(mode: str) -> Target:
         return [os.environ.get("KUBE_PROXY") or "kube-proxy", f"--config={path}"]
 
     def differs(row: Row, who: str, kind: str) -> str:
-        """kube-proxy.md 12: unknown ports, and the node's own requests, are left to the router."""
+        """Return the difference: kube-proxy leaves unknown ports to the router (kube-proxy.md 12)."""
         own = who == "near" and kind in ("external", "balancer")
         refused = mode == "iptables" and row.cell == REFUSED
         return UNANSWERED if refused and (own or kind.endswith("+1")) else ""
@@ -107,7 +107,7 @@ WORDS = ("node", "kubeconfig", "folder", "cgroup")
 
 
 def other(template: str) -> Target:
-    """Raises ValueError if there is no command, or if other names are in braces."""
+    """Return a target by its command. Raises ValueError if it is empty, or braces are wrong."""
     words = shlex.split(template)
     names = {name for word in words for _, name, *_ in Formatter().parse(word) if name is not None}
     if not words or not names <= {*WORDS}:

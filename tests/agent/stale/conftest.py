@@ -23,7 +23,7 @@ def ns() -> Iterator[Namespace]:
 
 @pytest.fixture
 def world(ns: Namespace, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """Further passes follow at once."""
+    """Return a world in which further searches follow at once."""
     monkeypatch.setattr("ebpflb.agent.stale.PASS_TIMES", (0.02, 0.1))
     with worlds.made(ns, cache) as world:
         yield world
@@ -31,7 +31,7 @@ def world(ns: Namespace, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 @pytest.fixture
 def net(ns: Namespace) -> Namespace:
-    """All addresses are routed somewhere, so that what is sent is tracked."""
+    """Route all addresses somewhere, so that sent packets are tracked."""
     for words in (
         "link set lo up",
         "link add away type veth peer name beyond",

@@ -34,7 +34,7 @@ def judge(world: World, *removals: Removal, resets: Resets | None = None) -> Sta
 
 
 def deleted(world: World, *removals: Removal) -> int:
-    """How many were deleted of UDP; all others are there still."""
+    """Return how many UDP entries were deleted; check that all others still exist."""
     before, stale = len(entries()), judge(world, *removals)
     ports = stale.ports if removals else None
     endpoints = stale.udp_endpoints if removals else None
@@ -58,7 +58,7 @@ def left() -> set[int]:
     ids=["serving", "removed", "former target port", "never translated"],
 )
 def test_by_its_backend(net: Namespace, world: World, to: str, is_stale: bool) -> None:
-    """An entry stays if and only if a serving endpoint answers it, at address and port."""
+    """An entry stays if and only if a serving endpoint answers it, by address and port."""
     tracked(str(VIP.address), VIP.port, to)
     assert deleted(world) == is_stale
 
@@ -72,9 +72,8 @@ def test_ipv6(net: Namespace, world: World) -> None:
 
 
 def test_nobody_serves(net: Namespace, world: World) -> None:
-    """Of a service without endpoints the entries to a removed one are deleted.
-
-    The others are no state to anybody; they are deleted when an endpoint comes.
+    """If a Service has no endpoints, only the entries that lead to a removed one are deleted. The
+    others keep no state for a client; they are deleted when an endpoint comes.
     """
     world.serve()
     tracked(str(VIP.address), VIP.port, REMOVED, source=4001)
@@ -85,8 +84,8 @@ def test_nobody_serves(net: Namespace, world: World) -> None:
 
 @pytest.mark.parametrize(("frontend", "node"), [(VIP, ""), (NODEPORT, NODE)], ids=str)
 def test_deleted_service(net: Namespace, world: World, frontend: Frontend, node: str) -> None:
-    """Entries to the endpoints that it had are deleted. What nothing translates is not, nor what
-    another program leads elsewhere, or other hosts translate.
+    """Entries to the deleted Service's endpoints are deleted. Untranslated entries stay, and those
+    that another program or another host translates.
     """
     world.maps["services"].delete([VIP])
     world.maps["node_addresses"].write([(ip_address(NODE), 1)])
@@ -100,28 +99,28 @@ def test_deleted_service(net: Namespace, world: World, frontend: Frontend, node:
 
 
 def test_foreign_entries(net: Namespace, world: World) -> None:
-    """What others translate, at addresses that are nobody's frontend, stays."""
+    """Entries that others translate, at addresses that are no frontend, stay."""
     world.maps["services"].delete([VIP])
     tracked(str(VIP.address), VIP.port, REMOVED)
     assert deleted(world) == 0
 
 
 def test_only_frontends_that_changed_are_looked_at(net: Namespace, world: World) -> None:
-    """By their ports; everything is at a start."""
+    """Only entries with a changed frontend's port are read; at a start all are."""
     tracked(str(VIP.address), VIP.port, REMOVED)
     assert deleted(world, removed(GONE)._replace(frontends={NODEPORT})) == 0
     assert deleted(world) == 1
 
 
 def test_terminating_but_serving(net: Namespace, world: World) -> None:
-    """An endpoint that gets no new flows and still serves keeps its own."""
+    """A terminating endpoint that still serves gets no new flows and keeps its existing ones."""
     world.serve(ELSEWHERE._replace(flags=frozenset()))
     tracked(str(VIP.address), VIP.port, SERVING)
     assert deleted(world) == 0
 
 
 def test_nodeports(net: Namespace, world: World) -> None:
-    """At the node's addresses; unlike kube-proxy's, the same port of another host is left alone."""
+    """NodePorts count at the node's addresses; unlike with kube-proxy, other hosts' ports stay."""
     world.maps["node_addresses"].write([(ip_address(NODE), 1)])
     world.serve(ELSEWHERE, frontend=NODEPORT)
     tracked(NODE, NODEPORT.port, SERVING, source=4001)
@@ -133,7 +132,7 @@ def test_nodeports(net: Namespace, world: World) -> None:
 
 
 def test_others_are_left_alone(net: Namespace, world: World) -> None:
-    """Other ports and addresses, and TCP."""
+    """Entries of other ports and addresses, and of TCP, are left alone."""
     tracked(str(VIP.address), 54, REMOVED)
     tracked("10.96.0.11", VIP.port, REMOVED)
     tracked(str(VIP.address), VIP.port, REMOVED, protocol=Protocol.TCP)
@@ -146,8 +145,8 @@ def test_others_are_left_alone(net: Namespace, world: World) -> None:
 def test_connections_that_began_untranslated(
     net: Namespace, world: World, to: str, goes: bool, untranslated: bool
 ) -> None:
-    """The entry of a SYN that came before anything could translate it goes, so that the SYN that
-    follows is translated.
+    """An entry of a SYN that came before anything could translate it is deleted, so that the next
+    SYN is translated.
     """
     world.maps["services"].write([(OF_TCP, world.maps["services"].get(VIP))])
     tracked(str(VIP.address), VIP.port, to, protocol=Protocol.TCP)
@@ -157,7 +156,7 @@ def test_connections_that_began_untranslated(
 
 
 def test_a_new_device_takes_no_list_of_all_entries(net: Namespace, world: World) -> None:
-    """Only what came untranslated is searched for: the kernel leaves out everything else."""
+    """Only untranslated entries are searched for: the kernel leaves out all others."""
     tracked(str(VIP.address), VIP.port, REMOVED, source=4001)
     tracked(str(VIP.address), VIP.port, "", source=4002)
     world.worker.check_untranslated()
@@ -168,8 +167,8 @@ def test_a_new_device_takes_no_list_of_all_entries(net: Namespace, world: World)
 
 @pytest.mark.parametrize("renamed", [False, True])
 def test_connections_without_an_answer(net: Namespace, world: World, renamed: bool) -> None:
-    """Of TCP, to a removed endpoint, as soon as anything of the frontend is removed; unless the
-    endpoint serves the frontend still, by another port's name.
+    """An unanswered TCP entry to a removed endpoint is deleted when anything of the frontend is
+    removed, unless the endpoint still serves the frontend by another port's name.
     """
     world.serve(ELSEWHERE, frontend=OF_TCP)
     tracked(str(VIP.address), VIP.port, REMOVED, protocol=Protocol.TCP, source=4001)
@@ -201,9 +200,8 @@ def test_open_connections_are_reset_with_on_removal_alone(net: Namespace, world:
 
 
 def test_what_programs_report(net: Namespace, world: World) -> None:
-    """The entries of stale flows alone, by a hash.
-
-    A kube-proxy, or a former choice, may have sent a flow elsewhere than the program.
+    """Only entries of stale flows are deleted, found by a hash. A kube-proxy, or an earlier choice,
+    may have sent a flow elsewhere than the program.
     """
     tracked(str(VIP.address), VIP.port, SERVING, source=4001)
     tracked(str(VIP.address), VIP.port, REMOVED, source=4002)
@@ -223,7 +221,7 @@ def flow_of(source_port: int) -> Tuple:
 def test_the_kernel_lists_the_entries_of_a_removed_endpoint(
     net: Namespace, world: World, v6: bool
 ) -> None:
-    """And no entry of another port, or with IPv4 of another address, is read."""
+    """No entry of another port is read, and with IPv4 none of another address."""
     vip, gone, others = (
         (VIP6, "[fd00:244::7]:53", ("[fd00:244::9]:53", "[fd00:244::7]:54"))
         if v6

@@ -71,10 +71,8 @@ def test_ended(world: World) -> None:
 def test_connected_again_while_it_is_ended(
     world: World, calls: int, connected: PeerFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a hook remembers of the new connection stays, whenever that is.
-
-    The socket's owner is told at once that it was ended, and connects it again while the agent has
-    made so many system calls.
+    """What a hook remembers of the new connection stays, whenever the owner connects. The owner
+    learns of the end at once, and connects again after this many system calls of the agent.
     """
     client = world.remember(world.direct())
     ((cookie, _),) = world.maps["sockets"].items()
@@ -137,7 +135,7 @@ def test_no_stale_socket(world: World, backend: Backend) -> None:
 
 
 def test_an_unconnected_socket_is_not_searched_for(world: World) -> None:
-    """It is sent elsewhere with its next datagram."""
+    """The next datagram of an unconnected socket goes to another endpoint anyway."""
     world.remember(world.open(), is_connected=0)
     world.end()
     settle(world)
@@ -151,7 +149,7 @@ def silence(world: World) -> None:
 
 
 def streams(world: World, server: socket.socket) -> tuple[socket.socket, socket.socket]:
-    """One socket that waits for its endpoint, and one that is open."""
+    """Return a socket that waits for its endpoint, and one that is open."""
     waits, opens = world.stream(), world.stream()
     for client, port in ((waits, SILENT), (opens, server.getsockname()[1])):
         client.connect_ex((str(HERE), port))
@@ -175,7 +173,7 @@ def test_a_connection_that_begins(world: World, silence: None) -> None:
 
 
 def test_a_connection_that_begins_by_a_port_that_is_renamed(world: World, silence: None) -> None:
-    """Its endpoint serves the frontend still, by another id: it goes on waiting."""
+    """A socket keeps waiting if its endpoint still serves the frontend, by another id."""
     world.serve(Backend(HERE, SILENT, frozenset({"cluster"}), 11, SERVICE), frontend=OF_TCP)
     with socket.create_server((str(HERE), 0)) as server:
         waits, _ = streams(world, server)
@@ -185,7 +183,7 @@ def test_a_connection_that_begins_by_a_port_that_is_renamed(world: World, silenc
 
 
 def test_a_removed_backend_without_sockets_is_not_searched_for(world: World, silence: None) -> None:
-    """Of TCP its counters say so; with on-removal they do not matter."""
+    """TCP counters say that no socket uses it; with on-removal they are ignored."""
     with socket.create_server((str(HERE), 0)) as server:
         _, opens = streams(world, server)
         world.count(OLD, 2, 2)
@@ -201,7 +199,7 @@ def test_a_removed_backend_without_sockets_is_not_searched_for(world: World, sil
 
 
 def test_a_socket_that_was_counted_as_closed(world: World) -> None:
-    """Of UDP two threads may count it twice: the second search finds it all the same."""
+    """Two threads may count a UDP socket as closed twice; the second search finds it anyway."""
     client = world.remember(world.direct())
     world.count(OLD, 1, 1)
     world.end()
@@ -210,7 +208,7 @@ def test_a_socket_that_was_counted_as_closed(world: World) -> None:
 
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["no endpoint", "no Service"])
 def test_no_backend_left(world: World, is_deleted: bool) -> None:
-    """A socket is ended with the last backend, whose address a stranger may get."""
+    """A socket is ended with the last backend, whose address another host may get."""
     client = world.remember(world.direct())
     if is_deleted:
         world.maps["services"].delete([VIP])
@@ -235,7 +233,7 @@ def test_second_pass(world: World) -> None:
 
 
 def test_only_where_a_stale_socket_is(world: World) -> None:
-    """The namespaces of stale sockets are asked for; any, if a socket has no entry of its own."""
+    """Only the namespaces of stale sockets are entered; all if a socket has no entry of its own."""
     asked, own = list[Collection[int]](), SocketEntry(world.given, SERVICE, netns=77)
 
     def each(what: Callable[[], SockDiag], cookies: Collection[int]) -> Iterator[SockDiag]:
@@ -252,7 +250,7 @@ def test_only_where_a_stale_socket_is(world: World) -> None:
 
 
 def test_walk_ends(world: World) -> None:
-    """After the last socket is found no more namespaces are entered."""
+    """After the last socket is found no other namespace is entered."""
     entered: list[int] = []
 
     def each(what: Callable[[], SockDiag], cookies: Collection[int]) -> Iterator[SockDiag]:
@@ -271,7 +269,7 @@ def test_walk_ends(world: World) -> None:
 def test_a_kernel_that_ends_no_sockets(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What it lacks is logged once for each protocol, with its effect; nothing is searched for."""
+    """The lack is logged once for each protocol, with its effect; no search is made."""
     monkeypatch.setattr(sock_diag, "can_destroy", lambda _: False)
     worker = stale.StaleWorker(world.maps, world.each, world.socket_end.run)
     world.remember(world.direct())
@@ -307,7 +305,7 @@ def test_frontends(world: World, served: Frontend, asked: Frontend, is_served: b
 
 
 def test_torn(world: World) -> None:
-    """If a slot belongs to another service by now, the frontend's endpoints are not known."""
+    """If a slot now belongs to another service, the frontend's endpoints are unknown."""
     world.maps["slots"].write([(0, ELSEWHERE._replace(service=SERVICE + 1))])
     assert ServedFrontends(world.maps).endpoints(VIP) is CHANGING
 

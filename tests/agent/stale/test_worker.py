@@ -41,7 +41,7 @@ NAME = PortName("default", "web", "tcp", Protocol.TCP, Family.IPV4)
 
 
 class Idle:
-    """A worker without a thread, whose searches find nothing, and fail as often as is said."""
+    """A worker without a thread; its searches find nothing, and fail as often as the test says."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.cpu, self.failures = 100.0, 0.0, 0
@@ -71,7 +71,7 @@ class Idle:
         return self.worker.entries.due
 
     def turn(self) -> float:
-        """Make the next search; return how long it was until then."""
+        """Make the next search; return how much time passed before it."""
         before, self.now = self.now, max(self.now, self.due)
         self.worker.entries.turn()
         return self.now - before
@@ -84,7 +84,7 @@ def idle(world: World, monkeypatch: pytest.MonkeyPatch) -> Idle:
 
 
 def test_twice_after_a_change(idle: Idle) -> None:
-    """At once, and a second later; of UDP only for the entries of the endpoints that went."""
+    """A search follows at once and a second later; UDP: only for removed endpoints."""
     idle.worker.check([])
     assert idle.due == math.inf
     idle.worker.check([removed(GONE)])
@@ -95,7 +95,7 @@ def test_twice_after_a_change(idle: Idle) -> None:
 
 
 def test_what_may_be_untranslated_is_searched_for_by_ports(idle: Idle) -> None:
-    """A frontend that begins to serve says nothing of the endpoints that conntrack has for it."""
+    """A frontend that begins to serve does not tell to which endpoints conntrack leads."""
     idle.worker.check([removed(GONE), removed()])
     idle.turn()
     assert idle.searched[0]["udp_endpoints"] is None
@@ -111,7 +111,7 @@ def test_everything_after_a_start_and_what_came_untranslated(idle: Idle) -> None
 
 
 def test_changes_that_come_meanwhile_share_a_search(idle: Idle) -> None:
-    """Each has its second one."""
+    """Changes during a search share the next one; each has its second search."""
     for protocol in (Protocol.UDP, Protocol.TCP):
         idle.worker.check([removed(GONE, protocol=protocol)])
     idle.turn()
@@ -124,7 +124,7 @@ def test_changes_that_come_meanwhile_share_a_search(idle: Idle) -> None:
 
 
 def test_a_pause_grows_with_the_search(idle: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three times its processor time: endpoints may be removed one after the other."""
+    """The pause is three times the search's processor time, for endpoints removed one by one."""
 
     def delete(*_: Any, **__: Any) -> Ended:
         idle.cpu += 0.5
@@ -138,7 +138,7 @@ def test_a_pause_grows_with_the_search(idle: Idle, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_has_failed_is_made_again(idle: Idle, caplog: pytest.LogCaptureFixture) -> None:
-    """With pauses that grow to a minute, or with the next change; nothing of it is forgotten."""
+    """Failed searches are repeated after pauses up to a minute, or with the next change."""
     idle.failures = 9
     idle.worker.check([removed(GONE)])
     idle.turn()
@@ -155,7 +155,7 @@ def test_what_has_failed_is_made_again(idle: Idle, caplog: pytest.LogCaptureFixt
 
 
 def test_open_connections_when_the_grace_ends(idle: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the change, twice, and when the grace is over."""
+    """Open connections are searched for twice after the change, and again when the grace ends."""
     between = OF_TCP, GONE
 
     def delete(maps: Any, judge: Any, protocols: Any, **how: Any) -> Ended:
@@ -187,7 +187,7 @@ def test_a_service_that_keeps_its_connections_costs_nothing(idle: Idle) -> None:
 
 
 def test_entries_are_deleted_while_sockets_are_searched_for(net: Namespace, world: World) -> None:
-    """In all namespaces, which may take a while: a change that comes meanwhile does not wait."""
+    """A search for sockets in all namespaces may take long; a later change does not wait for it."""
     go_on, searching = threading.Event(), threading.Event()
 
     def each(what: Callable[[], SockDiag], cookies: Collection[int]) -> Iterator[SockDiag]:
@@ -213,7 +213,7 @@ def test_entries_are_deleted_while_sockets_are_searched_for(net: Namespace, worl
 def test_sockets_end_though_conntrack_fails_and_the_other_way_round(
     net: Namespace, world: World, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """What fails is made again until it succeeds, and its reason is told."""
+    """A failed search is repeated until it succeeds, and its reason is reported."""
     monkeypatch.setattr(stale, "FIRST_RETRY", 0.01)
     for each in world.worker.searching:
         monkeypatch.setattr(each, "pause", 0.01)
@@ -237,8 +237,8 @@ def test_sockets_end_though_conntrack_fails_and_the_other_way_round(
 
 
 def test_shadow(net: Namespace, world: World) -> None:
-    """Nothing of a kube-proxy beside is touched: neither its entries, nor sockets that it serves,
-    also those that have no entry any more.
+    """Beside a kube-proxy, its entries and the sockets that it serves are left alone, even sockets
+    whose entries are gone.
     """
     tracked(str(VIP.address), VIP.port, REMOVED)
     world.maps["cluster_ips"].write([(VIP.address, 1)])
@@ -262,5 +262,5 @@ def test_shadow(net: Namespace, world: World) -> None:
 
 
 def test_never_started(world: World) -> None:
-    """It can be stopped without having been started."""
+    """A worker that was never started can be stopped."""
     StaleWorker(world.maps, world.each, world.socket_end.run).stop()

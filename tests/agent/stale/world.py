@@ -73,20 +73,20 @@ class World:
         return made
 
     def direct(self) -> socket.socket:
-        """Connected to the backend itself."""
+        """Return a socket that is connected to the backend itself."""
         made = self.open()
         made.connect(self.backend.getsockname())
         return made
 
     def remember(self, one: socket.socket, is_connected: int = 1) -> socket.socket:
-        """Remember a socket as the hooks do: it asked for VIP and was given the backend."""
+        """Remember a socket as the hooks do: it asked for VIP and got the backend."""
         given = self.given._replace(is_connected=is_connected)
         write_elsewhere(self.maps, cookie_of(one), SocketEntry(given, SERVICE))
         self.count(OLD, 1, 0)
         return one
 
     def end(self) -> None:
-        """The worker is told that the endpoint of those that are remembered is removed."""
+        """Tell the worker that the endpoint of the remembered sockets is removed."""
         self.worker.check([removed((HERE, self.port))])
 
     @property
@@ -108,7 +108,7 @@ class World:
     def serve(
         self, *backends: Backend, frontend: Frontend = VIP, flags: Flags = frozenset()
     ) -> None:
-        """These and no others serve the frontend, which has these flags."""
+        """Let only these endpoints serve the frontend, with these flags."""
         self.maps["backend_slots"].write([(id, NO_SLOT) for id in range(64)])
         self.maps["slots"].write(list(enumerate(backends)))
         self.maps["backend_slots"].write([(one.id, slot) for slot, one in enumerate(backends)])
@@ -119,7 +119,7 @@ class World:
 
 @contextmanager
 def made(ns: Namespace, cache: Path) -> Iterator[World]:
-    """A world in a namespace of its own."""
+    """Yield a world in a namespace of its own."""
     ns.run("ip link set lo up")
     with small_maps(NAMES) as opened:
         world = World(opened, cache)
@@ -154,12 +154,12 @@ def has_peer(one: socket.socket) -> bool:
 
 
 def is_ended(one: socket.socket) -> bool:
-    """Whether it is ended soon; the kernel reports the error only once."""
+    """Whether the socket is ended soon; the kernel reports the error only once."""
     return eventually(lambda: not has_peer(one)) and error_of(one) == errno.ECONNABORTED
 
 
 def settle(world: World) -> None:
-    """All searches are done: the threads wait for the next change."""
+    """Return when all searches are done and the threads wait for the next change."""
 
     def is_idle(worker: SearchWorker) -> bool:
         with worker.changed:
