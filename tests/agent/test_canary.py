@@ -52,7 +52,7 @@ def written(harness: Harness) -> list[str]:
 
 
 def test_from_its_beginning_to_its_end(harness: Harness, asked: Handler) -> None:
-    """The canary is in the maps when the agent answers; nothing else changes, and no count has it."""
+    """The canary is in the maps once the agent answers; nothing else changes or counts it."""
     begin(harness)
     before = harness.status
     status, lease = ask(asked, "hold", WISH)
@@ -88,7 +88,7 @@ def test_a_mistake_of_ours_in_its_write(harness: Harness, asked: Handler) -> Non
     ],
 )
 def test_a_full_map(harness: Harness, asked: Handler, small: dict[str, int]) -> None:
-    """A full map gets no canary and no trace of one, and no Service waits for space because of it."""
+    """A full map gets no canary and no trace of one; no Service waits because of it."""
     harness.datapath.capacity = CAPACITY._replace(**small)
     begin(harness)
     status, said = ask(asked, "hold", WISH)

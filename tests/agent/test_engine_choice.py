@@ -74,7 +74,7 @@ def test_netfilter_has_its_table(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_first_pod_on_a_bridge(calls: dict[Family, bool]) -> None:
-    """The first pod changes the engine to the flow tables; with br_netfilter it is netfilter again."""
+    """The first pod makes it the flow tables; with br_netfilter it is netfilter again."""
     node = Node()
     assert node.settle(BRIDGE) is Engine.NETFILTER
     assert node.settle(BRIDGE, PORT) is Engine.FLOWS

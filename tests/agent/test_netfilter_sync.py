@@ -196,7 +196,7 @@ def test_restore(sync: NetfilterSync, removal: str) -> None:
 
 
 class Services:
-    """The part of ServiceSync that ElementsCheck reads: ids in use, including those in quarantine."""
+    """The part of ServiceSync that ElementsCheck reads: ids in use, or in quarantine."""
 
     complete = True
 

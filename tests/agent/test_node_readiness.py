@@ -90,7 +90,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 
 def test_the_condition_says_whether_services_work(make: Make) -> None:
-    """The condition is True while Services work and False before; other conditions are unchanged."""
+    """The condition is True while Services work, False before; others stay as they are."""
     world = make(CONDITION)
     world.put()
     world.turn()

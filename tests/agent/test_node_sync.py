@@ -159,7 +159,7 @@ def end(harness: Harness, *events: Any) -> str:
 
 
 def test_families_of_the_node(harness: Harness) -> None:
-    """If nothing could be served on the Node, the agent ends with one line about the configuration."""
+    """If nothing could be served on the Node, the agent ends with one line that says why."""
     harness.options = configured(harness, detect_local_mode=LocalMode.NODE_CIDR.value)
     wrong = NODE | {"spec": {"podCIDRs": ["fd00:244::/64"]}}
     assert "podCIDRs: the node is IPv4-primary" in end(harness, listed(Kind.NODE, wrong))

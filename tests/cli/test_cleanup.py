@@ -90,7 +90,7 @@ def test_while_devices_get_programs(
 
 
 def test_runs(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
-    """While a kube-proxy runs nothing is removed, and one line names its pid; --force removes it."""
+    """While a kube-proxy runs nothing is removed; one line names its pid; --force removes it."""
     left_by_iptables()
     before = everything()
     with answering.process(tmp_path) as pid:

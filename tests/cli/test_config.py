@@ -111,7 +111,7 @@ def test_flags_without_effect(run: Run, caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_schedulers_of_ipvs(run: Run, file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """--scheduler wins; a scheduler of the kernel without an equivalent is named: random is used."""
+    """--scheduler wins; a kernel scheduler without an equivalent is named: random is used."""
     write(file, mode="ipvs", ipvs={"scheduler": "wrr"})
     assert run("--config", file, "--scheduler=random").scheduler == "random"
     assert not any("has no counterpart" in line for line in caplog.messages)

@@ -99,7 +99,7 @@ def test_an_endpoint_without_a_route(cluster: Cluster) -> None:
 
 
 def test_an_own_program_without_its_pin(cluster: Cluster) -> None:
-    """It is not listed among other programs at the hooks; the pin is named, and who pins it again."""
+    """It is not listed among other programs; the pin is named, and who pins it again."""
     state = StateDir(cluster.agent.paths.state)
     programs = cgroup_links.attached(state)
     (state.links_directory / "sendmsg4").unlink()

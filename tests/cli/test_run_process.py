@@ -60,7 +60,7 @@ main()
 def test_an_agent_ends_for_a_part_that_fails_and_the_next_serves(
     cluster: LabCluster, node: Host
 ) -> None:
-    """The agent ends in order, with status 1, so that it is restarted; not again for ten minutes."""
+    """It exits in order, with status 1, to be restarted; not again for ten minutes."""
     agent = cluster.add_agent(node)
     agent.under = [sys.executable, "-P", "-c", FAILING]
     with suppress(NodeError):  # it may end before it is ready

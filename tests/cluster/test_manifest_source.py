@@ -246,7 +246,7 @@ def test_a_directory_that_vanishes_is_an_error_and_is_found_again(
 def test_a_directory_replaced_at_once_is_followed(
     folder: Path, events: EventLog, follow: Start
 ) -> None:
-    """The watch was on the old directory; objects of the new one are emitted, and it is followed."""
+    """The watch was on the old directory; the new one's objects are emitted and followed."""
     write(folder / "a.yaml", service("web"))
     follow()
     begun(events)
@@ -289,7 +289,7 @@ def test_stop_is_prompt_and_final(folder: Path, events: EventLog, follow: Start)
 
 
 def test_one_write_of_a_file_is_one_change(begin: Begin, folder: Path) -> None:
-    """A Service and its slice with a renamed port come together, so no plan has only one of them."""
+    """A Service and its slice, whose port is renamed, come together, so one plan has both."""
     received, told = list[Event | Together](), threading.Event()
 
     def take(event: Event | Together) -> None:

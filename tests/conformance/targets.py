@@ -95,7 +95,7 @@ def kube_proxy(mode: str) -> Target:
         return [os.environ.get("KUBE_PROXY") or "kube-proxy", f"--config={path}"]
 
     def differs(row: Row, who: str, kind: str) -> str:
-        """Return the difference: kube-proxy leaves unknown ports to the router (kube-proxy.md 12)."""
+        """Return the difference: kube-proxy leaves unknown ports to routers (kube-proxy.md 12)."""
         own = who == "near" and kind in ("external", "balancer")
         refused = mode == "iptables" and row.cell == REFUSED
         return UNANSWERED if refused and (own or kind.endswith("+1")) else ""
