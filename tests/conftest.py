@@ -82,7 +82,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _turn(item: pytest.Item) -> tuple[bool, int]:
-    """Clusters first, the slow ones before the others: at the end only short tests are left."""
+    """Order clusters first, slow tests before others, so that the last tests are short."""
     kinds = ["cluster", "kernel", "pure"]
     kind = next(at for at, name in enumerate(kinds) if item.get_closest_marker(name))
     return item.get_closest_marker("slow") is None, kind
@@ -104,7 +104,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def no_part_fails() -> Iterator[None]:
-    """No part of an agent in this process fails unexpectedly, except where a test expects it."""
+    """Fail the test if a part of an agent in this process fails unexpectedly."""
     failed = list[PartStatus]()
     parts.connect(failed.append, lambda: None, Path("/nowhere/record"))
     yield
@@ -113,7 +113,7 @@ def no_part_fails() -> Iterator[None]:
 
 @pytest.fixture
 def failing(tmp_path: Path) -> Iterator[Failing]:
-    """What is reported of parts that fail, which the test expects."""
+    """Yield the reports about failed parts, which the test expects."""
     made = Failing(tmp_path / "record")
     parts.connect(made.told.append, made.stopped.set, made.record)
     yield made
@@ -134,7 +134,7 @@ def cache(shared: Path) -> Path:
 
 @pytest.fixture
 def fresh_netns() -> Iterator[None]:
-    """The test's thread is in an empty network namespace, which is removed with all in it."""
+    """Move the test's thread into an empty network namespace, which is removed afterwards."""
     from tests.kernel.node import nodes  # imports what only root can use
 
     with nodes.fresh(f"ebpflb-test-{os.getpid()}-fresh"):
@@ -143,7 +143,7 @@ def fresh_netns() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def started_anew() -> Iterator[None]:
-    """A file's agents are processes that were started as operators start them, not forked."""
+    """Start a file's agents as new processes, as operators do, not as forks."""
     from tests.kit.forked import ForkedAgent  # imports what only root can
 
     with pytest.MonkeyPatch.context() as patch:
@@ -153,7 +153,7 @@ def started_anew() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def agents_bytecode(shared: Path) -> None:
-    """The agents' cache has what they need: several at once would compile the same."""
+    """Fill the agents' cache, so that several agents do not compile the same."""
     variants = [
         (datapath.PACKET_SOURCE, (*datapath.packet_flags(), *bare))
         for bare in ((), ("-DNO_LINK_HEADER",))

@@ -34,8 +34,9 @@ NEVER = BPFFS / f"ebpflb-test-{os.getpid()}-never"  # a state directory that no 
 
 @pytest.fixture(scope="session")
 def own_netns() -> Iterator[str]:
-    """Return the name of this worker's network namespace, with loopback up. Its prefix is not that
-    of tests.kit.lab_cluster, whose labs remove every namespace with theirs.
+    """Return the name of this worker's network namespace, with loopback up.
+
+    Its prefix is not that of tests.kit.lab_cluster, whose labs remove every namespace with theirs.
     """
     made = Namespace(f"ebpflb-test-cli-{os.getpid()}")
     made.create()

@@ -103,8 +103,9 @@ def test_a_hook_is_detached(cluster: Cluster, hook: str) -> None:
 
 @pytest.mark.extended
 def test_programs_taken_off_its_device(cluster: Cluster) -> None:
-    """Packets are wrong; sockets need no device. Doctor is asked again if it was faster than the
-    removal of the programs.
+    """Packets are wrong; sockets need no device.
+
+    Doctor is asked again if it was faster than the removal of the programs.
     """
     ended = threading.Event()
 

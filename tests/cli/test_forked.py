@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Most agents in tests are forks of a process that has imported ``ebpflb`` (tests/kit/forked.py).
+
 Such a process must act like one that was started anew.
 """
 

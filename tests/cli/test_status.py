@@ -272,8 +272,9 @@ def test_what_of_manifests_is_not_served(
 def test_an_unknown_node_name_is_said_by_status_and_check(
     ebpflb: Ebpflb, cluster: Cluster, where: list[str]
 ) -> None:
-    """Even with complete lists /healthz answers 503 if no Node has the node's name. A known Node
-    stays known after its deletion (kube-proxy.md 13.1), so the agent is a new one.
+    """Even with complete lists /healthz answers 503 if no Node has the node's name.
+
+    A known Node stays known after its deletion (kube-proxy.md 13.1), so the agent is a new one.
     """
     cluster.agent.stop()
     cluster.publish(*web(), manifests.node("another", "192.0.2.9"))

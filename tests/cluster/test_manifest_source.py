@@ -192,8 +192,9 @@ def test_a_link_whose_target_is_edited_is_found_by_the_next_look(
 def test_unchanged_files_are_not_parsed_again(
     folder: Path, events: EventLog, follow: Start, quick: Quick, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A scan reads no unchanged file. It may find the new file before inotify has named it, so that
-    file may be read twice.
+    """A scan reads no unchanged file.
+
+    It may find the new file before inotify has named it, so that file may be read twice.
     """
     for name in "abc":
         write(folder / f"{name}.yaml", service(name))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cases can be played against a proxy, and against one that does not serve."""
+"""The cases run against a proxy that serves, and against one that does not."""
 
 import pytest
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.extended
 
 @pytest.mark.parametrize("target", ["ebpflb-netfilter", "ebpflb-flows"])
 def test_ours_pass(target: str) -> None:
-    """Each client of these cases meets what it would with kube-proxy."""
+    """Each client of these cases meets the same as with kube-proxy."""
     cases = {name: CASES[name] for name in ("no endpoint", "affinity", "zones")}
     results = list(play(target, cases))
     assert {result.case for result in results} == set(cases)
@@ -21,7 +21,7 @@ def test_ours_pass(target: str) -> None:
 
 
 def test_a_difference_is_told() -> None:
-    """An endpoint here sees an outside client itself, where kube-proxy's sees the node."""
+    """An endpoint here sees an outside client itself; kube-proxy's sees the node."""
     results = list(play("ebpflb-netfilter", {"policies": CASES["policies"]}))
     asked = "outside asks nodeport 10 by TCP, IPv4"
     (told,) = [result for result in results if result.asked == asked]
@@ -31,7 +31,7 @@ def test_a_difference_is_told() -> None:
 
 
 def test_no_other_difference_is_on_purpose() -> None:
-    """What differs is known for each target: a proxy that is given as a command differs in none."""
+    """Differences are known per target; a proxy that is given as a command has none."""
     kube_proxy, ours = TARGETS["kube-proxy-iptables"], TARGETS["ebpflb-flows"]
     refused, seen = Row("near outside", 10, "external cluster", REFUSED), Row("a", 1, "b", "c", "d")
     known = kube_proxy.differs(refused, "near", "external"), ours.differs(seen, "a", "b")
@@ -42,12 +42,12 @@ def test_no_other_difference_is_on_purpose() -> None:
 
 
 def test_a_proxy_that_does_nothing_fails() -> None:
-    """It does not follow a change, which is the only result of a case."""
+    """The only result of a case is that the proxy does not follow a change."""
     (result,) = play("sleep 60", {"zones": CASES["zones"]}, patience=1.0)
     assert "follows a change" in result.seen
 
 
 def test_a_proxy_that_cannot_start_is_told_at_once() -> None:
-    """With its status and its words, whatever time it would have had."""
+    """Its status and its output are reported, without waiting for its time to end."""
     (result,) = play("sh -c 'echo no licence; exit 3'", {"zones": CASES["zones"]}, patience=1e6)
     assert "near's proxy has ended with status 3" in result.seen and "no licence" in result.seen

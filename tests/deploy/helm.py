@@ -32,11 +32,11 @@ Object = dict[str, Any]
 
 
 class Refused(Exception):
-    """Helm's words about values or a template."""
+    """Helm's error about values or a template."""
 
 
 def ask(question: str, *values: Values) -> list[Any]:
-    """What Helm answers to each; a Refused where it refuses."""
+    """Return Helm's answer to each request; a Refused where it refuses."""
     done = subprocess.run(
         [sys.executable, __file__, question],
         input=json.dumps(values),
@@ -50,7 +50,7 @@ def ask(question: str, *values: Values) -> list[Any]:
 
 
 def texts(files: dict[str, str]) -> list[str]:
-    """The manifests of a rendering as they are written, in the order in which Helm applies them."""
+    """Return the manifests of a rendering as written, in the order in which Helm applies them."""
     found = [text for name, text in files.items() if name.endswith(".yaml") and text.strip()]
     whole = [text.replace(_SPDX, "").strip() + "\n" for text in found]
     return sorted(whole, key=_place)
@@ -71,24 +71,24 @@ def render(*values: Values) -> list[list[Object]]:
 
 
 def the(kind: str, objects: list[Object]) -> Object:
-    """The one object of its kind."""
+    """Return the only object of its kind."""
     (found,) = [it for it in objects if it["kind"] == kind]
     return found
 
 
 def container(objects: list[Object]) -> Object:
-    """The agent's container."""
+    """Return the agent's container."""
     return containers(objects)[0]
 
 
 def containers(objects: list[Object]) -> list[Object]:
-    """The agent's, and that of the page where it is wanted."""
+    """Return the agent's container, and the page's if it is enabled."""
     found: list[Object] = the("DaemonSet", objects)["spec"]["template"]["spec"]["containers"]
     return found
 
 
 def snapshots() -> dict[Path, str]:
-    """What the checked-in renderings have to be."""
+    """Return the expected content of the checked-in renderings."""
     default, other = ask("render", {}, yaml.safe_load(EVERYTHING.read_text()))
     return {
         MANIFESTS: _whole("its default", default),

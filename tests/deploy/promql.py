@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a PromQL expression is well-formed, and can be answered from the metrics that there are.
-
-The grammar is promql-parser's, which checks types and functions too.
-"""
+"""Whether a PromQL expression is well-formed, and uses only existing metrics and labels."""
 
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
@@ -40,7 +37,7 @@ def labels(expr: Any, known: Labels) -> frozenset[str]:
 
 
 def series(expr: Any) -> Iterator[str]:
-    """The names that it asks for."""
+    """Yield the names of the metrics in the expression."""
     if isinstance(expr, promql.VectorSelector) and expr.name:
         yield expr.name
     parts = [getattr(expr, part, None) for part in ("expr", "lhs", "rhs", "vector_selector")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agents with the capabilities that deploy/ grants, and what they have to be able to do."""
+"""Agents with the capabilities that deploy/ grants, and what they must be able to do."""
 
 import configparser
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def granted_by_the_unit() -> Rights:
 
 
 def ours() -> int:
-    """A machine may keep some from root itself: no one can grant them there."""
+    """Return the capabilities that root has here; a machine may withhold some."""
     return mask_of(Path("/proc/self/status"), "CapBnd")
 
 
@@ -46,10 +46,7 @@ def mask(rights: Rights) -> int:
 
 
 def limited_to(rights: Rights, folder: Path, profile: Rights | None = None) -> list[str]:
-    """Root with these and no others, as a container or a unit has them.
-
-    A container has the seccomp profile RuntimeDefault; ``profile``: for these rights instead.
-    """
+    """Return the command prefix for root with only these rights, as in a container or unit."""
     here = [name for name in rights if ours() >> namespaces.CAPABILITIES[name] & 1]
     named = "".join(f",+{name.removeprefix('CAP_').lower()}" for name in here)
     tmp = folder / "tmp"
@@ -63,7 +60,7 @@ def limited_to(rights: Rights, folder: Path, profile: Rights | None = None) -> l
 
 
 class Confined(Cluster):
-    """A cluster with a client outside, whose packets alone are seen."""
+    """A cluster with a client outside; only its packets are seen."""
 
     def __init__(self, lab: Lab, folder: Path, *options: str) -> None:
         hairpin = cni.Bridge(hairpin=True)
@@ -74,7 +71,7 @@ class Confined(Cluster):
 
 @contextmanager
 def cluster(folder: Path, cache: Path) -> Iterator[Confined]:
-    """A node whose agent has not started yet; it compiles what is not in the cache."""
+    """Yield a node whose agent has not started yet; it compiles what is not in the cache."""
     with Lab(PREFIX) as lab:
         made = Confined(lab, folder, "--cache-dir", str(cache))
         try:
@@ -85,7 +82,7 @@ def cluster(folder: Path, cache: Path) -> Iterator[Confined]:
 
 
 def serves(made: Confined) -> None:
-    """Sockets of pods and of the node, both families, and packets of those that have no hooks."""
+    """Check sockets of pods and of the node in both families, and packets of unhooked pods."""
     everything = web(
         *map(endpoint, made.web), v6=[endpoint(p, v6=True) for p in made.web], nodeport=NODEPORT
     )
@@ -101,12 +98,12 @@ def serves(made: Confined) -> None:
 
 
 def packet_path(made: Confined) -> str:
-    """The engine of the agent's last word on it."""
+    """Return the engine that the agent last reported."""
     return made.agent.log().rpartition("packet path: ")[2].partition(" ")[0]
 
 
 def moves_connected_datagrams(made: Confined, seconds: float) -> bool:
-    """Whether a pod's connected UDP socket is ended in that time after its endpoint has gone."""
+    """Whether a pod's connected UDP socket is ended in time after its endpoint is removed."""
     first, second, _ = made.web
     made.publish(web(endpoint(first)))
     client = requests.udp_socket(made.sockets(made.client), VIP)

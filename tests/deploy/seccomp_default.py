@@ -19,14 +19,14 @@ _PERSONALITIES = (0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 
 
 def allowed(capabilities: set[str]) -> set[str]:
-    """The names that are allowed with any arguments."""
+    """Return the system calls that are allowed with any arguments."""
     lines = Path(__file__).with_suffix(".txt").read_text().replace("\n  ", " ").splitlines()
     rows = [line.split() for line in lines if not line.startswith("#")]
     return {name for key, *names in rows if key in {_ALWAYS, *capabilities} for name in names}
 
 
 def under(capabilities: Iterable[str]) -> list[str]:
-    """The words before a command that runs it under the profile for these capabilities."""
+    """Return the command prefix that applies the profile for these capabilities."""
     return ["/usr/bin/python3", __file__, ",".join(capabilities)]
 
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the chart's admission policy lets an agent write to Nodes, by a CEL runtime.
-
-The API server evaluates the same expressions; only ``variables`` are its own.
-"""
+"""Which writes of an agent to Nodes the chart's admission policy admits, by a CEL runtime."""
 
 import copy
 import json
@@ -72,7 +69,7 @@ class Policy:
         return self._env.compile(expression).eval(data=known).plain_value()
 
     def denies(self, old: Json | None, new: Json | None, request: Json) -> str:
-        """The message of the first rule that denies the request; "" if none does."""
+        """Return the message of the first rule that denies the request; "" if none does."""
         known: Json = {"object": new, "oldObject": old, "request": request, "variables": {}}
         if not all(self._eval(it["expression"], known) for it in self._spec["matchConditions"]):
             return ""
@@ -97,7 +94,7 @@ def policy(request: pytest.FixtureRequest) -> Policy:
 
 
 def asked(node: str = "node-1", name: str = "node-1", user: str = AGENT, **more: Any) -> Json:
-    """A request about the Node ``name`` of an agent on ``node``."""
+    """Return a request about the Node ``name`` from an agent on ``node``."""
     info = {"username": user, "extra": {NODE_NAME: [node]} if node else {"other": ["x"]}}
     return {"operation": "UPDATE", "name": name, "userInfo": info} | more
 
@@ -114,7 +111,7 @@ def patched(patch: Any) -> Json:
 
 
 def test_what_the_agent_writes_is_admitted(policy: Policy) -> None:
-    """The condition, new and changed, and the end of the taint; what the server adds itself too."""
+    """It writes the condition, new or changed, and the taint's removal; the server adds more."""
     first = patched(condition_patch(NOT_READY, None, 0.0))
     assert policy.denies(NODE, first, asked(subResource="status")) == ""
     second = copy.deepcopy(first)
@@ -154,7 +151,7 @@ CHANGES: list[tuple[str, Change]] = [
 
 @pytest.mark.parametrize("number", range(len(CHANGES)))
 def test_nothing_else_is_admitted(policy: Policy, number: int) -> None:
-    """Alone, and beside what the agent may change."""
+    """Other changes are denied, alone or together with admitted ones."""
     message, change = CHANGES[number]
     assert policy.denies(NODE, after(change), asked()) == message
     also = after(change)
@@ -172,19 +169,19 @@ def test_nothing_else_is_admitted(policy: Policy, number: int) -> None:
     ids=["another node's agent", "a token of no node", "no claims"],
 )
 def test_only_the_own_node(policy: Policy, request_: Json) -> None:
-    """The token says on which node its pod runs; without that nothing is admitted."""
+    """The token names the node of the pod; without it nothing is admitted."""
     changed = patched(condition_patch(READY, None, 0.0))
     assert policy.denies(NODE, changed, request_) == OWN
 
 
 @pytest.mark.parametrize("operation", ["CREATE", "DELETE"])
 def test_nodes_are_neither_made_nor_deleted(policy: Policy, operation: str) -> None:
-    """Whatever other roles the agent's account may have."""
+    """This holds whatever other roles the agent's account has."""
     old, new = (None, NODE) if operation == "CREATE" else (NODE, None)
     assert policy.denies(old, new, asked(operation=operation)) == OWN
 
 
 def test_others_are_not_concerned(policy: Policy) -> None:
-    """The kubelet, and agents of another release's account."""
+    """The policy ignores the kubelet, and agents of another release's account."""
     for user in ("system:node:node-1", "system:serviceaccount:other:ebpflb"):
         assert policy.denies(NODE, after(CHANGES[0][1]), asked(user=user)) == ""

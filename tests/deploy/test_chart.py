@@ -21,7 +21,7 @@ EVERYTHING: Values = yaml.safe_load(EVERYTHING_FILE.read_text())
 
 
 def leaves(values: Values, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value that can be set, by its path."""
+    """Yield every value that can be set, by its path."""
     for key, value in values.items():
         path = f"{above}{key}"
         if isinstance(value, dict) and value:
@@ -37,13 +37,13 @@ def probes(values: Values) -> list[Object]:
 
 
 def test_renderings_are_current() -> None:
-    """With default values, and with another one for each: `python -m tests.deploy.helm`."""
+    """Both renderings match, by default and other values: see `python -m tests.deploy.helm`."""
     for path, text in helm.snapshots().items():
         assert path.read_text() == text, path
 
 
 def test_the_second_rendering_has_other_values() -> None:
-    """Each value of values.yaml is another one there."""
+    """It changes each value of values.yaml."""
     every, others = dict(leaves(DEFAULTS)), dict(leaves(EVERYTHING))
     same = {path for path, value in every.items() if others.get(path, value) == value}
     same -= {path for path in same if any(it.startswith(f"{path}.") for it in others)}
@@ -52,14 +52,14 @@ def test_the_second_rendering_has_other_values() -> None:
 
 @pytest.mark.parametrize("values", [{}, EVERYTHING, {"cleanup": "ebpflb"}])
 def test_lint(values: Values) -> None:
-    """Helm finds nothing to warn of."""
+    """Helm has no warning."""
     (report,) = helm.ask("lint", values)
     assert not report["errors"]
     assert [it for it in report["messages"] if it["severity"] > 1] == []
 
 
 def test_options_of_the_chart() -> None:
-    """Each value that an option names is one of the chart, and is handed on as that option."""
+    """Each option that names a value of the chart gets that value."""
     template = (CHART / "templates" / "daemonset.yaml").read_text()
     declared = [flag for kind in (Options, Paths) for _, flag, _ in flags_of(kind)]
     for flag in declared:
@@ -69,7 +69,7 @@ def test_options_of_the_chart() -> None:
 
 
 def test_values_that_an_older_chart_did_not_have() -> None:
-    """With --reuse-values they are absent after an upgrade: the option is not given."""
+    """After an upgrade with --reuse-values they are absent: the option is not given."""
     names = [name for name, value in DEFAULTS.items() if not isinstance(value, dict)]
     names.remove("readyzBindAddress")  # every chart has had it; its absence is refused
     for name, objects in zip(names, helm.render(*({it: None} for it in names)), strict=True):
@@ -78,7 +78,7 @@ def test_values_that_an_older_chart_did_not_have() -> None:
 
 
 def test_misspelt_values_are_refused() -> None:
-    """At every level, but in the configuration, which ebpflb reads itself."""
+    """This holds at every level, except in the configuration, which ebpflb reads itself."""
     free = {"config", "resources", "nodeSelector", "updateStrategy", "podLabels", "podAnnotations"}
     sections = [key for key, v in DEFAULTS.items() if isinstance(v, dict) and key not in free]
     misspelt: list[dict[str, Any]] = [{"tolerationz": []}]
@@ -108,7 +108,7 @@ def test_misspelt_values_are_refused() -> None:
     ],
 )
 def test_bad_values_are_refused(values: Values) -> None:
-    """What cannot work is refused before anything is installed."""
+    """Values that cannot work are refused before anything is installed."""
     (answer,) = helm.ask("render", values)
     assert isinstance(answer, Refused)
 
@@ -141,7 +141,7 @@ def test_one_version() -> None:
     ],
 )
 def test_probes_follow_the_configuration(bound: str, host: str | None, port: int) -> None:
-    """The kubelet asks where the agent listens."""
+    """The kubelet probes the address where the agent listens."""
     live, ready = probes({"config": {"healthzBindAddress": bound}})
     assert (live["path"], live.get("host"), live["port"]) == ("/livez", host, port)
     assert (ready["path"], ready["host"], ready["port"]) == ("/readyz", "127.0.0.1", 10247)
@@ -156,8 +156,8 @@ def cleaning_container(objects: list[Object]) -> Object:
 def test_the_agent_starts_whatever_the_cleanup_of_kube_proxy_meets(
     tmp_path: Path, status: int
 ) -> None:
-    """Its init container calls `ebpflb cleanup --kube-proxy`, and succeeds all the same if that
-    does not; then its log says so.
+    """The init container `ebpflb cleanup --kube-proxy` succeeds even if the cleanup fails; then its
+    log says so.
     """
     (objects,) = helm.render({"cleanup": "kube-proxy"})
     command = cleaning_container(objects)["command"]
@@ -173,7 +173,7 @@ def test_the_agent_starts_whatever_the_cleanup_of_kube_proxy_meets(
 
 @pytest.mark.parametrize(("cleanup", "serves"), [("kube-proxy", True), ("ebpflb", False)])
 def test_cleanup(cleanup: str, serves: bool) -> None:
-    """It is done before the agent starts, or in its place, with sight of all it has to remove."""
+    """Cleanup runs before the agent or instead of it, and sees everything that it must remove."""
     (objects,) = helm.render({"cleanup": cleanup})
     cleaning = cleaning_container(objects)
     assert serves or cleaning["args"] == ["cleanup"]

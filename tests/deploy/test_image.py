@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image's recipe, read by hadolint and by us, and what builds it, with engines that only
-listen: `make test` has none that could build.
+"""The image's recipe, checked by hadolint and here, and its build with fake engines: `make test`
+has no engine that could build.
 """
 
 import os
@@ -29,7 +29,7 @@ def stages() -> list[str]:
 
 
 def test_hadolint() -> None:
-    """It finds nothing."""
+    """hadolint finds nothing."""
     done = lint(DOCKERFILE)
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -40,7 +40,7 @@ def packages(stage: str) -> set[str]:
 
 
 def test_no_compiler_in_the_image() -> None:
-    """BCC is where bytecode is compiled, and in the image that is asked for by name."""
+    """BCC is only in the stage that compiles bytecode, and in the image built on request."""
     run, build, compiler, small, last = stages()
     assert packages(run) == {"python3", "${TOOLS}"}
     assert packages(build) == {"python3-venv"}
@@ -50,7 +50,7 @@ def test_no_compiler_in_the_image() -> None:
 
 
 def test_the_base_is_named_by_digest_and_every_stage_comes_from_it() -> None:
-    """A tag is moved to other contents; a digest is not."""
+    """A tag can be moved to other content; a digest cannot."""
     assert re.search(r"(?m)^ARG BASE=debian:\w+-slim@sha256:[0-9a-f]{64}$", DOCKERFILE.read_text())
     assert [stage.split()[0] for stage in stages()] == ["${BASE}", *["run"] * 3, "scratch"]
 
@@ -121,7 +121,7 @@ def build(
 
 
 def test_an_image_of_140_mb_is_built(tmp_path: Path) -> None:
-    """The engine that works builds it, under the chart's name, from the base that was asked for."""
+    """The working engine builds it, under the chart's name, from the requested base."""
     done = build(tmp_path, size="140 MB", base="localhost/debian:bookworm-slim")
     assert done.returncode == 0, done.stderr
     asked = (tmp_path / "asked").read_text()
@@ -135,7 +135,7 @@ def test_an_image_of_140_mb_is_built(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", ["141MB", "1.02 GB"])
 def test_a_larger_one_is_a_failure(tmp_path: Path, size: str) -> None:
-    """It would be noticed on every node otherwise; only the one with BCC may be larger."""
+    """Every node would have to load a larger one; only the image with BCC may be larger."""
     done = build(tmp_path, size=size)
     assert done.returncode == 1
     assert f"has {size}, and 140000000 bytes are allowed" in done.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kubectl ebpflb`, called by the real kubectl, which speaks with a stand-in of the API server."""
+"""`kubectl ebpflb`, called by the real kubectl, which talks to a fake API server."""
 
 import io
 import json
@@ -42,7 +42,7 @@ class Done(NamedTuple):
 
 
 class Kubectl:
-    """The program with the plugin in its PATH; what the pods were asked is in ``asked``."""
+    """kubectl with the plugin in its PATH; ``asked`` has the commands for the pods."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -112,7 +112,7 @@ def kubectl(tmp_path: Path, pods: list[api_exec.Pod]) -> Iterator[Kubectl]:
 
 
 def test_tables_become_one(kubectl: Kubectl) -> None:
-    """With a column NODE, aligned again; what a node says on stderr has its name."""
+    """The table has a column NODE and is aligned again; stderr lines have the node's name."""
     done = kubectl("services", "list", "-n", "shop")
     assert done.status == 0
     assert done.out.splitlines() == [
@@ -132,7 +132,7 @@ def test_json_becomes_one_list(kubectl: Kubectl) -> None:
 
 
 def test_exit_status_is_the_greatest(kubectl: Kubectl) -> None:
-    """Text gets the node's name in front of each line; --node asks only some nodes."""
+    """Each line of text begins with the node's name; --node asks only some nodes."""
     done = kubectl("status")
     assert (done.status, done.err) == (3, "")
     assert done.out.splitlines() == ["worker-a  OK", "worker-b  ebpflb 1.0", "worker-b  DEGRADED"]
@@ -156,7 +156,7 @@ def test_streams(kubectl: Kubectl) -> None:
     ],
 )
 def test_explain_on_the_node_of_the_pod(kubectl: Kubectl, client: str, pod: str, sent: str) -> None:
-    """A pod without a namespace is one of the Service's; the agent finds it by its address."""
+    """A pod without a namespace is in the Service's; the agent finds it by its address."""
     done = kubectl("explain", "shop/cart:http", "--from", client)
     assert (done.status, done.err) == (0, "")
     assert kubectl.asked == [(pod, f"explain shop/cart:http --from={sent}")]
@@ -169,7 +169,7 @@ def test_explain_without_a_pod_asks_all(kubectl: Kubectl) -> None:
 
 
 def test_what_changes_something_names_its_nodes(kubectl: Kubectl) -> None:
-    """doctor connects through every path of a node; nothing removes what serves."""
+    """doctor needs named nodes, as it connects through all their paths; cleanup is refused."""
     assert "name nodes with --node, or --all" in kubectl("doctor").err
     assert kubectl("doctor", "--all", "-q").status == 0
     assert sorted(kubectl.asked) == [(f"ebpflb-{it}", "doctor -q") for it in "ab"]
@@ -182,7 +182,7 @@ def test_what_changes_something_names_its_nodes(kubectl: Kubectl) -> None:
 
 @pytest.mark.parametrize("anonymous", [False, True])
 def test_report_of_all_nodes(kubectl: Kubectl, anonymous: bool) -> None:
-    """One file for its owner alone, with the archive of each node, which has the log of its pod."""
+    """One file, private to its owner, has the archive of each node with the log of its pod."""
     done = kubectl("report", "--file=all.tar", *["--no-names"] * anonymous)
     assert (done.status, done.out) == (0, "all.tar\n"), done.err
     assert {it.name for it in kubectl.folder.iterdir()} >= {"all.tar", "config"}
@@ -207,7 +207,7 @@ def test_report_of_all_nodes(kubectl: Kubectl, anonymous: bool) -> None:
     "pods", [[PODS[0], api_exec.pod("ebpflb-b", "worker-b", "", labels=OURS, runs=False)]]
 )
 def test_a_pod_that_does_not_run(kubectl: Kubectl) -> None:
-    """It is named, the others are asked, and the exit status is not 0."""
+    """The pod is named, the others are asked, and the exit status is not 0."""
     done = kubectl("status")
     assert (done.status, done.out) == (1, "worker-a  OK\n")
     assert done.err == "worker-b: not asked: ebpflb-b does not run (Running)\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed is valid for every Kubernetes that it is for, and asks for what is used."""
+"""What is installed is valid for every supported Kubernetes, and asks for no unused rights."""
 
 import inspect
 import re
@@ -42,19 +42,19 @@ OPERATOR_KINDS = ("PodMonitor", "PrometheusRule")
 
 @pytest.fixture(scope="module")
 def watched() -> list[Object]:
-    """The objects where the Prometheus operator is there."""
+    """Return the objects for a cluster with the Prometheus operator."""
     return helm.render(VARIANTS[-1])[0]
 
 
 @pytest.fixture(scope="module")
 def variants() -> list[list[Object]]:
-    """The chart's objects, by the values of VARIANTS."""
+    """Return the chart's objects, by the values of VARIANTS."""
     return helm.render(*VARIANTS)
 
 
 @pytest.fixture(scope="module")
 def validator() -> Any:
-    """The package; importing it takes two seconds of every process that collects tests."""
+    """Return the package; importing it takes two seconds in every process that collects tests."""
     import kubernetes_validate
 
     return kubernetes_validate
@@ -81,7 +81,7 @@ def check(it: Object) -> None:
 
 @pytest.mark.parametrize("kind", OPERATOR_KINDS)
 def test_schema_of_the_operator(kind: str, watched: list[Object]) -> None:
-    """Its objects are valid too, and every field is one that it knows."""
+    """The operator's objects are valid too, and have no unknown field."""
     check(helm.the(kind, watched))
 
 
@@ -99,9 +99,8 @@ def test_prometheus_finds_the_metrics(watched: list[Object]) -> None:
 
 
 def test_rules_are_the_alerts(watched: list[Object]) -> None:
-    """All of them, in the words in which they are checked (test_observability), but for the links.
-
-    These begin with the value repositoryURL.
+    """All alerts are there, in the words that test_observability checks, except for the links,
+    which begin with the value repositoryURL.
     """
     text = (DEPLOY / "prometheus/alerts.yaml").read_text()
     links = text.replace("docs/runbook.md#", "https://git.example.org/ebpflb/docs/runbook.md#")
@@ -111,7 +110,7 @@ def test_rules_are_the_alerts(watched: list[Object]) -> None:
 
 
 def test_rights_in_the_cluster(defaults: list[Object]) -> None:
-    """What the agent lists, watches and writes, and nothing else, granted to its account."""
+    """The agent's account may list, watch and write what the agent does, and nothing else."""
     read = {(group_of(path), path.rsplit("/", 1)[1]) for path in api.API_PATHS.values()}
     wanted = {it: {"list", "watch"} for it in read}
     methods = re.findall(r'"(GET|POST|PUT|PATCH|DELETE)"', inspect.getsource(api))
@@ -142,7 +141,7 @@ def group_of(path: str) -> str:
 
 
 def test_agent_knows_its_flags(defaults: list[Object]) -> None:
-    """Every flag that it is started with is one of `ebpflb run`."""
+    """Every flag in the manifests is one of `ebpflb run`."""
     command, *flags = helm.container(defaults)["args"]
     assert command == run.name
     known = {option for parameter in run.params for option in parameter.opts}
@@ -153,7 +152,7 @@ def test_agent_knows_its_flags(defaults: list[Object]) -> None:
 def test_configuration_is_read(
     place: str, defaults: list[Object], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """ebpflb's own reader finds nothing wrong, unknown or duplicate in what is installed."""
+    """ebpflb's own reader finds no wrong, unknown or duplicate field in it."""
     path = DEPLOY / "systemd/config.conf"
     if place == "the manifests":
         path = tmp_path / "config.conf"
@@ -163,7 +162,7 @@ def test_configuration_is_read(
 
 
 def test_places(defaults: list[Object]) -> None:
-    """What the agent keeps on the node is the node's: pins, lock, cache, sysctls, configuration."""
+    """Pins, lock, cache, sysctls and configuration are directories of the node."""
     container = helm.container(defaults)
     volumes = helm.the("DaemonSet", defaults)["spec"]["template"]["spec"]["volumes"]
     host = {it["name"]: it["hostPath"]["path"] for it in volumes if "hostPath" in it}

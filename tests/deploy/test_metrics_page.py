@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/metrics.md says of every metric of ebpflb what it says of itself, and of no other.
-
-kube-proxy's are in docs/kube-proxy.md, and tests/serve/test_metrics_kube_proxy.py compares them.
+"""docs/metrics.md describes every metric of ebpflb in its own help text, and no other. kube-proxy's
+are in docs/kube-proxy.md, and tests/serve/test_metrics_kube_proxy.py compares them.
 """
 
 import re
@@ -29,7 +28,7 @@ class Row(NamedTuple):
 
 
 def rows() -> dict[str, Row]:
-    """Return the rows of the tables; the page says which names are of which type."""
+    """Return the rows of the tables; the page says which names have which type."""
     found = re.findall(r"(?m)^\| `(\w+)(?:\{([\w,]+)\})?` \| (.+) \|$", PAGE)
     return {name: Row(type_of(name), labels, meaning) for name, labels, meaning in found}
 
@@ -41,8 +40,8 @@ def type_of(name: str) -> str:
 
 
 def test_page_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name, type, labels and meaning are those of an exposition, all of them and no more,
-    but for those that prometheus_client has of itself, and kube-proxy's.
+    """Names, types, labels and meanings equal an exposition's, except for kube-proxy's, and those
+    that prometheus_client has of itself.
     """
     made = subjects.everything(monkeypatch)
     bodies = made.exposition().body, made.slis_exposition().body
@@ -65,6 +64,6 @@ def test_page_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_left_out_has_a_reason() -> None:
-    """kube-proxy.md says why each metric of section 14 that is not shown has no meaning here."""
+    """kube-proxy.md says why each missing metric of section 14 has no meaning here."""
     rows = re.findall(r"(?m)^- (`kubeproxy_.+): \*\*ebpflb:\*\* none: ", KUBE_PROXY)
     assert set(re.findall(r"\w+", " ".join(rows))) == OF_OTHER_MODES

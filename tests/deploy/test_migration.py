@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of docs/migration.md do what it says, where that needs no cluster."""
+"""The commands of docs/migration.md do what it says, as far as this needs no cluster."""
 
 import os
 import re
@@ -32,13 +32,13 @@ spec:
 
 
 def commands(name: str) -> str:
-    """The block of the page that has this name."""
+    """Return the page's code block of this name."""
     (found,) = re.findall(rf"<!-- {name} -->\n *```\w+\n(.*?)```", PAGE.read_text(), re.DOTALL)
     return str(found)
 
 
 def test_values(tmp_path: Path) -> None:
-    """What it makes of a kubeadm cluster's kube-proxy the chart takes, and ebpflb reads."""
+    """The chart and ebpflb accept the values made from a kubeadm cluster's kube-proxy."""
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(f"#!/bin/sh\ncat {KUBEADM}\n")
     kubectl.chmod(0o755)
@@ -56,7 +56,7 @@ def test_values(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("block", "label"), [("patch", "ebpflb"), ("leave", "ebpflb-leaves")])
 def test_patch(tmp_path: Path, block: str, label: str) -> None:
-    """The patch ties a DaemonSet to nodes without the label, and keeps what it was tied to."""
+    """The patch restricts a DaemonSet to nodes without the label, and keeps its selector."""
     manifest = tmp_path / "daemonset.yaml"
     manifest.write_text(DAEMON_SET)
     (line,) = [line for line in commands(block).splitlines() if "patch" in line]
@@ -82,7 +82,7 @@ STEPS = [
 def test_a_little_at_a_time(
     tmp_path: Path, name: str, wanted: list[list[str]], nodes: dict[str, str]
 ) -> None:
-    """Each step gives the agent its own options, on its own nodes, and none of another step's."""
+    """Each step has the agent's options for its own nodes, and no other step's."""
     for tool, script in (("helm", 'printf "%s\\n" "$*" >> said'), ("kubectl", "true")):
         (tmp_path / tool).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / tool).chmod(0o755)
@@ -98,7 +98,7 @@ def test_a_little_at_a_time(
 
 
 def set_by(words: str) -> helm.Values:
-    """The values of `helm upgrade` with these words, but those of a file."""
+    """Return the values that these words of `helm upgrade` set, except a file's."""
     values: helm.Values = {}
     for word in re.findall(r"--set (\S+)", words):
         path, _, text = word.partition("=")
@@ -110,7 +110,7 @@ def set_by(words: str) -> helm.Values:
 
 
 def test_readme_installs_on_one_node_and_removes(tmp_path: Path) -> None:
-    """The first block gives the agent image, API server and pods' network; the second cleans up."""
+    """The first block sets image, API server and pods' network; the second one cleans up."""
     readme = (PAGE.parents[1] / "README.md").read_text()
     script = "".join(re.findall(r"```sh\n(.*?)```", readme, re.DOTALL))
     for tool in ("buildah", "helm", "kubectl", "make"):
@@ -134,7 +134,7 @@ def test_readme_installs_on_one_node_and_removes(tmp_path: Path) -> None:
 
 
 def test_remove(tmp_path: Path) -> None:
-    """A pod is ready only when it has cleaned up, so the roll-out does not end before."""
+    """A pod is ready only after its cleanup, so the roll-out does not end before."""
     install = PAGE.with_name("install.md").read_text()
     (block,) = re.findall(r"<!-- remove -->\n```sh\n(.*?)```", install, re.DOTALL)
     (patch,) = re.findall(r"--patch='(.*?)'", block, re.DOTALL)
@@ -188,7 +188,7 @@ metadata:
 
 
 def test_backup(tmp_path: Path) -> None:
-    """It has all three objects, each of a document of its own, and can be applied as it is."""
+    """The backup has all three objects as separate documents, and can be applied."""
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(
         f"#!/bin/sh\ncase \"$*\" in *daemonset*) cat <<'E'\n{LIVE['daemonset']}E\n;;"

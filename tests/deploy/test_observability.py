@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dashboard and the alerts ask only for what an agent shows, and are fit to be loaded."""
+"""The dashboard and the alerts use only what an agent exposes, and can be loaded."""
 
 import json
 import re
@@ -24,7 +24,7 @@ OF_PROMETHEUS = {"up": promql.TARGET}
 
 
 class Question(NamedTuple):
-    """An expression, and the labels that a text beside it puts in."""
+    """An expression, and the labels that its text uses."""
 
     where: str
     expr: str
@@ -59,7 +59,7 @@ QUESTIONS = panel_questions() + alert_questions()
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
-    """Every series that an agent shows, and its labels."""
+    """Return every series that an agent exposes, with its labels."""
     made = subjects.everything(monkeypatch)
     found: dict[str, set[str]] = {}
     for name, labels in subjects.values(made):
@@ -73,26 +73,26 @@ def whole(known: dict[str, set[str]]) -> promql.Labels:
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.where)
 def test_every_metric_and_label_exists(known: dict[str, set[str]], question: Question) -> None:
-    """It is well-formed, asks for series and labels that there are, and its text has no others."""
+    """An expression is well-formed and uses existing series and labels; so does its text."""
     labels = promql.labels(promql.parse(question.expr), whole(known))
     assert question.shown <= labels
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.where)
 def test_verdicts_exist(question: Question) -> None:
-    """A verdict that is named is one of layout.h."""
+    """Each named verdict is one of layout.h."""
     named = re.findall(r'verdict[!=~]+"([^"]*)"', question.expr)
     assert {verdict for text in named for verdict in text.split("|")} <= set(VERDICTS.values())
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.where)
 def test_conditions_exist(question: Question) -> None:
-    """A condition that is named is a cause of serve/conditions.py."""
+    """Each named condition is a cause of serve/conditions.py."""
     assert set(re.findall(r'condition="([^"]*)"', question.expr)) <= set(Cause)
 
 
 def test_dashboard_shows_what_is_ours(known: dict[str, set[str]]) -> None:
-    """Everything that can be wrong has a panel or an alert."""
+    """Each metric of a possible problem has a panel or an alert."""
     asked = {name for q in QUESTIONS for name in promql.series(promql.parse(q.expr))}
     ours = {name for name in known if name.startswith("ebpflb_")}
     assert ours - asked == {"ebpflb_masquerade_ports_reserved", "ebpflb_packet_path_info"}

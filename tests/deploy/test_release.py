@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `make release` publishes, as far as it is made without a network: the chart's packages."""
+"""What `make release` publishes, as far as it needs no network: the chart's packages."""
 
 import importlib.util
 import io
@@ -41,7 +41,7 @@ def chart(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def script(name: str) -> Any:
-    """The module of one of the release's scripts."""
+    """Return the module of one of the release's scripts."""
     spec = importlib.util.spec_from_file_location(name, DEPLOY / f"release/{name}.py")
     assert spec
     assert spec.loader
@@ -51,7 +51,7 @@ def script(name: str) -> Any:
 
 
 def unpacked(content: bytes) -> dict[str, bytes]:
-    """Content by name of a tar archive."""
+    """Return the content of a tar archive by name."""
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         return {it.name: archive.extractfile(it).read() for it in archive}  # type: ignore[union-attr]
 
@@ -86,7 +86,7 @@ def test_the_layout_names_the_chart_by_digest(chart: Any) -> None:
 
 
 def test_the_image_has_a_name_where_it_is_loaded(tmp_path: Path) -> None:
-    """`podman load` and `ctr image import` read it; skopeo goes on finding the tag."""
+    """`podman load` and `ctr image import` read the name; skopeo still finds the tag."""
     tag = {"org.opencontainers.image.ref.name": "0.1.0"}
     manifest = {"digest": "sha256:0", "annotations": tag}
     (tmp_path / "index.json").write_text(json.dumps({"manifests": [manifest]}))
@@ -120,7 +120,7 @@ def test_a_release_has_what_is_imported_and_nothing_else() -> None:
 
 
 def test_the_branch_that_is_checked_out_changes_no_byte(tmp_path: Path) -> None:
-    """The source archive names its branch; the workflow checks out a tag, which is on none."""
+    """The source archive names a checked-out branch; the workflow checks out a tag, on none."""
     checkout, tools = tmp_path / "checkout", tmp_path / "tools"
     for folder in (checkout / "deploy/release", checkout / ".venv/bin", tools):
         folder.mkdir(parents=True)
@@ -181,9 +181,8 @@ ENVIRONMENT = {
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """The root of the packages of an environment with one compiled module, by a pip that notes what
-    it is asked for. As a machine with Debian has no rpmbuild before a release, a stand-in takes the
-    RPM's tree.
+    """Return the package roots for an environment with one compiled module. pip is a stand-in that
+    records its requests; so is rpmbuild, because Debian has none before a release.
     """
     for name, text in (
         ENVIRONMENT
@@ -208,8 +207,8 @@ def package(tmp_path: Path) -> Path:
 
 
 def test_the_debian_package_serves_each_python(package: Path) -> None:
-    """It has the compiled modules for each Python that it may be installed beside, and only of
-    packages that it contains; everything else is there once, and no Python's bytecode is.
+    """The package has its compiled modules for each supported Python, everything else once, and no
+    bytecode of Python.
     """
     control = (package / "DEBIAN/control").read_text()
     first, end = (int(each) for each in re.findall(r"python3 \((?:>=|<<) 3\.(\d+)\)", control))
@@ -227,8 +226,8 @@ def test_the_debian_package_serves_each_python(package: Path) -> None:
 
 
 def test_the_rpm_has_the_same_tree(package: Path) -> None:
-    """Its list names every file, and nothing else; it asks for the same Pythons. Only the place of
-    zsh's completion differs.
+    """The RPM lists every file and no others, and needs the same Pythons. Only zsh's completion is
+    in another place.
     """
     rpm = package.parent / "rpm"
     spec = (DEPLOY / "release/package/ebpflb.spec").read_text()
@@ -250,7 +249,7 @@ def test_the_rpm_has_the_same_tree(package: Path) -> None:
 
 def test_openvex_speaks_of_what_the_image_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every reason is one of OpenVEX, names a vulnerability once, and becomes a statement about
-    each package of its source that the image has, and no other.
+    each package of its source in the image.
     """
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1790000000")
     sbom = script("sbom")

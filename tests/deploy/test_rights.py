@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The capabilities that deploy/ grants are enough to serve, and each of the needed is needed."""
+"""The capabilities that deploy/ grants suffice to serve, and each required one is required."""
 
 import os
 import subprocess
@@ -48,7 +48,7 @@ def granted_to(container: helm.Object) -> Rights:
 
 
 def probe_container() -> helm.Object:
-    """The init container that tries what takes the right to make a namespace."""
+    """Return the init container that tries the features that need a new namespace."""
     (objects,) = helm.render({"rights": LEAST})
     spec = helm.the("DaemonSet", objects)["spec"]["template"]["spec"]
     found: list[helm.Object] = spec["initContainers"]
@@ -103,7 +103,7 @@ def test_granted_rights_are_enough(granted: Callable[[], Rights], tmp_path: Path
 
 
 def probe(made: Confined, folder: Path) -> None:
-    """Run the chart's init container on the node: in its namespace, with its rights, as printed."""
+    """Run the chart's init container on the node, with its rights, as printed."""
     container = probe_container()
     made.agent.under = limited_to(granted_to(container), folder)
     words = [it for it in container["args"] if not it.startswith("--config=")]
@@ -114,7 +114,7 @@ def probe(made: Confined, folder: Path) -> None:
 
 @pytest.mark.parametrize("what", ["ebpflb", "kube-proxy"])
 def test_cleanup_needs_no_more_rights(what: str, tmp_path: Path) -> None:
-    """The chart's container of that name removes all of it, under the same seccomp profile."""
+    """The chart's cleanup container removes everything under the same seccomp profile."""
     (objects,) = helm.render({"cleanup": what})
     spec = helm.the("DaemonSet", objects)["spec"]["template"]["spec"]
     (container,) = (it for it in spec["initContainers"] if it["name"] == "cleanup")
@@ -135,7 +135,7 @@ def test_cleanup_needs_no_more_rights(what: str, tmp_path: Path) -> None:
 
 
 def test_answers_of_another_boot_are_not_believed(tmp_path: Path) -> None:
-    """What was left before a reboot says nothing about the kernel that runs now."""
+    """Results from before a reboot say nothing about the running kernel."""
     under = limited_to(namespaces.NEEDED_CAPABILITIES, tmp_path)
     asked = "from ebpflb.kernel.netfilter.probe import *; from pathlib import Path; import sys"
     code = f"{asked}; print(left_answers(Path(sys.argv[1])))"
@@ -149,7 +149,7 @@ def test_answers_of_another_boot_are_not_believed(tmp_path: Path) -> None:
 
 
 def test_only_needed_rights_are_granted() -> None:
-    """Three for everything, one for old kernels, one for pods' namespaces; the least is three."""
+    """There are three for everything, one for old kernels, one for pods' namespaces."""
     assert granted_by_the_chart(**LEAST) == (
         "CAP_BPF",
         "CAP_NET_ADMIN",
@@ -168,14 +168,14 @@ def test_only_needed_rights_are_granted() -> None:
 
 @pytest.mark.parametrize("lost", namespaces.NEEDED_CAPABILITIES)
 def test_each_right_is_needed(lost: str, tmp_path: Path) -> None:
-    """Without any one of the three nothing starts, and it is named."""
+    """Without any one of the three nothing starts, and the error names it."""
     rest = tuple(name for name in namespaces.NEEDED_CAPABILITIES if name != lost)
     refused = f"ebpflb: missing capabilities: {lost}: run as root, or grant them\n"
     assert failure(limited_to(rest, tmp_path), "run", "--manifests", str(tmp_path)) == refused
 
 
 def test_seccomp_is_named(tmp_path: Path) -> None:
-    """A profile as older runtimes have it, without bpf(2) for CAP_BPF, is no missing right."""
+    """An older runtime's profile, without bpf(2) for CAP_BPF, is not a missing right."""
     needed = namespaces.NEEDED_CAPABILITIES
     under = limited_to(needed, tmp_path, profile=("CAP_NET_ADMIN", "CAP_PERFMON"))
     for command in (("run", "--manifests", str(tmp_path)), ("check",)):
@@ -203,7 +203,7 @@ def output_of(command: list[str]) -> str:
 
 
 def test_compiler_keeps_no_right(tmp_path: Path) -> None:
-    """It gives up what it was started with, also where it may not become someone else."""
+    """The compiler drops its capabilities, even if it may not change its user."""
     giving_up = "from ebpflb.kernel.programs import bcc_child; bcc_child._give_up_rights()"
     command = f"{giving_up}; print(open('/proc/self/status').read(), end='')"
     under = limited_to(namespaces.NEEDED_CAPABILITIES, tmp_path)

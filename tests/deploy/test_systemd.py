@@ -28,7 +28,7 @@ def service() -> configparser.SectionProxy:
 
 
 def verify(text: str, folder: Path) -> str:
-    """What systemd says of it, where what it starts is here."""
+    """Return systemd's messages about the unit, with the started program in place."""
     path = folder / "ebpflb.service"
     path.write_text(text.replace(INSTALLED, str(Path(sys.executable).with_name("ebpflb"))))
     done = subprocess.run(
@@ -43,12 +43,12 @@ def verify(text: str, folder: Path) -> str:
 
 @needs_systemd
 def test_systemd_takes_it(tmp_path: Path) -> None:
-    """Without a word."""
+    """systemd has no message."""
     assert verify(UNIT.read_text(), tmp_path) == ""
 
 
 def test_it_starts_an_agent(service: configparser.SectionProxy) -> None:
-    """With flags that there are, again whenever it ends, and with no reload that it has not."""
+    """The unit has valid flags, restarts the agent whenever it ends, and has no reload."""
     program, command, *flags = service["ExecStart"].split()
     known = {option for parameter in run.params for option in parameter.opts}
     assert (program, command) == (INSTALLED, run.name)
@@ -59,7 +59,7 @@ def test_it_starts_an_agent(service: configparser.SectionProxy) -> None:
 
 
 def test_it_may_open_the_sockets_that_it_opens(service: configparser.SectionProxy) -> None:
-    """What the package names is allowed, and nothing else."""
+    """The unit allows exactly the address families that the package uses."""
     package = Path(ebpflb.__file__).parent
     used = {
         family

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An installation from a wheel has all it needs: the image and a bare machine have no checkout."""
+"""An installation from a wheel is complete: the image and a bare machine have no checkout."""
 
 import ast
 import os
@@ -50,9 +50,9 @@ def run(*command: object, **options: object) -> str:
 
 @pytest.fixture(scope="module")
 def installed() -> Iterator[Path]:
-    """A fresh environment with ebpflb from a wheel; what it depends on is seen from here.
+    """Return a fresh environment with ebpflb from a wheel, and its dependencies from here.
 
-    What the checkout is built from is copied: building writes beside it. Everybody may read it,
+    The sources are copied, because building writes beside them; every user may read the copy,
     because the user nobody compiles.
     """
     with TemporaryDirectory(prefix="ebpflb-test-") as folder:
@@ -92,21 +92,21 @@ def installed() -> Iterator[Path]:
 
 
 def commit(source: Path) -> None:
-    """Make a repository of a folder, with one commit that has a tag."""
+    """Make a repository of a folder, with one tagged commit."""
     git = ("git", "-C", source, "-c", "user.name=test", "-c", "user.email=test@localhost")
     for words in (("init", "-q"), ("add", "-A"), ("commit", "-q", "-m", "all"), ("tag", TAG)):
         run(*git, *words)
 
 
 def elsewhere(installed: Path) -> dict[str, object]:
-    """Nothing of the checkout is in the way; what ebpflb depends on is named by a .pth file, as the
-    compiler child reads no environment.
+    """Return an environment outside the checkout. A .pth file names ebpflb's dependencies, as the
+    compiler child ignores the environment.
     """
     return {"cwd": installed, "env": dict(os.environ)}
 
 
 def test_version_and_commit_are_those_of_the_source_archive(installed: Path) -> None:
-    """The wheel was built from the archive, without git; the archive from a commit with a tag."""
+    """The wheel was built from the archive without git, the archive from a tagged commit."""
     shown = run(installed / "bin/ebpflb", "version", **elsewhere(installed)).splitlines()
     assert shown[0] == f"ebpflb {TAG[1:]}"
     assert re.fullmatch("commit      [0-9a-f]{9}", shown[1])
@@ -123,9 +123,7 @@ def test_links_of_the_readme_are_absolute(installed: Path) -> None:
 
 
 def test_documentation_is_installed(installed: Path) -> None:
-    """The help says where; messages name pages of it, and its pages link to files that are there or
-    to the repository.
-    """
+    """The help says where the pages are; they link to installed files or the repository."""
     told = run(installed / "bin/ebpflb", "--help", **elsewhere(installed))
     docs = installed / "share/doc/ebpflb/docs"
     assert f"Documentation: {docs}" in told
@@ -139,7 +137,7 @@ def test_documentation_is_installed(installed: Path) -> None:
 
 
 def test_no_text_names_a_page_of_a_checkout() -> None:
-    """What a command or an agent says is read where there is no checkout."""
+    """Messages are read where there is no checkout."""
     for path in (CHECKOUT / "ebpflb").rglob("*.py"):
         parsed = ast.parse(path.read_text())
         notes = {id(node.value) for node in ast.walk(parsed) if isinstance(node, ast.Expr)}
@@ -169,7 +167,7 @@ SHELLS = {
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_shell_completion_is_installed_where_the_shell_looks(installed: Path, shell: str) -> None:
-    """The file is what click gives for this shell."""
+    """The file equals click's output for this shell."""
     wanted = shell_completion.get_completion_class(shell)
     assert wanted
     source = wanted(cli, {}, "ebpflb", "_EBPFLB_COMPLETE").source()
@@ -177,7 +175,7 @@ def test_shell_completion_is_installed_where_the_shell_looks(installed: Path, sh
 
 
 def test_bash_completes_commands_and_maps(installed: Path) -> None:
-    """In a bash that has read the file, as it does when the word after ebpflb is completed."""
+    """bash reads the file when the word after ebpflb is completed."""
     script = """
         source share/bash-completion/completions/ebpflb
         COMP_WORDS=(ebpflb maps dump sl) COMP_CWORD=3
@@ -188,7 +186,7 @@ def test_bash_completes_commands_and_maps(installed: Path) -> None:
 
 
 def test_sources_come_along(installed: Path) -> None:
-    """Every file of bpf/, where ebpflb looks for it."""
+    """Every file of bpf/ is installed where ebpflb looks for it."""
     placed = installed / "share/ebpflb/bpf"
     found = {it.relative_to(placed) for it in placed.rglob("*") if it.is_file()}
     wanted = {it.relative_to(CHECKOUT / "bpf") for it in (CHECKOUT / "bpf").rglob("*.[ch]")}
@@ -197,12 +195,14 @@ def test_sources_come_along(installed: Path) -> None:
 
 
 def test_bytecode_comes_along(installed: Path) -> None:
-    """What `make wheel` compiles into bytecode/ is where ebpflb looks for it first."""
+    """The bytecode of `make wheel` is installed where ebpflb looks first."""
     assert (installed / "share/ebpflb" / compiler.BROUGHT.name / "compiled").is_file()
 
 
 def test_a_start_imports_no_parser_and_no_compiler(installed: Path) -> None:
-    """cffi's tables come along, so no command parses C; BCC and Kubernetes' client wait for use."""
+    """cffi's tables are installed, so no command parses C; BCC and Kubernetes' client are imported
+    on use.
+    """
     code = "import sys, ebpflb.cli.run; print(*sys.modules)"
     modules = run(installed / "bin/python", "-c", code, **elsewhere(installed)).split()
     assert "ebpflb.kernel.maps.layout" in modules
@@ -211,7 +211,7 @@ def test_a_start_imports_no_parser_and_no_compiler(installed: Path) -> None:
 
 @pytest.mark.extended
 def test_it_compiles(installed: Path, tmp_path: Path) -> None:
-    """Each source of the datapath, from there."""
+    """Each source of the datapath compiles from the installation."""
     python = installed / "bin/python"
     said = run(python, "-c", COMPILING, tmp_path / "cache", **elsewhere(installed))
     assert said.strip() == str(installed / "share/ebpflb/bpf")
@@ -219,7 +219,7 @@ def test_it_compiles(installed: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")
 def test_it_checks(installed: Path) -> None:
-    """`ebpflb check` says that this node can run it."""
+    """The installed `ebpflb check` says that this node can run it."""
     command = installed / "bin/ebpflb", "check", "-o", "json"
     findings = answers.results(run(*command, **elsewhere(installed)))
     assert [it for it in findings if it["required"] and not it["ok"]] == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workflows of .github run the Makefile by actions that cannot change; issue forms are readable."""
+"""Workflows of .github run the Makefile with pinned actions; issue forms are readable."""
 
 import re
 from pathlib import Path
@@ -33,13 +33,13 @@ def test_every_action_and_image_is_pinned(workflow: Path) -> None:
 
 @every_workflow
 def test_jobs_get_no_right_to_write_from_the_workflow(workflow: Path) -> None:
-    """What a job may write, the job says itself."""
+    """Each job declares its own write permissions."""
     granted = yaml.safe_load(workflow.read_text())["permissions"]
     assert granted in ({"contents": "read"}, "read-all")
 
 
 def test_a_tag_publishes_what_make_release_builds() -> None:
-    """The workflow builds nothing else, and the key reaches no job that publishes."""
+    """The workflow builds nothing else, and no publishing job gets the key."""
     workflow = DEPLOY.parent / ".github/workflows/release.yml"
     scripts = "".join(step.get("run", "") for step in steps(workflow))
     assert re.findall(r"\bmake release\b.*", scripts) == [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests that a page or a list names: they are there, and nothing skips them."""
+"""The tests that a page or a list names exist, and nothing skips them."""
 
 import ast
 import re
@@ -25,7 +25,7 @@ def marks_in(path: str) -> dict[str, str]:
 
 
 def assert_exists(test: str) -> None:
-    """The test is there, also the case of its table, and nothing skips it altogether."""
+    """Check that the test exists, with the case of its table, and is never skipped altogether."""
     named = TEST.fullmatch(test)
     assert named, test
     path, name, case = named.groups()

@@ -48,13 +48,13 @@ def links(page: Path) -> Iterator[Link]:
 
 
 def headings(page: Path) -> set[str]:
-    """The anchors that GitHub makes of a page's headings."""
+    """Return the anchors that GitHub makes of a page's headings."""
     found = HEADING.findall(BLOCK.sub("", page.read_text()))
     return {re.sub(r"[^\w\- ]", "", LINK.sub("]", it)).lower().replace(" ", "-") for it in found}
 
 
 def rows(page: Path, heading: str) -> list[list[str]]:
-    """The cells of the first table below a heading, without its head."""
+    """Return the cells of the first table below a heading, without its head."""
     below = page.read_text().split(f"# {heading}\n", 1)[1]
     lines = re.search(r"(?:^\|.*\n)+", below, re.M)
     assert lines, heading

@@ -15,13 +15,13 @@ REQUESTS = {
 
 
 def passed_of(cell: str) -> tuple[int, int]:
-    """What passes, of how many: "148, 56 differ"."""
+    """Return how many pass, of how many: "148, 56 differ"."""
     passed, *differ = map(int, re.findall(r"\d+", cell))
     return passed, passed + sum(differ)
 
 
 def test_each_case_has_its_row() -> None:
-    """With as many requests as the case has: two protocols in two families for each."""
+    """The row has the case's number of requests: two protocols in two families for each."""
     assert list(RESULTS) == [*CASES, "all"]
     for name, requests in REQUESTS.items():
         assert {passed_of(cell)[1] for cell in RESULTS[name]} == {requests}, name

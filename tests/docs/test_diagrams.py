@@ -20,7 +20,7 @@ MAP = re.compile(r'port="(\w+)"')
 
 
 def shown(svg: str) -> list[tuple[str, list[str]]]:
-    """Nodes and edges by name, each with its lines of text: the same for every version of dot."""
+    """Return nodes and edges by name with their lines of text, equal for every version of dot."""
     groups = [it for it in ElementTree.fromstring(svg).iter(f"{SVG}g") if it.get("class")]
     return sorted(
         (

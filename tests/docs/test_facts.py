@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables in docs that repeat what the code has are complete and right."""
+"""Tables in docs that repeat facts of the code are complete and correct."""
 
 import re
 
@@ -22,7 +22,7 @@ SCALE = ROOT / "docs/scale.md"
 
 
 def test_verdicts() -> None:
-    """The verdicts of bpf/layout/verdict.h, each once, in their order."""
+    """The table has the verdicts of bpf/layout/verdict.h, each once, in their order."""
     header = (ROOT / "bpf/layout/verdict.h").read_text()
     listed = re.findall(r"^\tVERDICT_(\w+) = ", header, re.M)
     assert listed
@@ -32,7 +32,7 @@ def test_verdicts() -> None:
 
 
 def test_maps() -> None:
-    """Every map of bpf/maps, with how many entries it has at most."""
+    """The table has every map of bpf/maps, with its maximum number of entries."""
     listed: dict[str, str] = {}
     for names, _, entries in pages.rows(REFERENCE, "Which maps are there?"):
         each = names.split(", ")
@@ -52,7 +52,7 @@ def test_status() -> None:
 
 
 def test_runbook_has_each_verdict_and_reason_of_status() -> None:
-    """Each has a heading of its own in the runbook, which has no heading for any other."""
+    """Each one has a heading in the runbook, which has no other such heading."""
     chapters = re.split(r"^## (.*)\n", RUNBOOK.read_text(), flags=re.M)
     below = dict(zip(chapters[1::2], chapters[2::2], strict=True))
     found = {name: re.findall(r"^### (.*)$", text, re.M) for name, text in below.items()}
@@ -67,7 +67,7 @@ def test_exit_status() -> None:
 
 
 def test_demo() -> None:
-    """The headings of the demo's output in README are those that the demo prints."""
+    """README's output of the demo has the headings that the demo prints."""
     (shown,) = (it for it in pages.code(ROOT / "README.md") if "make demo" in it)
     demo = (ROOT / "ebpflb/cli/demo.py").read_text()
     headings = re.findall(r"^# (?:\d+ )?(.*)$", shown, re.M)

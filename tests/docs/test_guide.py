@@ -35,7 +35,7 @@ class Step(NamedTuple):
 
 
 def steps(page: str) -> list[Step]:
-    """All commands of the page's console blocks, in their order."""
+    """Return all commands of the page's console blocks, in their order."""
     found: list[Step] = []
     for block in re.findall(r"(?ms)^```console\n(.*?)^```", page):
         end = ""  # of a here-document
@@ -52,7 +52,7 @@ def steps(page: str) -> list[Step]:
 
 
 def shape(line: str) -> str:
-    """The line without what differs between runs."""
+    """Return the line without the parts that differ between runs."""
     line = re.sub(r"\d+ (s|min|h)\b", "0 s", line)
     # An agent takes the objects of a new file in one turn, or in two: then the last is the cause.
     line = line.replace("EndpointSlice default/api-1 changed (+1)", "Service default/api changed")
@@ -62,7 +62,7 @@ def shape(line: str) -> str:
 
 @pytest.fixture
 def demo() -> Iterator[None]:
-    """A kept demo, which is removed afterwards."""
+    """Keep a demo, and remove it afterwards."""
     subprocess.run(
         [*EBPFLB, "demo", "--keep"], check=True, stdout=subprocess.DEVNULL, timeout=KEEP_SECONDS
     )

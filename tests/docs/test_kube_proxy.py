@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/kube-proxy.md: tests show each rule and each difference, and these are there.
-
-kube_proxy.yaml names the tests: a renamed or removed test fails here, and so does a difference,
-section or flag of the page without tests.
-"""
+"""docs/kube-proxy.md: each rule and each difference has tests, and these exist."""
 
 import re
 from collections import Counter
@@ -23,13 +19,13 @@ DIFFERENCE = "ebpflb: "
 
 
 def sections(page: str) -> dict[str, str]:
-    """The text below each heading with a number."""
+    """Return the text below each numbered heading."""
     parts = re.split(r"^#+ (\d+(?:\.\d+)?)\.? .*\n", page, flags=re.M)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def differences(text: str) -> list[str]:
-    """What the marks say; of tables with a column ebpflb its cells, after those of the first."""
+    """Return the marked differences; of tables with a column ebpflb, its cells."""
     found = re.findall(r"\*\*ebpflb:\*\* (.+)$", text, re.M)
     for table in re.findall(r"^\|.*\| ebpflb \|\n\|[-|]+\n((?:\|.*\n)+)", text, re.M):
         rows = [[it.strip() for it in row.strip("|").split("|")] for row in table.splitlines()]
@@ -38,7 +34,7 @@ def differences(text: str) -> list[str]:
 
 
 def assert_is_shown(section: str, text: str) -> None:
-    """Each difference begins as one key of the section, and each such key has its difference."""
+    """Each difference begins like one key of the section, and each key like a difference."""
     begins = [it.removeprefix(DIFFERENCE) for it in SHOWN_BY[section] if it.startswith(DIFFERENCE)]
     listed = Counter(begin for it in differences(text) for begin in begins if it.startswith(begin))
     assert listed == Counter(begins)
@@ -47,7 +43,7 @@ def assert_is_shown(section: str, text: str) -> None:
 
 @pytest.mark.parametrize(("section", "text"), sections(PAGE).items(), ids=sections(PAGE).keys())
 def test_each_section_is_shown(section: str, text: str) -> None:
-    """A section has tests, or its parts have, and so has each difference."""
+    """Each section, or each of its parts, has tests, and so has each difference."""
     parts = [it for it in SHOWN_BY if f"{it}.".startswith(f"{section}.")]
     assert parts
     if section in parts or differences(text):
@@ -56,7 +52,7 @@ def test_each_section_is_shown(section: str, text: str) -> None:
 
 @pytest.mark.parametrize("section", SHOWN_BY)
 def test_tests_exist(section: str) -> None:
-    """Each rule has tests, or says why not."""
+    """Each rule has tests, or a reason for having none."""
     for rule, tests in SHOWN_BY[section].items():
         assert tests, rule
         for test in tests if isinstance(tests, list) else ():
@@ -72,7 +68,7 @@ def test_flags() -> None:
 
 
 def test_flags_without_effect() -> None:
-    """The page says of each flag of kube-proxy that has no effect that it has none."""
+    """The page says of each flag without effect that it has none."""
     rows = re.findall(r"^\| (-[^|]*) \|.*\| ([^|]*) \|$", sections(PAGE)["15"], re.M)
     told = {flag: said for flags, said in rows for flag in re.findall(r"--([\w-]+)", flags)}
     ignored = {it.flag for it in PARAMETERS if it.ignored}

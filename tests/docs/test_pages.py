@@ -26,7 +26,7 @@ PLACEHOLDER = "<"
 
 
 def exists(path: str) -> bool:
-    """A file, a folder, a pattern that files match, or a test file without its suffix."""
+    """Whether it is a file, a folder, a matching pattern, or a test file without its suffix."""
     path = path.rstrip("/")
     return any(ROOT.glob(path)) or (ROOT / f"{path}.py").is_file()
 
@@ -78,7 +78,7 @@ def test_targets(page: Path) -> None:
 
 
 def test_every_page_is_named() -> None:
-    """README or the list of pages leads to every page but those that are found at the root."""
+    """README or the list of pages links to every page, except those at the root."""
     named = {link.path for each in INDEX for link in pages.links(each)}
     at_the_root = {ROOT / f"{it}.md" for it in ("ADOPTERS", "MAINTAINERS", "README")}
     assert set(pages.PAGES) - named == at_the_root

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/reliability.md: tests show each promise, and these are there."""
+"""docs/reliability.md: each promise has tests, and these exist."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ PROMISES: list[dict[str, Any]] = yaml.safe_load((ROOT / "tests/docs/promises.yam
 
 @pytest.mark.parametrize("each", PROMISES, ids=[it["promise"][:60] for it in PROMISES])
 def test_each_promise_has_tests_that_must_pass(each: dict[str, Any]) -> None:
-    """Each test that is named is there, and may not fail."""
+    """Each named test exists, and may not fail."""
     named = [(file, name) for file, names in each["shown by"].items() for name in names]
     assert named
     for file, name in named:
@@ -35,7 +35,7 @@ def may_fail(test: ast.FunctionDef) -> bool:
 
 
 def test_the_page_has_these_promises() -> None:
-    """The same, in the same order."""
+    """Page and list have the same promises in the same order."""
     promises = (ROOT / "docs/reliability.md").read_text().partition("## Promises\n")[2]
     listed = re.findall(r"(?m)^- (.+)$", promises.partition("\n## ")[0])
     assert listed == [each["promise"] for each in PROMISES]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/track-record.md: the tests that replay a defect are there."""
+"""docs/track-record.md: the tests that reproduce a defect exist."""
 
 import re
 
@@ -19,7 +19,7 @@ def test_each_defect_has_a_test_that_runs() -> None:
 
 
 def test_each_defect_names_its_commits() -> None:
-    """When its part came, and when it was corrected."""
+    """One commit introduced the faulty part, one corrected it."""
     for _, found_by, since, corrected, _ in ROWS:
         assert found_by in ("-", "load", "review", "simulation", "tests", "trial")
         assert COMMIT.fullmatch(since) and COMMIT.fullmatch(corrected)

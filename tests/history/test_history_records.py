@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a record says, and what becomes of files that are full, damaged, in the way or gone."""
+"""The content of a record, and full, damaged, wrong or missing files."""
 
 import errno
 import logging
@@ -69,7 +69,7 @@ def endpoints(change: Change) -> list[tuple[str, int, int, list[str], list[str]]
 
 
 def test_a_record_names_what_changed(tmp_path: Path) -> None:
-    """Endpoints and frontends that came and went, and the number of endpoints before and after."""
+    """A record has added and removed endpoints and frontends, and the count before and after."""
     node = Node(tmp_path)
     node.wants(desired("web", [1], [1, 2]))
     node.wants(desired("web", [1, 2], [2]))
@@ -86,7 +86,7 @@ def test_a_record_names_what_changed(tmp_path: Path) -> None:
 
 
 def test_causes(tmp_path: Path) -> None:
-    """A record has the causes since the last one, also those whose sync came later."""
+    """A record has the causes since the last one, including those whose sync came later."""
     node = Node(tmp_path)
     node.wants(keep=True)
     node.wants(desired("a", [1], [1]))
@@ -111,7 +111,7 @@ def test_a_record_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_of_one_service(tmp_path: Path) -> None:
-    """Other Services are left out, and earlier changes of it are counted."""
+    """Other Services are left out, and earlier changes of this one are counted."""
     node = Node(tmp_path)
     for count in (1, 2, 3):
         node.wants(desired("web", [1], [1, 2, 3][:count]), desired("b", [2], [1, 2, 3][:count]))
@@ -123,7 +123,7 @@ def test_of_one_service(tmp_path: Path) -> None:
 
 
 def test_two_files_are_kept(tmp_path: Path) -> None:
-    """Together they are not larger than the limit; what is kept is the newest, without a gap."""
+    """Two files are within the limit, and hold the newest records without a gap."""
     node = Node(tmp_path, limit=4096)
     for _ in range(100):
         node.history.start()
@@ -135,7 +135,7 @@ def test_two_files_are_kept(tmp_path: Path) -> None:
 
 
 def test_damaged_lines_are_named(tmp_path: Path) -> None:
-    """Lines that are no records, and half a line at the end; the others are read."""
+    """Invalid lines, and half a line at the end, are named; the others are read."""
     node = Node(tmp_path)
     node.history.start()
     with node.paths.history_file.open("ab") as file:
@@ -152,7 +152,7 @@ def test_damaged_lines_are_named(tmp_path: Path) -> None:
 def test_what_lies_in_its_place(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither the agent nor a reader waits for such a file or follows it; it is named."""
+    """Neither the agent nor a reader waits for a wrong file or follows it; it is named."""
     node = Node(tmp_path)
     node.history.start()
     os.replace(node.paths.history_file, tmp_path / "state.history.1")
@@ -166,7 +166,7 @@ def test_what_lies_in_its_place(
 def test_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The agent goes on without a history, says so once, and records again when there is space."""
+    """The agent goes on without a history, logs this once, and records when there is space."""
     node, real = Node(tmp_path), os.write
     node.history.start()
     with monkeypatch.context() as full, caplog.at_level(logging.WARNING):

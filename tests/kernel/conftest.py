@@ -29,7 +29,7 @@ def _name() -> str:
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """A free name in the bpffs."""
+    """Return an unused name in the bpffs."""
     path = BPFFS / _name()
     yield path
     shutil.rmtree(path, ignore_errors=True)
@@ -38,7 +38,7 @@ def directory() -> Iterator[Path]:
 
 @pytest.fixture
 def home(directory: Path) -> StateDir:
-    """A prepared state directory."""
+    """Return a prepared state directory."""
     made = StateDir(directory)
     made.prepare()
     return made
@@ -68,7 +68,7 @@ def cgroup(cgroups: Iterator[Path]) -> Path:
 
 @pytest.fixture
 def inside(cgroup: Path) -> Iterator[Path]:
-    """Move this process into its own cgroup."""
+    """Move this process into a cgroup of its own."""
     root = cgroup_links.cgroup_root()
     former = Path("/proc/self/cgroup").read_text().split("0::", 1)[1].split()[0]
     (cgroup / "cgroup.procs").write_text(str(os.getpid()))
@@ -78,7 +78,7 @@ def inside(cgroup: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="session", params=list(VARIANTS))
 def compiled(request: pytest.FixtureRequest, shared: Path, cache: Path) -> Compiled:
-    """The hooks, for kernels with and without bpf_set_retval."""
+    """Return the compiled hooks, for kernels with and without bpf_set_retval."""
     if request.param == "set_retval" and os.geteuid() == 0 and not probe.set_retval():
         pytest.skip("this kernel has no bpf_set_retval")
     with once.alone(shared):
@@ -87,14 +87,14 @@ def compiled(request: pytest.FixtureRequest, shared: Path, cache: Path) -> Compi
 
 @pytest.fixture(scope="session")
 def one_variant(shared: Path, cache: Path) -> Compiled:
-    """The variant for this kernel."""
+    """Return the variant for this kernel."""
     with once.alone(shared):
         return compiler.compile_source(SOURCE, datapath.socket_flags(), cache=cache)
 
 
 @pytest.fixture(scope="module")
 def all_maps() -> Iterator[dict[str, Map]]:
-    """Every map of the datapath, unpinned."""
+    """Return every map of the datapath, unpinned."""
     with small.all_maps() as made:
         yield made
 

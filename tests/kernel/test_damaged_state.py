@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever is in the maps and the state directory, an agent starts: it is named and repaired."""
+"""Whatever is in the maps and the state directory, an agent starts, names it and repairs it."""
 
 import struct
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ def clear(maps: dict[str, Map]) -> None:
 
 
 def start(maps: dict[str, Map]) -> Planner:
-    """Start as an agent does, with two services; the maps are right afterwards."""
+    """Start as an agent does, with two services; then check the maps."""
     writer = MapWriter(maps)
     planner = Planner(CAPACITY, writer.read_contents())
     desired = {each.name: each for each in DESIRED}
@@ -90,7 +90,7 @@ numbers = some.one_of(some.integers(0, 2**32 - 1), some.integers(0, 8))
 
 @some.composite
 def damages(draw: some.DrawFn) -> tuple[str, int, bytes, int]:
-    """A map, which of its entries, and a number that is written somewhere into it."""
+    """Return a map, which of its entries, and a number to write somewhere into it."""
     name = draw(some.sampled_from(HASHES + ARRAYS))
     spec = layout.MAPS[name]
     in_key = name in HASHES and draw(some.booleans())
@@ -125,7 +125,7 @@ def damage(maps: dict[str, Map], name: str, which: int, number: bytes, place: in
 def test_any_content_of_the_maps(
     maps: dict[str, Map], done: list[tuple[str, int, bytes, int]]
 ) -> None:
-    """A start ends with the maps as they are to be, whatever was in them."""
+    """After a start the maps are correct, whatever was in them."""
     clear(maps)
     start(maps)
     for each in done:
@@ -151,7 +151,7 @@ def test_out_of_range_content_is_named(
 
 
 def test_counts_of_writes_begin_again(maps: dict[str, Map]) -> None:
-    """A count at the end of its field, as damage leaves it, does not end the agent."""
+    """A damaged count at the maximum of its field does not end the agent."""
     found = maps["settings"].get(0)
     maps["settings"].write([(0, found._replace(writes=2**64 - 1, frontend_moves=2**32 - 1))])
     assert_right(maps, start(maps))

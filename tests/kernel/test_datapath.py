@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's maps and programs together: small maps are written, both variants are loaded."""
+"""A node's maps and programs together, with small maps and both variants."""
 
 import os
 import struct
@@ -47,7 +47,7 @@ WIDE, NARROW = (service_range(ip_network(text)) for text in ("10.96.0.0/16", "fd
 
 @pytest.fixture
 def datapath(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Datapath]:
-    """It attaches by clsact, whose programs tc shows on every kernel."""
+    """Return a datapath that attaches by clsact, whose programs tc shows on every kernel."""
     monkeypatch.setattr(device_programs, "attacher", lambda state: Clsact(state.devices_directory))
     made = Datapath(StateDir(directory))
     yield made
@@ -56,7 +56,7 @@ def datapath(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Datap
 
 @pytest.fixture
 def ns() -> Iterator[Namespace]:
-    """The test's thread is in it."""
+    """Move the test's thread into a namespace."""
     with entered(NAME) as made:
         yield made
 
@@ -78,7 +78,7 @@ def held(datapath: Datapath, name: str) -> dict[Any, Any]:
     ],
 )
 def test_hold(datapath: Datapath, name: str, first: dict[Any, Any], second: dict[Any, Any]) -> None:
-    """A map is made equal to the wanted one; the same again writes nothing."""
+    """A map becomes equal to the wanted one; the same again writes nothing."""
     for wanted in (first, first | second, second, {}, first):
         datapath.write_map(name, wanted)
         assert held(datapath, name) == wanted
@@ -104,8 +104,8 @@ def test_set(datapath: Datapath) -> None:
 def test_no_flow_before_every_device(
     directory: Path, cgroup: Path, ns: Namespace, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Packets open no flows until the first programs are at all devices, also after a crash. Those
-    that may wait get them a few at a time, so that changes are served meanwhile.
+    """Packets open no flows until all devices have their first programs, also after a crash. Less
+    important devices get theirs a few at a time, so that changes are served meanwhile.
     """
     flags, now, at_a_time = list[frozenset[str]](), {ns.served()[0].index}, list[int]()
 
@@ -141,7 +141,7 @@ def test_no_flow_before_every_device(
 def test_flows_during_an_upgrade(
     directory: Path, cgroup: Path, ns: Namespace, cache: Path, datapath: Datapath
 ) -> None:
-    """An agent that replaces another's programs goes on opening flows meanwhile."""
+    """An agent that replaces another's programs keeps opening flows."""
     datapath.load(cache)
     datapath.attach(cgroup, ns.served())
     newer = Datapath(StateDir(directory))
@@ -156,7 +156,7 @@ def test_flows_during_an_upgrade(
 def test_no_flow_to_look_up_on_a_new_node(
     cgroup: Path, ns: Namespace, cache: Path, datapath: Datapath, protocol: str | None
 ) -> None:
-    """The first packet is spared the look-up, unless the flow tables have a flow."""
+    """The first packet needs no look-up, unless the flow tables have a flow."""
     if protocol:
         flows = datapath.maps[f"{protocol}_flows"]
         spec = flows.spec
@@ -171,7 +171,7 @@ def test_no_flow_to_look_up_on_a_new_node(
 def test_a_program_may_be_opening_a_flow(
     directory: Path, cgroup: Path, ns: Namespace, cache: Path, datapath: Datapath
 ) -> None:
-    """While programs are attached, an agent's start does not call empty tables empty."""
+    """While programs are attached, a starting agent does not mark empty tables as empty."""
     datapath.load(cache)
     datapath.attach(cgroup, ns.served())
     datapath.maps["flow_gate"].write([(0, gate := (1, 1, 0))])
@@ -183,7 +183,7 @@ def test_a_program_may_be_opening_a_flow(
 
 
 def test_frontend_moves(datapath: Datapath) -> None:
-    """They grow after a UDP frontend got another service, or none; not with other writes."""
+    """The count grows when a UDP frontend gets another service, or none; not by other writes."""
 
     def moved(*plans: Plan) -> list[bool]:
         found = []
@@ -210,7 +210,7 @@ def test_frontend_moves(datapath: Datapath) -> None:
 def test_frontend_moves_after_a_failure(
     datapath: Datapath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What an unfinished write may have moved counts with the next write, of whatever kind."""
+    """After an unfinished write the next one counts as a move, whatever it writes."""
 
     def fail(*_: object) -> None:
         raise KernelError("map update", 7, "full")
@@ -246,7 +246,7 @@ def test_last_ids(datapath: Datapath, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_counters_of_former_backends(datapath: Datapath) -> None:
-    """They show which sockets use a removed backend, until its id is given to another one."""
+    """They show sockets of a removed backend until a new backend gets its id."""
     stats = datapath.maps["backend_stats"]
     assert isinstance(stats, Counters)
     name = BackendName("node", "pod")
@@ -265,7 +265,7 @@ def test_counters_of_former_backends(datapath: Datapath) -> None:
 
 
 def test_open_connections_of_former_backends(datapath: Datapath) -> None:
-    """They count for no later one with the id; what was not counted is a counter, and goes on."""
+    """They do not count for a later backend with the id; uncounted ones have a counter."""
     loads, name = datapath.maps["backend_loads"], BackendName("node", "pod")
     datapath.apply(Plan(backend_slots=[(5, 0)], backend_names=[(5, name)]))
     loads.write([(5, BackendLoad(open=3, generation=7, uncounted=2))])
@@ -300,7 +300,7 @@ def test_variants(datapath: Datapath, ns: Namespace, cache: Path) -> None:
 def test_no_compiler_at_work(
     datapath: Datapath, ns: Namespace, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The programs for any device that appears later are compiled at the start."""
+    """The programs for all kinds of devices are compiled at the start."""
     datapath.load(cache)
 
     def fail(*_: object, **__: object) -> None:
@@ -315,7 +315,7 @@ def test_no_compiler_at_work(
 def test_attaches_without_the_state_directory(
     datapath: Datapath, ns: Namespace, cache: Path, cgroup: Path
 ) -> None:
-    """Someone has removed all pins while the agent was starting: it pins its maps again."""
+    """If all pins are removed while the agent starts, it pins its maps again."""
     datapath.load(cache)
     remove_tree(datapath.state.directory)
     assert datapath.attach(cgroup, ns.served("!tun*")) == {}

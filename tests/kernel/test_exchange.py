@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of another variant take the place of the usual ones, and give it back."""
+"""Programs of another variant replace the usual ones, which then replace them again."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -25,14 +25,14 @@ Make = Callable[[], ProgramSet]
 
 @pytest.fixture
 def ns() -> Iterator[Namespace]:
-    """The test's thread is in it."""
+    """Move the test's thread into a namespace."""
     with entered(NAME) as made:
         yield made
 
 
 @pytest.fixture
 def datapath(directory: Path, cgroup: Path, ns: Namespace, cache: Path) -> Iterator[Datapath]:
-    """Its programs are in force at the cgroup and at every device."""
+    """Return a datapath whose programs are in force at the cgroup and at every device."""
     made = Datapath(StateDir(directory))
     made.load(cache)
     assert made.attach(cgroup, ns.served()) == {}
@@ -43,7 +43,7 @@ def datapath(directory: Path, cgroup: Path, ns: Namespace, cache: Path) -> Itera
 
 @pytest.fixture
 def others(datapath: Datapath, cache: Path) -> Make:
-    """Makes further ones; of which variant they are does not matter here."""
+    """Load further programs; their variant does not matter here."""
     return lambda: ProgramSet(datapath.compile(cache), datapath.maps)
 
 
@@ -62,13 +62,13 @@ def in_force(datapath: Datapath) -> set[int]:
 
 
 def faults(datapath: Datapath, cgroup: Path, ns: Namespace) -> list[object]:
-    """What the audit finds, at devices too: whichever programs should be in force."""
+    """Return the audit's findings, at devices too, whichever programs should be in force."""
     return [drift for part in datapath.faults(cgroup, ns.served()) for drift in part]
 
 
 @pytest.mark.extended
 def test_there_and_back(datapath: Datapath, others: Make, cgroup: Path, ns: Namespace) -> None:
-    """At every hook the others, without drift; then those of before, and no other is open."""
+    """Every hook has the others, without drift; then the former ones, and no other is open."""
     usual, made = usual_ids(datapath), others()
     during, descriptors = ids(made.sockets), [it.fd for it in made.loaded]
     assert datapath.exchange(made, cgroup, ns.served()) == {}
@@ -84,7 +84,7 @@ def test_there_and_back(datapath: Datapath, others: Make, cgroup: Path, ns: Name
 def test_a_failure_leaves_the_usual_ones_everywhere(
     datapath: Datapath, others: Make, cgroup: Path, ns: Namespace
 ) -> None:
-    """Where the fourth hook does not take its program the three before it get the usual back."""
+    """If the fourth hook refuses its program, the first three get the usual ones again."""
     usual, made = usual_ids(datapath), others()
     whole = made.sockets[3]
     made.sockets[3] = whole._replace(fd=made.packets(True)[0].fd)

@@ -30,7 +30,7 @@ PROBES: list[Callable[[], object]] = [
 @needs_root
 @pytest.mark.parametrize("ask", PROBES, ids=lambda ask: ask.__name__)
 def test_leaves_nothing(ask: Callable[[], object]) -> None:
-    """No descriptor stays open, nothing stays at a device, and the namespace is the same."""
+    """The probe leaves no descriptor and nothing at a device, and the namespace is the same."""
     ask()  # what is opened once stays open
     before = open_files(), os.readlink("/proc/thread-self/ns/net"), qdiscs()
     ask()
@@ -52,7 +52,7 @@ def test_no_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_root
 def test_socket_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the kernel refuses, or succeeds without ending the socket, the answer is no."""
+    """If the kernel refuses, or reports success without ending the socket, the answer is no."""
     monkeypatch.setattr(SockDiag, "destroy", refuse(errno.EOPNOTSUPP))
     assert not sock_diag.can_destroy()
     monkeypatch.setattr(SockDiag, "destroy", lambda *_: True)
@@ -61,7 +61,7 @@ def test_socket_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_root
 def test_sockets_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without udp_diag sockets are not listed, and so none is ended."""
+    """Without udp_diag no socket is listed, so none is ended."""
     assert sock_diag.can_destroy()
     monkeypatch.setattr(SockDiag, "connected", refuse(errno.ENOENT))
     assert not sock_diag.can_destroy()

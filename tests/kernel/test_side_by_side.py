@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of the kernel that are made side by side: all or none, in order."""
+"""Parallel calls of the kernel: all or none, in order."""
 
 import threading
 from functools import partial
@@ -21,7 +21,7 @@ def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 
 @pytest.mark.usefixtures("cores")
 def test_results_are_in_the_order_of_the_calls() -> None:
-    """Whichever ends first."""
+    """The order does not depend on which call ends first."""
     later = threading.Event()
 
     def first() -> int:
@@ -36,7 +36,7 @@ def test_results_are_in_the_order_of_the_calls() -> None:
 
 
 def test_they_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two calls that wait for each other both end where there are two cores."""
+    """Two calls that wait for each other both end if there are two cores."""
     monkeypatch.setattr(module, "usable_cores", lambda: 2)
     barrier = threading.Barrier(2)
     found = side_by_side([partial(barrier.wait, WAIT_SECONDS)] * 2, lambda _: None)
@@ -49,7 +49,7 @@ def fail(text: str) -> int:
 
 @pytest.mark.usefixtures("cores")
 def test_a_failure_discards_what_the_others_made() -> None:
-    """The first failure by order is told; nothing stays open."""
+    """The first error in order is raised; nothing stays open."""
     made: list[int] = []
     discarded: list[int] = []
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What these tests share: whether they run as root, and what is compiled."""
+"""Shared by these tests: whether they run as root, and what is compiled."""
 
 import os
 import time
@@ -15,7 +15,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")
 
 
 def open_files() -> int:
-    """How many descriptors this process has open."""
+    """Return how many descriptors this process has open."""
     return len(os.listdir("/proc/self/fd"))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The list of what is compiled and loaded in the lab leaves nothing out."""
+"""The list of what is compiled and loaded in the lab is complete."""
 
 import re
 from pathlib import Path
@@ -15,13 +15,13 @@ SWITCH = re.compile(r"(?m)^#\s*ifn?def (?!EBPFLB_|DIALECT_|__)(\w+)")
 
 
 def test_sources() -> None:
-    """Every file of hooks/ that is compiled."""
+    """The list has every file of hooks/ that is compiled."""
     found = layout.SOURCES.glob("hooks/*.c")
     assert {str(path.relative_to(layout.SOURCES)) for path in found} == set(precompile.VARIANTS)
 
 
 def test_variants() -> None:
-    """Every switch of the C, on and off, but for the one that tests alone set."""
+    """Every switch of the C code is both on and off, except one for tests."""
     files = [path for path in layout.SOURCES.rglob("*.[ch]") if "stub" not in path.parts]
     switches = {f"-D{name}" for path in files for name in SWITCH.findall(Path(path).read_text())}
     every = {
@@ -37,9 +37,8 @@ def test_variants() -> None:
 def test_whatever_probes_find_is_a_variant(
     monkeypatch: pytest.MonkeyPatch, set_retval: bool, read: bool, coarse: bool
 ) -> None:
-    """All flags that the agent gives the compiler.
-
-    These are compiled ahead, so no node of the image needs a compiler.
+    """All of the agent's compiler flags are compiled ahead, so no node of the image needs a
+    compiler.
     """
     monkeypatch.setattr(probe, "set_retval", lambda: set_retval)
     monkeypatch.setattr(probe, "kernel_read", lambda: read)
@@ -53,5 +52,5 @@ def test_whatever_probes_find_is_a_variant(
 
 
 def test_what_is_compiled_without_flags_is_a_variant() -> None:
-    """The program that only tells something."""
+    """The program that only reads the cookie has no flags."""
     assert () in precompile.VARIANTS[cgroup_links.COOKIE_SOURCE].values()

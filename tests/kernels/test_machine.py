@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run counts only if it said how it ended; whatever happens, nothing stays behind."""
+"""A run counts only if it reported its end; whatever happens, nothing stays behind."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ Boot = Callable[..., machine.Result]
 
 @pytest.fixture
 def boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Boot:
-    """A machine that is a shell script; its folder is $out."""
+    """Run a machine that is a shell script; its folder is $out."""
 
     def boot(script: str, limit: float = 10.0) -> machine.Result:
         command = ["sh", "-c", f"out={tmp_path}; {script}"]
@@ -33,7 +33,7 @@ def verdict(result: machine.Result) -> str:
 
 
 def test_good(boot: Boot) -> None:
-    """A status of 0 and results: what passed and was skipped is said."""
+    """With status 0 and results, the numbers of passed and skipped tests are reported."""
     result = boot(f"echo '{JUNIT.format(0)}' >$out/junit.xml; echo 0 >$out/status")
     error, summary = lane.judge(KERNEL, result)[1:]
     assert not error
@@ -72,18 +72,18 @@ BAD_RUNS = {
 
 @pytest.mark.parametrize(("script", "said"), BAD_RUNS.values(), ids=BAD_RUNS)
 def test_a_run_that_proves_nothing_is_named(boot: Boot, script: str, said: str) -> None:
-    """Its traces and the last words of its console or output name it."""
+    """The message has its traces, and the last lines of its console or output."""
     assert verdict(boot(script)).startswith(said)
 
 
 def test_hang(boot: Boot) -> None:
-    """A machine that goes on for ever is ended, and its last words are shown."""
+    """A machine that does not end is stopped, and its last lines are shown."""
     result = boot("echo waiting >$out/console; exec sleep 1000", limit=0.5)
     assert verdict(result) == "no end after 0.5 s; the console ended with\n    waiting"
 
 
 def test_folder_goes(tmp_path: Path) -> None:
-    """The folder of a run goes with it, also when it fails, and so do those of killed runs."""
+    """A run's folder is removed, even after a failure, and so are those of killed runs."""
     runs = tmp_path / "runs"
     (runs / "999999999-6.1").mkdir(parents=True)
     with pytest.raises(LabError), machine.output_folder(runs, "5.10") as folder:

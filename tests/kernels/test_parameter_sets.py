@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Few parameters of each test: none is left out altogether, and many values are among them."""
+"""A few parameter sets of each test: none is left out altogether, many values are included."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ def test_plain(): pass
 
 
 def collected(folder: Path, *options: str) -> list[str]:
-    """The names of the tests that are left of those in the folder."""
+    """Return the names of the remaining tests in the folder."""
     return [line for line in output(folder, *options).splitlines() if "::" in line]
 
 
@@ -64,7 +64,7 @@ def output(folder: Path, *options: str) -> str:
     ],
 )
 def test_in_pytest(tmp_path: Path, options: list[str], many: int) -> None:
-    """No network is left out; of what one test alone varies, few are kept."""
+    """Every network is included; few of the sets that only one test varies are kept."""
     (tmp_path / "test_it.py").write_text(TESTS)
     names = [line.partition("::")[2] for line in collected(tmp_path, *options)]
     counts = [sum(word in name for name in names) for word in ("bridge", "routed", "TestOne")]
@@ -73,7 +73,7 @@ def test_in_pytest(tmp_path: Path, options: list[str], many: int) -> None:
 
 
 def test_one_set_up(tmp_path: Path) -> None:
-    """Each file of the folder keeps one network with all that its tests vary, others keep both."""
+    """Each file keeps one network with all parameters of its tests; others keep both."""
     for name in ("here/test_a.py", "here/test_b.py", "here/test_c.py", "test_d.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(TESTS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machines of Vagrant, as far as they can be tried without starting one."""
+"""Vagrant's machines, as far as they can be tested without starting one."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ SCRIPTS = sorted(
 
 @pytest.mark.parametrize("brought", [True, False])
 def test_here(brought: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a machine of Vagrant's the same tests run, with bytecode that came along or is made."""
+    """In a Vagrant machine the same tests run, with bytecode that is installed or compiled."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EBPFLB_TEST_LOAD", raising=False)
     monkeypatch.setattr(lane, "OUT", str(tmp_path / "out"))
@@ -37,7 +37,7 @@ def test_here(brought: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_tests_of_the_lane_exist() -> None:
-    """And none is in both lists, that of the whole lane and that of what passes too."""
+    """All listed tests exist, and none is in both lists."""
     usual, more = (
         [word for word in words if not word.startswith("--")]
         for words in (lane_tests.ALL_TESTS, lane_tests.MORE)
@@ -48,7 +48,7 @@ def test_tests_of_the_lane_exist() -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_script(script: Path) -> None:
-    """Every script of the lab can be run, and bash can read it."""
+    """Every script of the lab is executable, and bash can parse it."""
     assert os.access(script, os.X_OK)
     assert script.read_text().splitlines()[1] == "# SPDX-License-Identifier: Apache-2.0"
     done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)

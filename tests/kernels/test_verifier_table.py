@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The budgets of programs: a tenth more is allowed, and the complaint has both numbers."""
+"""The budgets of programs: a tenth more is allowed, and the message has both numbers."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_stack_has_a_limit() -> None:
 
 
 def test_not_there() -> None:
-    """A program or a kernel without budget is a complaint, and says how to get one."""
+    """A program or a kernel without a budget fails, with how to get one."""
     for table in ({}, {ROW: {"6.1": "1000"}}):
         [line] = verifier.complaints({ROW: 1}, table, "5.10")
         assert line.endswith("not in the table yet: make verifier-table")
@@ -56,7 +56,7 @@ def test_table() -> None:
 
 
 def test_stacks_in_the_table_have_room() -> None:
-    """Every program, in every variant, by both BCCs."""
+    """This holds for every program in every variant, by both BCCs."""
     stacks = verifier.counts_of(verifier.read(), verifier.STACK)
     programs = {row[:3] for row in stacks}
     assert set(stacks) == {Row(*each, bcc) for each in programs for bcc in BCCS}

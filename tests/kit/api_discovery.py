@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which resources the fake API server has, and how it lists them to kubectl.
+"""The resources of the fake API server, and how it lists them to kubectl.
 
 Objects of OBJECT_PATHS can be listed and watched; the other kinds are only named, which is enough
 for a dry run.
@@ -38,7 +38,7 @@ _VERBS = ["create", "get", "list", "patch", "watch"]
 
 
 def document(path: str) -> dict[str, Any] | None:
-    """The discovery document at this path; None where there is none."""
+    """Return the discovery document at this path, or None."""
     if path == "/api":
         return {"kind": "APIVersions", "versions": ["v1"]}
     if path == "/apis":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An API server of pods for kubectl: lists and shows them, their logs, and `exec` by WebSocket.
+"""A fake API server of pods for kubectl: lists, shows, logs, and `exec` by WebSocket.
 
 The protocol is v5.channel.k8s.io: the first byte of a message is its stream (0 stdin, 1 stdout, 2
 stderr, 3 the exit status), and 255 closes one.
@@ -32,7 +32,7 @@ _RESOURCES = {
 
 def pod(name: str, node: str, address: str, namespace: str = "kube-system", *, runs: bool = True,
         labels: dict[str, str] | None = None, host: bool = False) -> Pod:  # fmt: skip
-    """A pod with one container "ebpflb"."""
+    """Return a pod with one container "ebpflb"."""
     state = {"running": {}} if runs else {"waiting": {"reason": "CrashLoopBackOff"}}
     return {
         "apiVersion": "v1",
@@ -54,7 +54,7 @@ class _Handler(BaseHTTPRequestHandler):
     log: str
 
     def log_message(self, *_: object) -> None:
-        """Nothing is logged."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
@@ -127,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(bytes([0x80 | kind]) + size + data)
 
     def _stdin(self) -> bytes:
-        """Return what comes until the client closes the stream."""
+        """Return the input until the client closes the stream."""
         given = b""
         while True:
             kind, data = self._read_frame()

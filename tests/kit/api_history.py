@@ -39,7 +39,7 @@ def status(code: int, message: str) -> Json:
 
 
 def event(change: Change, request: Request) -> Json | bytes | None:
-    """What a watch with these selectors says of a change."""
+    """Return the event of a change for a watch with these selectors."""
     if change.line is not None or change.lost:
         return change.line
     was, is_now = fits(change.before, request), fits(change.after, request)
@@ -53,7 +53,7 @@ def event(change: Change, request: Request) -> Json | bytes | None:
 
 
 def fits(object: Json | None, request: Request) -> bool:
-    """Selectors as far as they are needed: ``!label,!another``, ``a.b=c`` and ``a.b!=c``."""
+    """Apply selectors, as far as they are needed: ``!label,!another``, ``a.b=c`` and ``a.b!=c``."""
     if object is None:
         return False
     labels = request.query.get("labelSelector", "").replace("!", "").split(",")

@@ -50,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def do_PATCH(self) -> None:
-        """Only of Nodes; how a body is applied is the server's matter."""
+        """Patch a Node; the server decides how the body is applied."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert PATCHED.fullmatch(self.path), self.path
         sent = {"path": self.path, "type": self.headers["Content-Type"], "body": body}
@@ -85,9 +85,9 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"0\r\n\r\n")
 
     def drop(self) -> None:
-        """Half a chunk, then nothing."""
+        """Send half a chunk, then nothing."""
         self.wfile.write(b'40\r\n{"type": "ADDED", "obj')
         self.close_connection = True
 
     def log_message(self, *_: object) -> None:
-        """Tests look at ``FakeApiServer.requests`` instead."""
+        """Log nothing: tests read ``FakeApiServer.requests`` instead."""

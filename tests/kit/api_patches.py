@@ -33,7 +33,7 @@ def applied(node: Json, content_type: str, body: Any) -> Json:
 
 
 def _apply(node: Json, operation: Json) -> None:
-    """RFC 6902: test and remove."""
+    """Apply RFC 6902: test and remove."""
     *path, last = operation["path"].removeprefix("/").split("/")
     at: Any = node
     try:

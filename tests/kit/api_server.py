@@ -49,8 +49,8 @@ class _HttpServer(ThreadingHTTPServer):
 
 
 class FakeApiServer:
-    """``with FakeApiServer() as api:`` serves until the end of the block; everybody where there is
-    no ``token``.
+    """``with FakeApiServer() as api:`` serves until the end of the block; everyone unless there is
+    a ``token``.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class FakeApiServer:
             self.changed.notify_all()
 
     def bookmark(self, kind: str) -> str:
-        """Sends the open watches the newest version; returns it."""
+        """Send the open watches the newest version; return it."""
         metadata = {"resourceVersion": str(self._version), "creationTimestamp": None}
         bookmark = {"type": "BOOKMARK", "object": {"kind": kind, "metadata": metadata}}
         self.say(kind, json.dumps(bookmark).encode())
@@ -163,7 +163,7 @@ class FakeApiServer:
                 collection.oldest = int(oldest or self._version)
 
     def drop(self) -> None:
-        """Break the connections of all watches, in the middle of whatever they say."""
+        """Break the connections of all watches, in the middle of a line."""
         with self.changed:
             self._generation += 1
             self.changed.notify_all()
@@ -171,13 +171,13 @@ class FakeApiServer:
     def fail(
         self, kind: str, status: int, body: bytes = b"", times: int = 1, encoding: str = ""
     ) -> None:
-        """The next requests for a kind are answered with this status and body, encoded so."""
+        """Answer the next requests for a kind with this status and body, in this encoding."""
         self._failures[kind].extend([(status, body, encoding)] * times)
 
     # What a test wants to know
 
     def lists(self, kind: str) -> int:
-        """How many lists were begun."""
+        """Return how many lists were begun."""
         asked = [request.query for request in self.requests if request.kind == kind]
         return sum("watch" not in query and "continue" not in query for query in asked)
 
@@ -233,7 +233,7 @@ class FakeApiServer:
             self._list(request, handler)
 
     def _create(self, object: Json, handler: Handler) -> None:
-        """It is recorded before the answer: the client may look at once."""
+        """Record the object before the answer: the client may look at once."""
         with self.changed:
             self.created.append(object)
             self.changed.notify_all()
@@ -266,7 +266,7 @@ class FakeApiServer:
         handler.send(200, json.dumps(changed).encode())
 
     def node(self, name: str) -> Json:
-        """The Node as it is now."""
+        """Return the current Node."""
         return self._collections["Node"].objects["", name]
 
     def _list(self, request: Request, handler: Handler) -> None:

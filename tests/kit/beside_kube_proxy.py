@@ -64,7 +64,7 @@ class BesideKubeProxy(LabCluster):
         self.publish(self.service.manifests())
 
     def status(self) -> Any:
-        """What `ebpflb status` says on its node."""
+        """Return the output of `ebpflb status` on its node."""
         return json.loads(self.ebpflb("status", "-o", "json").stdout)
 
     def flood(
@@ -76,7 +76,7 @@ class BesideKubeProxy(LabCluster):
 
     @contextmanager
     def mute(self) -> Iterator[None]:
-        """The endpoint gets nothing, so it answers no one."""
+        """Drop everything sent to the endpoint, so it answers no one."""
         rule = f"pref 1 to {self.there.v4} blackhole"
         self.far.ip(f"rule add {rule}")
         try:
@@ -85,7 +85,7 @@ class BesideKubeProxy(LabCluster):
             self.far.ip(f"rule del {rule}")
 
     def forget(self) -> None:
-        """Empties the conntrack of both nodes; what is deleted counts until the kernel frees it."""
+        """Empty the conntrack of both nodes; deleted entries count until the kernel frees them."""
         for node in self.nodes:
             with nodes.entered(node.netns):
                 conntrack.delete(conntrack.connections(lambda *_: True))
@@ -99,12 +99,12 @@ def entries(node: Host) -> list[Connection]:
 
 
 def kinds(node: Host) -> Counter[tuple[str, int]]:
-    """How many entries of each kind: TCP's state, and the status' bits."""
+    """Return how many entries there are of each kind: TCP's state, and the status' bits."""
     return Counter((entry.state_name, entry.status) for entry in entries(node))
 
 
 @contextmanager
 def running(folder: Path) -> Iterator[BesideKubeProxy]:
-    """Everything is removed afterwards."""
+    """Yield both nodes; everything is removed afterwards."""
     with started(lambda lab: BesideKubeProxy(lab, folder)) as made:
         yield made

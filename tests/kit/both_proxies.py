@@ -33,21 +33,19 @@ _ports = cycle(range(10_000, 30_000))
 
 
 def udp(sockets: Sockets, host: str, port: int = PORT) -> requests.Answer:
-    """Ask from a port that no request had before, because the flow of an earlier one keeps its
-    backend.
-    """
+    """Ask from an unused port, because an earlier request's flow keeps its backend."""
     with requests.udp_socket(sockets, host) as client:
         client.bind(("::" if ":" in host else "0.0.0.0", next(_ports)))
         return requests.exchange(client, host, port)
 
 
 def v6_of(address: str) -> str:
-    """The cluster IP that a Service has beside this one of IPv4."""
+    """Return the cluster IP that a Service has besides this one of IPv4."""
     return f"fd00:96::{address.rpartition('.')[2]}"
 
 
 class Both(Cluster):
-    """The agent is not started yet."""
+    """The node; its agent is not started yet."""
 
     def __init__(self, lab: Lab, folder: Path, engine: Engine) -> None:
         pods = ("--cluster-cidr", f"{PODS},{PODS6}")
@@ -76,8 +74,8 @@ class Both(Cluster):
         **more: Any,
     ) -> list[Any]:
         """Return a Service in a namespace of its own name, with web-1 and web-2 unless
-        ``endpoints`` are given. Web-3 is listed and not ready, so no connection is reset where a
-        Service goes over, or back.
+        ``endpoints`` are given. Web-3 is listed and not ready, so no connection is reset when a
+        Service moves to the other proxy, or back.
         """
         named = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
         ports = [{**port, "port": PORT, "nodePort": nodeport} for port in named]
@@ -94,13 +92,13 @@ class Both(Cluster):
         ]
 
     def serve(self, *options: str) -> None:
-        """The agent runs with these options from now on."""
+        """Run the agent with these options from now on."""
         self.agent.stop()
         self.agent.options = (*self.chosen, *options)
         self.agent.start()
 
     def ways(self, service: tuple[str, str, int]) -> list[tuple[Host, tuple[str, int]]]:
-        """Clients and the frontend of each: by one family, and the other Service by the other."""
+        """Return clients, each with its frontend; the other Service swaps the families."""
         _, v4, nodeport = service
         v6 = v6_of(v4)
         ips = (v6, v4, v6) if service == NEW else (v4, v6, v4)
@@ -111,8 +109,8 @@ class Both(Cluster):
     def answers(
         self, service: tuple[str, str, int], send: requests.Send, wanted: set[str] = EBPFLB
     ) -> list[set[str]]:
-        """The backends that answer each client, which asks LEAST times, and until all of ``wanted``
-        answered.
+        """Return the backends that answer each client, which sends at least LEAST requests, and
+        until all of ``wanted`` answered.
         """
         return [
             self._answering(self.sockets(host), where, send, wanted)
@@ -130,9 +128,9 @@ class Both(Cluster):
         return found
 
     def go_through(self, steps: Sequence[tuple[Sequence[str], set[str], set[str]]]) -> None:
-        """The agent runs with the options of one step after the other; ``NEW`` and ``OLD`` are then
-        answered by those endpoints. No connection fails or ends, whoever has opened it, and in
-        whichever step.
+        """Run the agent with the options of each step in turn; ``NEW`` and ``OLD`` are then
+        answered by these endpoints. No connection fails or ends, whoever opened it in whichever
+        step.
         """
         self.serve(*steps[0][0])
         ways = self.ways(NEW) + self.ways(OLD)
@@ -160,7 +158,7 @@ class Both(Cluster):
 
 @contextmanager
 def running(folder: Path, engine: Engine) -> Iterator[Both]:
-    """Everything is removed afterwards; skips an engine that this kernel cannot have."""
+    """Yield the node; everything is removed afterwards. Skips an engine that this kernel lacks."""
     if engine is Engine.NETFILTER:
         needs.netfilter()
     with new_lab() as lab:

@@ -46,9 +46,9 @@ Met = set[tuple[str, str]]  # names of endpoints, or what went wrong, and the so
 
 
 class Row(NamedTuple):
-    """Who ask which service by what kinds of frontends, and what they meet.
+    """Which clients ask a service by which kinds of frontends, and what they meet.
 
-    ``kube_proxy``: the cell of kube-proxy, where it is another one.
+    ``kube_proxy``: kube-proxy's cell, if it differs.
     """
 
     clients: str
@@ -59,7 +59,7 @@ class Row(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A state of the cluster, and what is met there.
+    """A state of the cluster, and what clients meet there.
 
     ``verdict``: what the programs of the near node count for each request.
     """
@@ -70,7 +70,7 @@ class Case(NamedTuple):
 
 
 def rows(cases: Mapping[str, Case]) -> pytest.MarkDecorator:
-    """Case, client, service, kind of frontend, and cell: of all cases, one by one."""
+    """Yield case, client, service, kind of frontend, and cell, of all cases."""
     values = [
         (name, who, row.number, kind, row.cell)
         for name, case in cases.items()
@@ -83,7 +83,7 @@ def rows(cases: Mapping[str, Case]) -> pytest.MarkDecorator:
 
 
 def fixture(cases: Mapping[str, Case]) -> Any:
-    """A fixture ``case`` for a file: the one of this name, which is published."""
+    """Return a fixture ``case`` for a file: the published case of this name."""
 
     @pytest.fixture(scope="module")
     def case(two: TwoNodes, request: pytest.FixtureRequest) -> Case:
@@ -96,7 +96,7 @@ def fixture(cases: Mapping[str, Case]) -> Any:
 
 
 def services(two: Topology, *pods: Host) -> list[list[Manifest]]:
-    """A service for each policy."""
+    """Return a service for each policy."""
     return [two.service(f"s{n}", n, *pods, **spec) for n, spec in POLICIES.values()]
 
 
@@ -111,7 +111,7 @@ def at(two: Topology, number: int, kind: str, *, v6: bool) -> Where:
 
 
 def assert_cell(two: Topology, who: str, where: Where, cell: str, send: Send) -> None:
-    """Requests of a client meet what the cell says, and nothing else."""
+    """Check that requests of a client meet exactly what the cell says."""
     found = meet(two, who, where, cell, send)
     assert fits(two, who, where, cell, found), f"{cell}: {found}"
 
@@ -119,8 +119,8 @@ def assert_cell(two: Topology, who: str, where: Where, cell: str, send: Send) ->
 def meet(
     two: Topology, who: str, where: Where, cell: str, send: Send, seconds: float = CALL_SECONDS
 ) -> Met:
-    """Return what so many requests of a client meet as the cell needs, or until one that is to be
-    answered is not in so many ``seconds``.
+    """Return what requests of a client meet: as many as the cell needs, or until one that should be
+    answered is not within ``seconds``.
     """
     client = two.sockets(getattr(two, who))
     is_lost = "lost" in cell or cell in (SILENT, UNANSWERED)
@@ -137,7 +137,7 @@ def meet(
 
 
 def fits(two: Topology, who: str, where: Where, cell: str, found: Met) -> bool:
-    """Whether it is what the cell says, and nothing else."""
+    """Whether the result is exactly what the cell says."""
     if "=" in cell:
         return found == _meaning(two, who, cell, v6=":" in where[0])
     names = {name for name, _ in found}
@@ -149,7 +149,7 @@ def fits(two: Topology, who: str, where: Where, cell: str, found: Met) -> bool:
 
 
 def _met(client: Sockets, where: Where, send: Send, seconds: float) -> tuple[str, str]:
-    """The backend that answers in so many seconds and the source that it sees, LOST, or REFUSED."""
+    """Return the backend that answers in time and the source that it sees, LOST, or REFUSED."""
     with requests.socket_of(send, client, where[0]) as opened:
         opened.settimeout(seconds)
         try:
@@ -171,7 +171,7 @@ def _met(client: Sockets, where: Where, send: Send, seconds: float) -> tuple[str
 
 
 def _meaning(two: Topology, who: str, cell: str, *, v6: bool) -> Met:
-    """What ``_met`` returns, by a cell that names sources."""
+    """Return the result that ``_met`` has for a cell that names sources."""
     client, near, far = (
         host.v6 if v6 else host.v4 for host in (getattr(two, who), two.near, two.far)
     )

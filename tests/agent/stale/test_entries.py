@@ -72,8 +72,9 @@ def test_ipv6(net: Namespace, world: World) -> None:
 
 
 def test_nobody_serves(net: Namespace, world: World) -> None:
-    """If a Service has no endpoints, only the entries that lead to a removed one are deleted. The
-    others keep no state for a client; they are deleted when an endpoint comes.
+    """If a Service has no endpoints, only the entries that lead to a removed one are deleted.
+
+    The others keep no state for a client; they are deleted when an endpoint comes.
     """
     world.serve()
     tracked(str(VIP.address), VIP.port, REMOVED, source=4001)
@@ -200,8 +201,9 @@ def test_open_connections_are_reset_with_on_removal_alone(net: Namespace, world:
 
 
 def test_what_programs_report(net: Namespace, world: World) -> None:
-    """Only entries of stale flows are deleted, found by a hash. A kube-proxy, or an earlier choice,
-    may have sent a flow elsewhere than the program.
+    """Only entries of stale flows are deleted, found by a hash.
+
+    A kube-proxy, or an earlier choice, may have sent a flow elsewhere than the program.
     """
     tracked(str(VIP.address), VIP.port, SERVING, source=4001)
     tracked(str(VIP.address), VIP.port, REMOVED, source=4002)

@@ -71,8 +71,10 @@ def test_ended(world: World) -> None:
 def test_connected_again_while_it_is_ended(
     world: World, calls: int, connected: PeerFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a hook remembers of the new connection stays, whenever the owner connects. The owner
-    learns of the end at once, and connects again after this many system calls of the agent.
+    """What a hook remembers of the new connection stays, whenever the owner connects.
+
+    The owner learns of the end at once, and connects again after this many system calls of the
+    agent.
     """
     client = world.remember(world.direct())
     ((cookie, _),) = world.maps["sockets"].items()

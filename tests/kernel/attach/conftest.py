@@ -33,7 +33,7 @@ def ns() -> Iterator[Namespace]:
 
 @pytest.fixture(params=["tcx", "clsact"])
 def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the kind of attachment with which the test runs."""
+    """Return the kind of attachment that the test uses."""
     if request.param == "tcx" and not has_tcx():
         pytest.skip("this kernel has no tcx")
     monkeypatch.setattr(tcx, "works", lambda: request.param == "tcx")
@@ -42,7 +42,7 @@ def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def at(ns: Namespace, by: str) -> At:
-    """The programs at a device, as the kernel reports them."""
+    """Return the programs at a device, as the kernel reports them."""
     return ns.tcx if by == "tcx" else ns.filters
 
 
@@ -54,14 +54,14 @@ def packets() -> Iterator[list[Program]]:
 
 @pytest.fixture
 def newer() -> Iterator[list[Program]]:
-    """The programs of a new agent."""
+    """Return the programs of a new agent."""
     yield (found := pair())
     close(found)
 
 
 @pytest.fixture
 def agent(home: StateDir, packets: list[Program], ns: Namespace, by: str) -> Iterator[Agent]:
-    """Starts new agents; their programs are removed after the test."""
+    """Start new agents; their programs are removed after the test."""
 
     def start(programs: list[Program] = packets) -> DevicePrograms:
         return DevicePrograms(home, lambda link_header: programs)
@@ -72,12 +72,12 @@ def agent(home: StateDir, packets: list[Program], ns: Namespace, by: str) -> Ite
 
 @pytest.fixture
 def other_program() -> Iterator[Program]:
-    """Another agent's program."""
+    """Return another agent's program."""
     yield (one := program("other_program"))
     close([one])
 
 
 @pytest.fixture
 def by_clsact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attach like on a kernel without tcx."""
+    """Attach as on a kernel without tcx."""
     monkeypatch.setattr(tcx, "works", lambda: False)

@@ -49,7 +49,7 @@ class Namespace:
         return next(d.index for d in device_watch.list_devices().devices if d.name == name)
 
     def tcx(self, name: str) -> dict[str, list[int]]:
-        """End -> ids of the programs there by tcx, in their order; no end without tcx."""
+        """Return end -> ids of the programs there by tcx, in order; no end without tcx."""
         index = self.index(name)
         try:
             return {end: bpf.query(index, tcx.TCX_HOOKS[end]) for end in HOOKS}
@@ -59,7 +59,7 @@ class Namespace:
             return {}
 
     def filters(self, name: str) -> dict[str, list[int]]:
-        """End -> ids of the programs there by clsact, in their order."""
+        """Return end -> ids of the programs there by clsact, in order."""
         shown = {end: self.run(f"tc filter show dev {name} {end}") for end in HOOKS}
         return {
             end: [int(i) for i in re.findall(r" id (\d+)", text)] for end, text in shown.items()
@@ -71,7 +71,7 @@ class Namespace:
 
 @contextmanager
 def entered(name: str) -> Iterator[Namespace]:
-    """A fresh one with the veth v0 and w0, the bridge br0, whose port is v0, and tun0."""
+    """Enter a new namespace with the veth v0 and w0, the bridge br0 with port v0, and tun0."""
     run_ip("netns", "add", name)
     netns.pushns(name)
     made = Namespace(name)
@@ -120,7 +120,7 @@ def close(programs: list[Program]) -> None:
 def with_clsact(
     ns: Namespace, device: str, one: Program, *, priority: int, handle: int = 1
 ) -> None:
-    """Another agent's filter at ingress, by tc."""
+    """Attach another agent's filter at ingress, by tc."""
     path = f"/sys/fs/bpf/{ns.name}-other_program"
     bpf.pin(one.fd, path)
     try:

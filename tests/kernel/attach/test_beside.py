@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""First programs that a worker attaches beside the agent's loop."""
+"""First programs that a worker attaches in the background."""
 
 from collections.abc import Iterator
 
@@ -59,19 +59,19 @@ class Beside:
 
 @pytest.fixture
 def beside(home: StateDir, packets: list[Program], agent: Agent) -> Beside:
-    """``agent`` removes the programs at the end."""
+    """Return the agent; ``agent`` removes its programs at the end."""
     return Beside(home, packets)
 
 
 def first(ns: Namespace) -> Devices:
-    """All devices: v0, then those with a link header, which are served before the others."""
+    """Return all devices: v0, then those with a link header, which are served first."""
     return tuple(sorted(ns.served(), key=lambda it: (it.name != "v0", not it.link_header)))
 
 
 def test_the_caller_does_not_wait(
     beside: Beside, ns: Namespace, at: At, packets: list[Program]
 ) -> None:
-    """A first start waits for the most important devices alone; the others follow, in groups."""
+    """A first start waits only for the most important devices; the others follow in groups."""
     made, index = beside.made, ns.index("v0")
     assert made.update(first(ns), {index}, by=2) == {}
     assert at("v0") == ids(packets)
@@ -92,7 +92,7 @@ def test_the_caller_does_not_wait(
 def test_devices_change_meanwhile(
     beside: Beside, ns: Namespace, at: At, packets: list[Program]
 ) -> None:
-    """What is to come is taken up again when devices change; nothing is left of a removed one."""
+    """Waiting devices are updated when devices change; nothing is left of a removed one."""
     made = beside.made
     ns.run("ip link add late index 77 type bridge")
     made.update(first(ns), ())
@@ -110,8 +110,8 @@ def test_devices_change_meanwhile(
 def test_the_next_agent_goes_on(
     beside: Beside, ns: Namespace, at: At, newer: list[Program], home: StateDir
 ) -> None:
-    """An agent that ends amid its first start leaves the other devices to the next one, which
-    replaces at once what is there.
+    """If an agent ends during its first start, the next one serves the remaining devices, and
+    replaces the existing programs at once.
     """
     beside.made.update(first(ns), {ns.index("v0")})
     later = Beside(home, newer)

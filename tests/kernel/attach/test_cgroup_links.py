@@ -32,7 +32,7 @@ ALLOW = struct.pack("<BBhi", 0xB7, 0, 0, 1) + struct.pack("<BBhi", 0x95, 0, 0, 0
 
 @pytest.fixture
 def others(one_variant: Compiled, all_maps: dict[str, Map]) -> Iterator[list[Program]]:
-    """The same programs, loaded once more, as by a new agent."""
+    """Load the same programs again, as a new agent does."""
     found = loader.load(one_variant, all_maps)
     yield found
     loader.close(found)
@@ -53,7 +53,7 @@ def link_ids(home: StateDir) -> dict[str, int]:
 
 
 def at(cgroup: Path) -> dict[str, list[int]]:
-    """Section -> programs attached to this cgroup, as the kernel reports them."""
+    """Return section -> programs attached to this cgroup, as the kernel reports them."""
     target = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
     try:
         return {name: bpf.query(target, attach.attach_type) for name, attach in SECTIONS.items()}
@@ -172,7 +172,7 @@ def test_serves(
 
 
 def publish(all_maps: dict[str, Map], port: int) -> None:
-    """Service 3 at 172.30.0.1:80, with backend 5 on loopback."""
+    """Publish service 3 at 172.30.0.1:80, with backend 5 on loopback."""
     backend = Backend(ip_address("127.0.0.1"), port, frozenset({"cluster"}), 5, 3)
     all_maps["slots"].write([(7, backend)])
     all_maps["backend_slots"].write([(5, 7)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices that are added, removed, moved away, or get another one's index."""
+"""Devices that are added, removed, moved away, or get the index of another one."""
 
 import errno
 from pathlib import Path
@@ -51,8 +51,8 @@ def test_device_goes(agent: Agent, ns: Namespace) -> None:
 def test_a_pod_costs_no_list(
     agent: Agent, ns: Namespace, at: At, packets: list[Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a device costs that comes and goes does not grow with the number of the others: no
-    record and no pin of another one is looked at.
+    """The cost of a device does not grow with the number of others: no record and no pin of another
+    one is read.
     """
     made = agent()
     made.update(ns.served())
@@ -99,7 +99,7 @@ def test_device_goes_at_once(agent: Agent, ns: Namespace) -> None:
 
 
 def take_off(ns: Namespace, made: DevicePrograms, by: str, whole: bool) -> None:
-    """Detach like another agent may do: all that is at v0, or only our program at one hook."""
+    """Detach as another agent may: everything at v0, or only our program at one hook."""
     if by == "clsact":
         ns.run("tc qdisc del dev v0 clsact" if whole else "tc filter del dev v0 ingress pref 2")
         return
@@ -129,8 +129,8 @@ def test_taken_off(
 def test_unpinned(
     agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program], said: Said
 ) -> None:
-    """A program whose pin, or record of its filters, is gone stays at its device while the agent
-    runs, and gets it again.
+    """A program that lost its pin, or the record of its filters, stays at its device while the
+    agent runs, and gets it again.
     """
     made, index = agent(), ns.index("v0")
     made.update(ns.served())
@@ -151,7 +151,7 @@ def test_unpinned(
 def test_a_check_asks_once_for_each_program(
     agent: Agent, ns: Namespace, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To check a device whose programs are in place takes a system call for each of the two."""
+    """Checking a device whose programs are in place takes one system call for each."""
     if by == "clsact":
         pytest.skip("filters are listed by netlink")
     made, calls = agent(), list[str]()
@@ -171,7 +171,7 @@ def test_a_check_asks_once_for_each_program(
 def test_replaced_program(
     agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program], newer: list[Program]
 ) -> None:
-    """A link of ours that runs another program is found, and runs ours again."""
+    """A link of ours that runs another program is found, and gets our program again."""
     if by == "clsact":
         pytest.skip("filters are told by their names")
     made = agent()
@@ -186,7 +186,7 @@ def test_replaced_program(
 def test_a_device_that_looks_like_a_removed_one(
     agent: Agent, ns: Namespace, at: At, packets: list[Program]
 ) -> None:
-    """Its number is another, so it gets the programs too."""
+    """Its index differs, so it gets the programs too."""
     made, words = agent(), "ip link add late index 77 address 02:00:00:00:00:77 type bridge"
     ns.run(words)
     made.update(before := ns.served())
@@ -197,7 +197,7 @@ def test_a_device_that_looks_like_a_removed_one(
 
 
 def test_no_descriptors(agent: Agent, ns: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices that cannot be listed, as without free descriptors, are a KernelError."""
+    """If devices cannot be listed, as without free descriptors, a KernelError is raised."""
     made = Clsact(home_of(agent()).devices_directory)
 
     def refused(*_: object) -> None:

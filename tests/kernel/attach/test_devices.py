@@ -49,7 +49,7 @@ def test_stays(agent: Agent, ns: Namespace, at: At, packets: list[Program]) -> N
 
 
 def test_same_place(agent: Agent, ns: Namespace, newer: list[Program], by: str) -> None:
-    """The same link, or the filter's position, stays: the order of the programs does not change."""
+    """The link, or the filter's position, stays the same, and so does the order of programs."""
 
     def place() -> object:
         if by == "tcx":
@@ -64,7 +64,7 @@ def test_same_place(agent: Agent, ns: Namespace, newer: list[Program], by: str) 
 
 
 def frame(mac: bytes) -> bytes:
-    """A UDP datagram from 192.0.2.2 to 192.0.2.1:9; its checksums are left out or right."""
+    """Return a UDP datagram from 192.0.2.2 to 192.0.2.1:9, with or without checksums."""
     ip = bytes.fromhex("4500001d00000000401100000a000000c0000201")
     ip = ip[:12] + bytes([192, 0, 2, 2]) + ip[16:]
     ip = ip[:10] + internet_checksum(ip).to_bytes(2, "big") + ip[12:]
@@ -73,7 +73,7 @@ def frame(mac: bytes) -> bytes:
 
 @pytest.fixture
 def flood(ns: Namespace) -> Iterator[socket.socket]:
-    """The host's socket, to which datagrams come by v0 without pause; it does not block."""
+    """Return the host's socket, which gets datagrams by v0 without pause; it does not block."""
     for words in (
         "link set v0 nomaster",
         "link set v0 up",
@@ -103,7 +103,7 @@ def flood(ns: Namespace) -> Iterator[socket.socket]:
 
 
 def drained(host: socket.socket) -> int:
-    """How many datagrams wait in the socket; then none do."""
+    """Return how many datagrams wait in the socket, and remove them."""
     host.setblocking(False)
     count = 0
     try:
@@ -131,7 +131,7 @@ def test_no_gap(agent: Agent, ns: Namespace, flood: socket.socket) -> None:
 
 
 def test_variants(home: StateDir, ns: Namespace, by: str) -> None:
-    """Devices without a link header get the other programs, after all that have one."""
+    """Devices without a link header get the other programs, after all devices with one."""
     asked, programs = [], pair()
 
     def load(link_header: bool) -> list[Program]:

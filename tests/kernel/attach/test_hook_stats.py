@@ -21,7 +21,7 @@ pytestmark = needs_root
 
 @pytest.fixture
 def counting() -> Iterator[None]:
-    """The kernel counts meanwhile."""
+    """Have the kernel count run times meanwhile."""
     fd = bpf.enable_stats()
     yield
     os.close(fd)
@@ -36,7 +36,7 @@ def connect() -> None:
 def test_of_loaded_programs(
     home: StateDir, inside: Path, loaded: list[Program], counting: None
 ) -> None:
-    """A hook that runs once more has run once more, and for a while; the others have not."""
+    """Only the hook that runs once more has another run, and more time."""
     cgroup_links.attach(home, inside, loaded)
     before = device_programs.run_times(loaded)
     assert set(before) == {section.partition("/")[2] for section in SECTIONS}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other agents' programs at our devices: never changed, and named with where they run."""
+"""Other agents' programs at our devices are never changed, and are named with their place."""
 
 import os
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ pytestmark = needs_root
 
 
 def test_remove_elsewhere(agent: Agent, ns: Namespace, home: StateDir, by: str) -> None:
-    """Removed from another namespace, devices of the same index there are left alone."""
+    """A removal in another namespace leaves devices of the same index there alone."""
     agent().update(ns.served())
     with device_namespace.entered(f"{ns.name}-2") as other:
         other_program = program("other_program")
@@ -94,7 +94,7 @@ def test_taken_place(
 
 @pytest.fixture
 def foreign_link(ns: Namespace, other_program: Program) -> Iterator[int]:
-    """Another agent's tcx link at ingress of v0."""
+    """Attach another agent's tcx link at ingress of v0."""
     if not has_tcx():
         pytest.skip("this kernel has no tcx")
     link = bpf.link_create(other_program.fd, ns.index("v0"), tcx.TCX_HOOKS["ingress"])
@@ -173,7 +173,7 @@ def has_limit(ns: Namespace, device: str) -> bool:
 def test_a_qdisc_ingress_is_shared(
     home: StateDir, ns: Namespace, by_clsact: None, packets: list[Program]
 ) -> None:
-    """It has room for the program at ingress alone, which is no fault; its own filter stays."""
+    """It has room only for the program at ingress, which is no fault; its own filter stays."""
     limit(ns, "v0")
     made = DevicePrograms(home, lambda link_header: packets)
     assert made.update(ns.served()) == {}
@@ -193,7 +193,9 @@ def test_a_new_pods_device_is_left_to_plugins_first(
     packets: list[Program],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where both cannot be; a device of the node, and those that were there before, do not wait."""
+    """If both qdiscs cannot coexist, a new pod's device waits; the node's and earlier devices do
+    not.
+    """
     monkeypatch.setattr(device_programs, "PLUGIN_SECONDS", 0.3)
     made = DevicePrograms(home, lambda link_header: packets, None, lambda: None)
     made.update(ns.served(), ())

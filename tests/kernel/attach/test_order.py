@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order in which programs are attached and detached: no device opens flows before all reply."""
+"""The order of attaching and detaching: no device opens flows before all translate replies."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ States = list[State]
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch, ns: Namespace, at: At) -> States:
-    """The state of the kernel after every attachment and detachment."""
+    """Yield the state of the kernel after every attachment and detachment."""
     found: States = []
 
     def look(change: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,7 +44,7 @@ def seen(monkeypatch: pytest.MonkeyPatch, ns: Namespace, at: At) -> States:
 
 
 def assert_egress_covers(states: States, devices: set[str]) -> None:
-    """Wherever one of the devices has a program at ingress, all have one at egress."""
+    """If any device has a program at ingress, all devices have one at egress."""
     assert any(state["ingress"] & devices for state in states)
     assert any(devices - state["ingress"] for state in states)
     for state in states:
@@ -59,7 +59,7 @@ def test_egress_everywhere_first(agent: Agent, ns: Namespace, seen: States) -> N
 
 
 def test_upgrade(agent: Agent, ns: Namespace, newer: list[Program], at: At, seen: States) -> None:
-    """A new agent replaces what is at egress everywhere first, and no hook is ever empty."""
+    """A new agent first replaces all programs at egress, and no hook is ever empty."""
     agent().update(ns.served())
     seen.clear()
     egress = number(next(p for p in newer if p.name == "egress"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps of the real kernel, small and nowhere pinned."""
+"""Small maps of the real kernel, not pinned."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -24,7 +24,7 @@ def small_maps(names: Iterable[str], most: int = ENTRIES) -> Iterator[dict[str, 
 
 
 def write_elsewhere(maps: Mapping[str, Map], cookie: int, entry: SocketEntry) -> None:
-    """Remember a socket as the hooks do if another one has its place (bpf/sockets/place.h)."""
+    """Remember a socket as the hooks do if its place is taken (bpf/sockets/place.h)."""
     streams, datagrams, elsewhere = maps["sockets_full"].get(0)
     maps["sockets_full"].write([(0, (streams, datagrams, elsewhere + 1))])
     maps["sockets"].write([(cookie, entry)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays as memory: of a large one nothing stays mapped."""
+"""Arrays as memory: no part of a large one stays mapped."""
 
 import os
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ SIZE = 20 * PART
 
 @pytest.fixture
 def array() -> Iterator[int]:
-    """The descriptor of an array of numbers."""
+    """Return the descriptor of an array of numbers."""
     fd = state_dir.create_map(
         MapSpec("numbers", "ARRAY", "__u32", "__u64", SIZE // 8, ("MMAPABLE",))
     )
@@ -36,7 +36,7 @@ def memory(array: int) -> Iterator[ArrayMemory]:
 
 
 def mapped() -> int:
-    """Bytes of maps that are mapped by this process."""
+    """Return how many bytes of maps this process has mapped."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     bounds = [line.split()[0].split("-") for line in lines if line.endswith("anon_inode:bpf-map")]
     return sum(int(end, 16) - int(start, 16) for start, end in bounds)
@@ -57,7 +57,7 @@ def test_only_a_small_array_stays_mapped(
 
 
 def test_closed(memory: ArrayMemory) -> None:
-    """After closing no read or write uses the descriptor: it may be another file's by then."""
+    """After closing, no read or write uses the descriptor, which may belong to another file."""
     memory.close()
     with pytest.raises(ValueError, match="closed"):
         memory[0:8]

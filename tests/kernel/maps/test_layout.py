@@ -30,7 +30,7 @@ FLAGS = {
 
 
 def parts(ctype: str) -> Iterator[str]:
-    """A struct with named fields, and the structs in it."""
+    """Yield a struct with named fields, and the structs in it."""
     if ctype.startswith("struct ") and ctype not in PLAIN:
         yield ctype
         for _, field in layout.ffi.typeof(ctype).fields:
@@ -68,7 +68,7 @@ def field_values(struct: str, name: str, ctype: Any) -> some.SearchStrategy[Any]
 
 
 def values(struct: str) -> some.SearchStrategy[Any]:
-    """Any value that a struct can hold, as the NamedTuple that stands for it."""
+    """Return any value that a struct can hold, as its NamedTuple."""
     cls = record(struct).cls
     parts = [
         field_values(struct, name, field.type)
@@ -81,7 +81,7 @@ def values(struct: str) -> some.SearchStrategy[Any]:
 @pytest.mark.parametrize("struct", STRUCTS)
 @given(data=some.data())
 def test_round_trip(struct: str, data: some.DataObject) -> None:
-    """A packed value is unpacked unchanged, and has as many bytes as the struct."""
+    """A packed value has as many bytes as the struct, and is unpacked unchanged."""
     value = data.draw(values(struct))
     packed = record(struct).pack(value)
     assert len(packed) == layout.ffi.sizeof(struct)
@@ -100,7 +100,7 @@ def test_bytes() -> None:
 
 
 def test_long_names_are_cut() -> None:
-    """A name that does not fit loses its end, be it in the middle of a letter."""
+    """A name that does not fit loses its end, even in the middle of a character."""
     name = PortName("n" * 63, "s" * 63 + "éé", "p" * 99, 6, 4)  # type: ignore[arg-type]
     found = record("struct service_name").unpack(record("struct service_name").pack(name))
     assert (found.namespace, found.port) == ("n" * 63, "p" * 64)
@@ -121,7 +121,7 @@ class Swapped(NamedTuple):
 
 
 def test_mismatch() -> None:
-    """A value whose fields are not the struct's, in its order, is refused when it is declared."""
+    """A NamedTuple whose fields differ from the struct's is refused at its declaration."""
     with pytest.raises(TypeError, match=r"Swapped.*struct range\('base', 'size'\)"):
         Record("struct range", Swapped)
 
@@ -140,7 +140,7 @@ def offsets() -> Iterator[tuple[str, int]]:
 
 
 def clang(claims: list[tuple[str, int]]) -> subprocess.CompletedProcess[str]:
-    """Has clang check the claims, for the machine that runs the programs."""
+    """Let clang check the claims, for the machine that runs the programs."""
     lines = [f'_Static_assert({what} == {n}, "{what} is not {n}");' for what, n in claims]
     source = "\n".join(
         ["#include <linux/types.h>", '#include "layout.h"', '#include "record/events.h"', *lines]
@@ -151,19 +151,19 @@ def clang(claims: list[tuple[str, int]]) -> subprocess.CompletedProcess[str]:
 
 
 def test_clang_agrees() -> None:
-    """Every struct has the size, and every field the place, that Python thinks."""
+    """Every struct has the size, and every field the place, that Python computes."""
     done = clang(list(offsets()))
     assert done.returncode == 0, done.stderr
 
 
 def test_clang_would_disagree() -> None:
-    """A wrong claim is noticed: the test before this one is not empty."""
+    """A wrong claim is noticed, so the test before this one is not empty."""
     done = clang([("__builtin_offsetof(struct peer, port)", 25)])
     assert "is not 25" in done.stderr
 
 
 def test_bits_of_a_choice() -> None:
-    """Programs write the priority that the rules of netfilter read; each bit has one meaning."""
+    """Programs write the priority that the netfilter rules read; each bit has one meaning."""
     names = {each.value: f"CHOSEN_{each.name}" for each in Chosen}
     names[Chosen.PREFIX] = "CHOSEN"
     assert layout.ffi.typeof("enum chosen").elements == names
@@ -172,13 +172,13 @@ def test_bits_of_a_choice() -> None:
 
 
 def test_all_maps_are_read() -> None:
-    """No DEFINE_MAP line is overlooked."""
+    """Every DEFINE_MAP line is read."""
     texts = [path.read_text() for path in layout.SOURCES.rglob("*.h") if path.stem != "compat"]
     assert sum(text.count("\nDEFINE_MAP(") for text in texts) == len(layout.PROGRAM_MAPS)
 
 
 def test_all_layouts_are_read() -> None:
-    """No struct is declared elsewhere, and no file of the layout is left out."""
+    """No struct is declared elsewhere, and no layout file is left out."""
     head = (layout.SOURCES / "layout.h").read_text()
     for path in layout.SOURCES.glob("layout/*.h"):
         assert f'#include "layout/{path.name}"' in head
@@ -186,7 +186,7 @@ def test_all_layouts_are_read() -> None:
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """A copy of bpf/."""
+    """Return a copy of bpf/."""
     return Path(shutil.copytree(layout.SOURCES, tmp_path / "bpf"))
 
 
@@ -207,8 +207,8 @@ PERSISTENT = {
 
 @pytest.mark.parametrize("name", [*(f"layout/{name}" for name in LAYOUTS), "maps/persistent.h"])
 def test_changed_letter(sources: Path, name: str) -> None:
-    """Any letter makes another layout; what persistent maps depend on, other ones too. Comments and
-    spaces are no part of it.
+    """Any changed letter changes the layout, and that of persistent maps if they depend on it.
+    Comments and spaces do not count.
     """
     text = (sources / name).read_text()
     (sources / name).write_text(f"/* a new\n * comment */\n{text}\n// another\n")
@@ -223,7 +223,7 @@ def test_changed_letter(sources: Path, name: str) -> None:
 
 
 def within(ctype: Any) -> Iterator[str]:
-    """A struct's name, and those of the structs in it."""
+    """Yield a struct's name, and those of the structs in it."""
     if ctype.kind == "struct" and not ctype.cname.startswith("__be"):
         yield ctype.cname
         for _, field in ctype.fields:

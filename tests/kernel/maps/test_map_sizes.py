@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--map-size: how it is written, the maps that it makes, and the record of it."""
+"""--map-size: its syntax, the maps that it makes, and its record."""
 
 import os
 import re
@@ -37,7 +37,7 @@ def test_every_persistent_map_has_a_size_or_a_reason() -> None:
 
 
 def test_half_open_flows() -> None:
-    """The least size of a table of flows is reckoned with this map's size."""
+    """The least size of a table of flows is computed from this map's size."""
     assert layout.MAPS["half_open"].entries == HALF_OPEN
 
 
@@ -54,7 +54,7 @@ def test_half_open_flows() -> None:
     ],
 )
 def test_invalid(text: str, reason: str) -> None:
-    """The error tells the fault and the right form."""
+    """The error says what is wrong, and the valid form."""
     with pytest.raises(ValueError) as error:
         addresses.parse_map_sizes(text)
     assert str(error.value).startswith(reason)
@@ -73,7 +73,7 @@ def test_record(tmp_path: Path) -> None:
 
 @needs_root
 def test_other_sizes_are_other_maps(home: StateDir) -> None:
-    """Commands read the former ones until the new ones are in force, and then those."""
+    """Commands read the former maps until the new ones are in force, then those."""
     usual = addresses.parse_map_sizes(f"slots={layout.usual_size('slots')}")
     sizes = addresses.parse_map_sizes("slots=2048,sockets=4096")
     former, new = StateDir(home.directory, usual), StateDir(home.directory, sizes)
@@ -91,7 +91,7 @@ def test_other_sizes_are_other_maps(home: StateDir) -> None:
 
 @needs_root
 def test_a_lost_record_is_put_back(home: StateDir) -> None:
-    """Without it commands would look for the usual maps; the audit names it."""
+    """The audit names the missing record: without it commands would open the usual maps."""
     state = StateDir(home.directory, addresses.parse_map_sizes("slots=2048"))
     state.prepare()
     maps = state.open_maps()
@@ -131,7 +131,7 @@ def memory_of(opened: Map) -> int:
 
 
 def test_pages_agree() -> None:
-    """Each says it once, with the same figures."""
+    """Each page has the figures once, and the same ones."""
     (said,) = figures(PAGES[0])
     assert [figures(page) for page in PAGES] == [[said]] * len(PAGES)
 
@@ -141,7 +141,7 @@ def test_pages_agree() -> None:
     reason="this kernel does not count all memory of a map",
 )
 def test_as_measured(all_maps: dict[str, Map]) -> None:
-    """The pages are right within 2 %; CPUs that may be added count."""
+    """The pages are right within 2 %, counting CPUs that may be added."""
     ((of_all, of_each),) = figures(PAGES[0])
     measured = sum(map(memory_of, all_maps.values())) / 1e6
     assert measured == pytest.approx(of_all + of_each * counter_parts(), rel=0.02)

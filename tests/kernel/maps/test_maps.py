@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The maps on a real kernel: created as in maps.h, and read as they were written."""
+"""The maps of a real kernel are created as in maps.h, and read back as written."""
 
 import errno
 import os
@@ -41,13 +41,13 @@ def opener() -> Iterator[Opener]:
 
 @pytest.fixture
 def table(opener: Opener) -> Map:
-    """A small hash of numbers."""
+    """Return a small hash of numbers."""
     return opener(MapSpec("numbers", "HASH", "__u32", "__u32", 3 * BATCH, ("NONE",)))
 
 
 @pytest.mark.parametrize("name", list(layout.MAPS))
 def test_kernel_agrees(all_maps: dict[str, Map], name: str) -> None:
-    """The kernel made the map with the sizes, entries and flags of its line."""
+    """The kernel's map has the sizes, entries and flags of its line."""
     spec, info = layout.MAPS[name], bpf.info(all_maps[name].fd, "map_info")
     assert (info.key_size, info.value_size) == (spec.key_size, spec.value_size)
     kind, entries = bpf_map.kernel_kind(spec), bpf_map.kernel_entries(spec)
@@ -57,7 +57,7 @@ def test_kernel_agrees(all_maps: dict[str, Map], name: str) -> None:
 
 
 def test_delete(table: Map) -> None:
-    """The keys that existed are counted."""
+    """delete() returns how many of the keys existed."""
     table.write([(1, 10), (2, 20)])
     assert (table.delete([1, 3]), table.delete([1])) == (1, 0)
     assert list(table.items()) == [(2, 20)]
@@ -65,7 +65,7 @@ def test_delete(table: Map) -> None:
 
 @pytest.mark.parametrize("size", [64, 4 * BATCH])
 def test_slices(table: Map, size: int) -> None:
-    """Slices hold each entry once, and no more than they may."""
+    """Slices hold each entry once, and are not too large."""
     pairs = [(n, 7 * n) for n in range(1000)]
     table.write(pairs)
     slices = list(table.slices(size))
@@ -105,7 +105,7 @@ def test_without_batches(table: Map, monkeypatch: pytest.MonkeyPatch, number: in
 def test_a_walk_goes_on_where_its_key_was_deleted(
     table: Map, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Entry by entry too all that stay are read, once, though the one just read is deleted."""
+    """Even one by one, all remaining entries are read once, though the current one is deleted."""
     monkeypatch.setattr(bpf, "map_lookup_batch", refuse(bpf.ENOTSUPP))
     pairs = [(n, 7 * n) for n in range(100)]
     table.write(pairs)
@@ -137,7 +137,7 @@ def test_counters(opener: Opener) -> None:
 
 
 def test_counters_in_arrays(opener: Opener) -> None:
-    """The same where each CPU has an array: those of other elements stay."""
+    """The sums are the same if each CPU has an array; other elements keep theirs."""
     counters = opener(layout.MAPS["service_stats"]._replace(entries=4))
     assert isinstance(counters, CpuArrays)
     cpus = range(bpf_map.counter_parts())
@@ -152,7 +152,7 @@ def test_counters_in_arrays(opener: Opener) -> None:
 
 
 def test_many_counters_are_read_in_parts(opener: Opener) -> None:
-    """The last counters are read too, if the last part is not whole."""
+    """The last counters are read too, if the last part is incomplete."""
     counters = opener(layout.MAPS["backend_stats"]._replace(entries=10_000))
     keys = (0, 4095, 4096, 8192, 9999)
     for key in keys:
@@ -170,8 +170,8 @@ def test_many_counters_are_read_in_parts(opener: Opener) -> None:
 def test_parts_of_counters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: str, parts: int, count: int
 ) -> None:
-    """Programs index them by a CPU's number, which may exceed the count; many CPUs share them, as
-    hypervisors announce hundreds that never come.
+    """Programs index parts by a CPU's number, which may exceed their number; then CPUs share parts,
+    because hypervisors announce hundreds of CPUs that never come.
     """
     possible = tmp_path / "possible"
     possible.write_text(f"{announced}\n")
@@ -206,7 +206,7 @@ def sample(name: str, index: int) -> Any:
 
 
 def test_a_run_is_written_at_once(all_maps: dict[str, Map]) -> None:
-    """The elements are those that a write one by one leaves, and the others stay."""
+    """The result equals that of single writes, and other elements stay."""
     choices = all_maps["choices"]
     assert isinstance(choices, MappedArray)
     wanted = [sample("choices", index) for index in range(5000)]
@@ -219,7 +219,7 @@ def test_a_run_is_written_at_once(all_maps: dict[str, Map]) -> None:
 @pytest.mark.parametrize("at_once", [1, FEW, FEW + 1, 9])
 @pytest.mark.parametrize("name", MAPPED)
 def test_written_through_memory(all_maps: dict[str, Map], name: str, at_once: int) -> None:
-    """A program reads at its index what is written in place, or by one call for many."""
+    """A program reads at its index what was written in place, or by one call for many."""
     opened = all_maps[name]
     indexes = [0, 1, 2, 3, 511, 512, 513, opened.spec.entries - 2, opened.spec.entries - 1]
     pairs = [(index, sample(name, index)) for index in indexes]
@@ -232,9 +232,9 @@ def test_written_through_memory(all_maps: dict[str, Map], name: str, at_once: in
 
 
 def test_what_no_program_believes_is_not_read(all_maps: dict[str, Map]) -> None:
-    """An element with another key's check, or a changed byte, is not there; of an array: empty.
+    """An element with another key's check, or a changed byte, counts as missing or empty.
 
-    What follows the check is read as it is: the ids of a service's first backends.
+    The part after the check, the ids of a service's first backends, is read without a test.
     """
     slots, services = all_maps["slots"], all_maps["services"]
     nobody, here = slots.value.unpack(bytes(slots.spec.value_size)), sample("slots", 9)

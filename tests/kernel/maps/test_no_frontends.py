@@ -49,7 +49,7 @@ def test_a_new_map_says_nothing(opened: MappedArray) -> None:
 
 
 def test_a_frontend_of_an_earlier_agent(opened: MappedArray) -> None:
-    """The bits of what map services has are not set when the agent starts."""
+    """Bits of frontends that are in map services are not set when the agent starts."""
     made = NoFrontends(opened)
     made.load([WEB, *NODEPORTS])
     made.repair()
@@ -58,7 +58,7 @@ def test_a_frontend_of_an_earlier_agent(opened: MappedArray) -> None:
 
 
 def test_changed_by_others(opened: MappedArray) -> None:
-    """The audit finds each wrong word, and puts it back."""
+    """The audit finds each wrong word and corrects it."""
     made = NoFrontends(opened)
     made.before_writing([WEB])
     made.repair()
@@ -72,7 +72,7 @@ def test_changed_by_others(opened: MappedArray) -> None:
 @given(changes=some.lists(some.tuples(some.booleans(), some.sets(frontends))))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_changes(opened: MappedArray, changes: list[tuple[bool, set[Frontend]]]) -> None:
-    """The map is always what the frontends that are there ask for."""
+    """The map always matches the existing frontends."""
     made, there = NoFrontends(opened), set[Frontend]()
     made.repair()
     for written, some_frontends in changes:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counting the entries of a real kernel's LRU maps: what is counted, and when."""
+"""Counts of the entries of a real kernel's LRU maps: what is counted, and when."""
 
 from collections.abc import Callable, Iterator
 from ipaddress import ip_address
@@ -52,21 +52,21 @@ def test_every_map_of_programs_is_counted() -> None:
 
 
 def test_entries(world: dict[str, Map], clock: Any) -> None:
-    """Entries are counted map by map, more than one slice of them."""
+    """Entries are counted for each map, in more than one slice."""
     clients = [AffinityKey(0, ip_address("10.0.0.0") + number, 1) for number in range(1500)]
     world["affinity"].write([(client, Affinity(1, 1)) for client in clients])
     assert counted(Occupancy(world)).entries == dict.fromkeys(COUNTED_MAPS, 0) | {"affinity": 1500}
 
 
 def test_connections_that_were_not_counted(world: dict[str, Map], clock: Any) -> None:
-    """Uncounted connections of all backends are added up, over several slices of them."""
+    """Uncounted connections of all backends are summed over several slices."""
     loads = [(id, BackendLoad(open=9, generation=8, uncounted=1)) for id in range(0, 4096, 4)]
     world["backend_loads"].write(loads)
     assert counted(Occupancy(world)).uncounted == 1024
 
 
 def test_flows(world: dict[str, Map], clock: Any) -> None:
-    """Each flow counts once, two entries or four, by its protocol."""
+    """Each flow of two or four entries counts once, by its protocol."""
     made = {
         Protocol.TCP: [Made(n, masqueraded=n % 2 == 0) for n in range(5)],
         Protocol.UDP: [Made(n, Protocol.UDP, masqueraded=True) for n in range(3)],

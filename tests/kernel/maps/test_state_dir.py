@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state directory: which maps are adopted, created, and removed."""
+"""The state directory: which maps are adopted, created and removed."""
 
 import fcntl
 import os
@@ -30,7 +30,7 @@ Open = Callable[..., dict[str, Map]]
 
 @pytest.fixture
 def opening(home: StateDir) -> Iterator[Open]:
-    """Opens maps of the state directory, and closes them after the test."""
+    """Open maps of the state directory, and close them after the test."""
     opened: list[Map] = []
 
     def open_maps(specs: dict[str, MapSpec] = SPECS) -> dict[str, Map]:
@@ -53,7 +53,7 @@ def pin_other(path: Path, fd: int) -> None:
 
 
 def test_upgrade(home: StateDir, opening: Open) -> None:
-    """Another layout's persistent maps are adopted if their layout is the same; no others are."""
+    """Only persistent maps of another layout whose own layout is the same are adopted."""
     specs = {name: SPEC._replace(name=name) for name in ("small", "other")}
     specs["persistent"] = SPEC._replace(name="persistent", persistent=True)
     former = {name: map_id(opened) for name, opened in opening(specs).items()}
@@ -129,7 +129,7 @@ assert f" {BPFFS} bpf " in mounts and (Path(sys.argv[1]) / "links").is_dir()
 
 
 def test_bpffs_is_mounted(directory: Path) -> None:
-    """If there is no bpffs at its usual place, one is mounted; tried in a mount namespace."""
+    """If no bpffs is at its usual place, one is mounted; tested in a mount namespace."""
     command = ["unshare", "--mount", sys.executable, "-c", MOUNTED_ANEW, str(directory)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -193,14 +193,14 @@ def test_a_directory_made_anew(directory: Path, lock: StateLock) -> None:
 
 
 def test_nobody_else_may_open_it(directory: Path, lock: StateLock) -> None:
-    """Whoever may open a directory may hold its lock; one of an earlier version is open to all."""
+    """Whoever can open a directory can hold its lock; an earlier version's is open to all."""
     directory.mkdir(mode=0o755)
     assert lock.take()
     assert directory.stat().st_mode & 0o777 == 0o700
 
 
 def test_another_users_directory(directory: Path, lock: StateLock) -> None:
-    """A bpffs may let everybody make directories; such a one is refused by name."""
+    """A bpffs may let every user make directories; such a one is refused by name."""
     directory.mkdir()
     os.chown(directory, 65534, 65534)
     with pytest.raises(NodeError, match=f"{directory}: belongs to another user"):
@@ -210,7 +210,7 @@ def test_another_users_directory(directory: Path, lock: StateLock) -> None:
 def test_a_lock_for_a_moment(
     directory: Path, lock: StateLock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A command that looks whether an agent runs does not keep one from starting."""
+    """A command that tests whether an agent runs does not keep one from starting."""
     directory.mkdir()
     other = os.open(directory, os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_SH)
@@ -237,7 +237,7 @@ def test_the_run_directory_is_found(directory: Path, recorded: Paths) -> None:
 
 @pytest.mark.parametrize("text", ["/run", "run:/sys/fs/bpf/x", ":", "/run:/elsewhere"])
 def test_a_record_that_makes_no_sense(directory: Path, text: str) -> None:
-    """A senseless record counts as none."""
+    """An invalid record counts as none."""
     directory.mkdir()
     (directory / state_dir.RECORD).symlink_to(text)
     assert state_dir.read_record(directory) is None

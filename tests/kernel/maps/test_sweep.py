@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sweeps of a real kernel's maps: which flows are removed, and what is counted."""
+"""Sweeps of a real kernel's maps: removed flows, and counts."""
 
 import struct
 from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ def end_flow(world: dict[str, Map], cache: Path) -> Iterator[EndFlow]:
 
 
 def test_the_program_leaves_nothing_open(world: dict[str, Map], cache: Path) -> None:
-    """A program without a hook is loaded when it is first needed, and closed with the agent."""
+    """The program is loaded when it is first needed, and closed with the agent."""
     before, program = open_files(), FrameProgram(precompile.FLOW_END, world, cache)
     program.run(bytes(64))
     assert open_files() == before + 1
@@ -56,13 +56,13 @@ def table(world: dict[str, Map], end_flow: EndFlow) -> SweptTable:
 
 
 def closed(number: int, idle: int = 121, **kind: Any) -> Entries:
-    """A connection that both sides have closed; after two minutes its port need not rest."""
+    """Return a connection that both sides have closed; after two minutes its port is free."""
     first = f"{CLOSED[0]} masquerade" if kind.get("masqueraded") else CLOSED[0]
     return Made(number, **kind).entries((first, *CLOSED[1:]), [idle] * 4)
 
 
 def put(table: SweptTable, *flows: Entries) -> None:
-    """Write entries like the datapath, which counts new ones."""
+    """Write entries as the datapath does, which counts new ones."""
     pairs = [pair for flow in flows for pair in flow.items()]
     new = sum(table.flows.get(key) is None for key, _ in pairs)
     table.flows.write(pairs)
@@ -112,7 +112,7 @@ def test_sweep(table: SweptTable) -> None:
 
 @pytest.mark.parametrize("kind", [{"masqueraded": True}, {"changed": True}], ids=str)
 def test_port_of_a_closed_connection_rests(table: SweptTable, kind: dict[str, bool]) -> None:
-    """After 30 seconds a closed connection is removed except for its port, after 120 completely."""
+    """A closed connection is removed after 30 seconds except for its port, after 120 completely."""
     entries = closed(1, idle=31, **kind)
     put(table, entries)
     port = chosen_port(entries)
@@ -126,7 +126,7 @@ def test_port_of_a_closed_connection_rests(table: SweptTable, kind: dict[str, bo
 
 
 def meanwhile(table: SweptTable, happens: Callable[[], object]) -> None:
-    """Do something once, when the next flow was found expired and is not removed yet."""
+    """Do something once, between finding the next expired flow and removing it."""
     end_flow = table.end_flow
 
     def later(data: bytes) -> int:
@@ -150,7 +150,7 @@ def test_used_meanwhile(table: SweptTable, part: int) -> None:
 
 
 def test_begun_anew_meanwhile(table: SweptTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new flow with the same ends, opened before the old one is removed, is whole at any time."""
+    """A new flow with the same ends, opened before the old one is removed, stays complete."""
     old, new = closed(1), Made(1).plain(0)
     assert old.keys() == new.keys()
     put(table, old)
@@ -220,7 +220,7 @@ def test_evicted(table: SweptTable) -> None:
 
 
 def test_thread(world: dict[str, Map], table: SweptTable, end_flow: EndFlow) -> None:
-    """The thread sweeps both maps until it is stopped; then no map is in use any more."""
+    """The thread sweeps both maps until it is stopped; then it uses no map any more."""
     other = SweptTable(world, "other_flows", Timeouts(), end_flow)
     put(table, closed(1))
     put(other, Made(2, Protocol.UDP).plain(3600))

@@ -26,7 +26,7 @@ FRAME = bytes(12) + b"\x08\x00" + b"\x45" + bytes(50)  # a malformed packet
 
 
 class Watched:
-    """The program at ingress with a small ring."""
+    """The program at ingress, with a small ring."""
 
     def __init__(self, maps: dict[str, Map], program: Program) -> None:
         self.maps, self._program = maps, program
@@ -61,7 +61,7 @@ def watched(all_maps: dict[str, Map], cache: Path) -> Iterator[Watched]:
 
 
 def test_only_what_is_asked_for_is_told(watched: Watched) -> None:
-    """Only requested verdicts give events, in their order, and none before the request."""
+    """Only requested verdicts give events, in order, and none before the request."""
     watched.run(3)
     watched.ask("refused")
     watched.run(3)
@@ -127,7 +127,7 @@ def test_readers_share_the_events(
 
 
 def test_what_can_be_asked_for() -> None:
-    """Every verdict that ends a decision; not what is counted on the way, nor their number."""
+    """Every verdict that ends a decision can be requested, no other value of the enum."""
     assert set(monitoring.DECISIONS) == set(VERDICTS.values()) - {"retried", "s"}
     assert set(monitoring.DECISIONS) == monitoring.USUAL | monitoring.FREQUENT
     assert "translated" in monitoring.USUAL and "passed" not in monitoring.USUAL

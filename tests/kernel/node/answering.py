@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands for a kube-proxy: a process of its name, or a server at its port."""
+"""Stand-ins for a kube-proxy: a process of its name, or a server at its port."""
 
 import subprocess
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from ebpflb.model.kube_proxy import PROXY_MODE_PORT
 
 @contextmanager
 def process(folder: Path) -> Iterator[int]:
-    """The pid of one that is called kube-proxy, in the network namespace of the caller."""
+    """Yield the pid of a process called kube-proxy, in the caller's network namespace."""
     program = folder / "kube-proxy"
     copy("/bin/sleep", program)
     with subprocess.Popen([str(program), "600"]) as started:
@@ -28,7 +28,7 @@ def process(folder: Path) -> Iterator[int]:
 
 @contextmanager
 def answer(text: str, address: str = "127.0.0.1") -> Iterator[None]:
-    """A server that answers so at /proxyMode, in the network namespace of the caller."""
+    """Serve this answer at /proxyMode, in the caller's network namespace."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

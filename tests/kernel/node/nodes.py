@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network namespace of the test's own, in which kube-proxy and others have left their rules."""
+"""A network namespace with rules of kube-proxy and of other programs."""
 
 import socket
 import subprocess
@@ -17,7 +17,7 @@ from tests.kernel.node.rules import FAMILIES
 
 
 def _works(tool: Tool) -> bool:
-    """Whether the tool is here, and the kernel has its tables (Debian 13's has no legacy ones)."""
+    """Whether the tool is installed and the kernel has its tables (Debian 13 lacks legacy ones)."""
     words = ["unshare", "--net", str(tool.command), "--list-rules"]
     return bool(tool.command) and not subprocess.run(words, capture_output=True).returncode
 
@@ -33,7 +33,7 @@ TOOLS = [tool for tool in tools() if _works(tool)]
 
 @contextmanager
 def fresh(name: str) -> Iterator[None]:
-    """A new one, in which the test's thread is as long as this lasts."""
+    """Yield a new namespace, which the test's thread has entered."""
     run_ip("netns", "add", name)
     try:
         with entered(name):
@@ -44,7 +44,7 @@ def fresh(name: str) -> Iterator[None]:
 
 @contextmanager
 def entered(name: str) -> Iterator[None]:
-    """The test's thread is in one that there is."""
+    """Enter an existing namespace with the test's thread."""
     netns.pushns(name)
     try:
         yield
@@ -53,7 +53,7 @@ def entered(name: str) -> Iterator[None]:
 
 
 def run(*words: str, said: str = "") -> str:
-    """Return the output of a command that runs here."""
+    """Return the output of a command in this namespace."""
     done = subprocess.run(words, input=said, capture_output=True, text=True, check=False)
     assert not done.returncode, f"{words}: {done.stderr}\n{said}"
     return done.stdout
@@ -83,14 +83,14 @@ def make_sets(tool: Tool) -> None:
 
 
 def load_nft() -> None:
-    """kube-proxy's tables of both families, and others that have names like theirs."""
+    """Load kube-proxy's tables of both families, and others with similar names."""
     for family, where in (("ip", "10.244.1.11"), ("ip6", "[fd00:244:1::11]")):
         pod = FAMILIES["iptables" if family == "ip" else "ip6tables"]["pod"]
         run("nft", "-f", "-", said=rules.NFTABLES_MODE.format(family=family, pod=pod, where=where))
 
 
 def send() -> None:
-    """A packet of each family, for rules to count."""
+    """Send a packet of each family, for rules to count."""
     run("ip", "link", "set", "lo", "up")
     for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         with socket.socket(family, socket.SOCK_DGRAM) as sender:
@@ -98,7 +98,7 @@ def send() -> None:
 
 
 def translate(address: str, port: int) -> None:
-    """A UDP flow that netfilter sends to another port of loopback; the rule is gone then."""
+    """Open a UDP flow that netfilter sends to another port of loopback; then remove the rule."""
     run("ip", "link", "set", "lo", "up")
     rule = f"ip daddr {address} udp dport {port} dnat to 127.0.0.1:{port + 1}"
     chain = f"chain c {{\n type nat hook output priority -100\n {rule}\n }}"
@@ -109,12 +109,12 @@ def translate(address: str, port: int) -> None:
 
 
 def everything() -> str:
-    """All rules of this namespace with their counters, without the time of day."""
+    """Return all rules of this namespace with their counters, without the time of day."""
     return run("nft", "list", "ruleset") + saved()
 
 
 def saved() -> str:
-    """The same, of iptables alone: there chains have an order.
+    """Return the same for iptables only, whose chains have an order.
 
     The counters of policies are left out: every iptables-legacy-restore sets them to 0.
     """
@@ -124,7 +124,7 @@ def saved() -> str:
 
 
 def remove() -> list[str]:
-    """Everything of kube-proxy that is found; what it was."""
+    """Remove every leftover of kube-proxy; return what was found."""
     found = kube_proxy.survey().removable
     for leftover in found:
         leftover.remove()

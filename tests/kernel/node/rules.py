@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of a node as iptables-restore takes them: kube-proxy's by mode, and its neighbours'.
+"""Rules of a node for iptables-restore: kube-proxy's for each mode, and other programs'.
 
-In the words of iptables-save, cut short. {net} and {pod} begin an address of the family, {all}
-is the length of one.
+They are shortened output of iptables-save. {net} and {pod} begin an address of the family, {all} is
+the length of one.
 """
 
 from pathlib import Path

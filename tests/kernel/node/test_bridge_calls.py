@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether bridges hand packets to netfilter, by the sysctls of a namespace of the test's own."""
+"""Whether bridges hand packets to netfilter, by the sysctls of the test's own namespace."""
 
 import os
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_sysctls(on: Family) -> None:
 
 
 def test_no_br_netfilter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without the module there are no sysctls, and bridges pass nothing to netfilter."""
+    """Without the module there are no sysctls, and bridges hand nothing to netfilter."""
     monkeypatch.setattr(sysctls, "OWN_PROC_SYS", tmp_path)
     monkeypatch.setattr(sysctls, "HOST", tmp_path)
     assert bridge_calls() == dict.fromkeys(Family, False)

@@ -30,7 +30,7 @@ KERNEL = {  # its own defaults
 
 
 class Sysctls:
-    """A kernel of files, with four CPUs."""
+    """A kernel made of files, with four CPUs."""
 
     def __init__(self, folder: Path) -> None:
         self.proc, self.hash_size = folder / "netfilter", folder / "hashsize"
@@ -55,7 +55,7 @@ def sysctls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sysctls:
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, number: int, *names: str) -> None:
-    """Writing to files of these names fails."""
+    """Make writing to files of these names fail."""
     write = Path.write_text
 
     def refused(path: Path, text: str) -> int:
@@ -67,7 +67,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, number: int, *names: str) -> None:
 
 
 def test_defaults(sysctls: Sysctls) -> None:
-    """CLOSE_WAIT an hour, established a day, room for 128 Ki entries; UDP is left alone."""
+    """CLOSE_WAIT is an hour, established a day, the size 128 Ki entries; UDP is left alone."""
     sysctls.set_up(ConntrackOptions())
     assert sysctls.changed() == {
         "nf_conntrack_max": 131072,
@@ -78,7 +78,7 @@ def test_defaults(sysctls: Sysctls) -> None:
 
 
 def test_all_that_can_be_chosen(sysctls: Sysctls) -> None:
-    """Each setting goes where it belongs."""
+    """Each setting has its own sysctl."""
     sysctls.set_up(ConntrackOptions(50000, 7, 100, 200, True, 300, 400))
     assert sysctls.changed() == {
         "nf_conntrack_max": 200000,
@@ -91,7 +91,7 @@ def test_all_that_can_be_chosen(sysctls: Sysctls) -> None:
 
 
 def test_zero_leaves_alone(sysctls: Sysctls, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zeros write nothing at all; with maxPerCore 0 the least size counts for nothing."""
+    """Zeros write nothing; with maxPerCore 0 the minimum is ignored."""
     refuse(monkeypatch, errno.EROFS, *KERNEL, "hashsize")
     sysctls.set_up(ConntrackOptions(0, 10**9, 0, 0, False, 0, 0))
     assert sysctls.changed() == {}
@@ -109,12 +109,12 @@ def test_zero_leaves_alone(sysctls: Sysctls, monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_table_size(per_core: int, least: int, cores: int, size: int) -> None:
-    """maxPerCore times CPUs, at least min, but 1 Mi where that is exceeded, even below min."""
+    """The size is maxPerCore times CPUs, at least min; 1 Mi if that is exceeded, even below min."""
     assert conntrack.table_size(ConntrackOptions(per_core, least), cores) == size
 
 
 def test_size_is_never_lowered(sysctls: Sysctls) -> None:
-    """A table that is larger stays so."""
+    """A larger table keeps its size."""
     (sysctls.proc / "nf_conntrack_max").write_text("500000\n")
     sysctls.hash_size.write_text("200000\n")
     sysctls.set_up(ConntrackOptions())
@@ -123,14 +123,14 @@ def test_size_is_never_lowered(sysctls: Sysctls) -> None:
 
 
 def test_right_values_are_not_written(sysctls: Sysctls, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If all settings are right, a read-only /proc/sys is no error."""
+    """If all settings are correct, a read-only /proc/sys is no error."""
     sysctls.set_up(ConntrackOptions())
     refuse(monkeypatch, errno.EROFS, *KERNEL, "hashsize")
     sysctls.set_up(ConntrackOptions())
 
 
 def test_failure_is_fatal(sysctls: Sysctls, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A timeout that cannot be set ends the start, and is named with its value."""
+    """A timeout that cannot be set ends the start; the error names it and its value."""
     refuse(monkeypatch, errno.EROFS, "nf_conntrack_tcp_timeout_close_wait")
     with pytest.raises(NodeError, match=r"close_wait: cannot be set to 3600: Read-only file"):
         sysctls.set_up(ConntrackOptions())
@@ -143,7 +143,7 @@ def test_size_of_another(
     caplog: pytest.LogCaptureFixture,
     number: int,
 ) -> None:
-    """The size is the machine's: outside of its first namespace it is only said that it stays."""
+    """The size belongs to the machine: in other namespaces it is only logged that it stays."""
     refuse(monkeypatch, number, "nf_conntrack_max", "hashsize")
     sysctls.set_up(ConntrackOptions())
     assert "nf_conntrack_max" not in sysctls.changed()
@@ -155,7 +155,7 @@ def test_size_of_another(
 def test_read_only_hash_size(
     sysctls: Sysctls, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An unprivileged container's /sys is read-only: that the hash table stays is only said."""
+    """If /sys is read-only, as in a container, it is only logged that the hash table stays."""
     refuse(monkeypatch, errno.EROFS, "hashsize")
     sysctls.set_up(ConntrackOptions())
     assert sysctls.changed()["nf_conntrack_max"] == 131072
@@ -164,7 +164,7 @@ def test_read_only_hash_size(
 
 
 def test_not_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A kernel without conntrack gets nothing, and that is said."""
+    """A kernel without conntrack gets no setting, and this is logged."""
     caplog.set_level(logging.INFO)
     conntrack.set_up_conntrack(ConntrackOptions(), tmp_path, tmp_path / "hashsize")
     assert caplog.messages == ["conntrack is not loaded: its settings are left alone"]
@@ -172,7 +172,7 @@ def test_not_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.fixture
 def namespace() -> Iterator[None]:
-    """The test's thread is in a fresh network namespace."""
+    """Move the test's thread into a fresh network namespace."""
     run_ip("netns", "add", NAME)
     netns.pushns(NAME)
     try:
@@ -185,10 +185,10 @@ def namespace() -> Iterator[None]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 @pytest.mark.skipif(not conntrack.NETFILTER_SYSCTLS.is_dir(), reason="conntrack is not loaded")
 def test_close_wait_for_real(namespace: None) -> None:
-    """The kernel takes the timeouts in this namespace only.
+    """The kernel sets the timeouts in this namespace only, and keeps the machine's size.
 
-    The machine's size is not changed. An agent may have set the machine's own timeouts before: they
-    are compared with what they were.
+    An agent may have set the machine's own timeouts before, so they are compared with their former
+    values.
     """
     names = ("nf_conntrack_tcp_timeout_close_wait", "nf_conntrack_tcp_timeout_established")
     netns.popns()

@@ -55,7 +55,7 @@ def everything() -> list[Connection]:
 
 @pytest.mark.parametrize("family", [4, 6])
 def test_datagrams_and_their_backend(family: int) -> None:
-    """An entry has the destination that was asked for, and the backend and client of replies."""
+    """An entry has the requested destination, and the backend and client of replies."""
     vip, backend = VIPS[family], {4: "127.0.0.1", 6: "::1"}[family]
     say(vip, 53, source=4321)
     (found,) = everything()
@@ -107,7 +107,7 @@ def test_only_what_is_wanted() -> None:
 
 
 def test_by_what_an_entry_lacks_of_its_status() -> None:
-    """The kernel leaves out what is translated, where it can."""
+    """The kernel leaves out translated entries, if it can."""
     for address in (*VIPS.values(), "127.0.0.9"):
         say(address, 53)
     listed = conntrack.connections(lambda *_: True, Protocol.UDP, without=DESTINATION_NAT)

@@ -43,7 +43,7 @@ Ip = Callable[[str], None]
 
 @pytest.fixture
 def ip() -> Iterator[Ip]:
-    """Runs ip(8) in a fresh namespace with the device d0, in which the test's thread is too."""
+    """Run ip(8) in a new namespace with the device d0, which the test's thread has entered."""
 
     def run(words: str) -> None:
         subprocess.run(["ip", "-n", NAME, *words.split()], check=True)
@@ -75,7 +75,7 @@ def addresses(*texts: str) -> set[Address]:
 
 
 def emitted_at_last(queue: SimpleQueue[DevicesChanged], wanted: set[Address]) -> bool:
-    """Whether it is emitted, after any others; an Empty ends the wait."""
+    """Whether this is emitted, after any others; an Empty ends the wait."""
     while queue.get(timeout=WAIT_SECONDS).addresses != wanted:
         pass
     return True
@@ -86,8 +86,8 @@ def devices() -> dict[str, Device]:
 
 
 def test_kinds(ip: Ip) -> None:
-    """Loopback is known as such, and so is a device whose packets have no Ethernet header; the
-    others have a MAC address.
+    """Loopback is recognized, and a device whose packets have no Ethernet header; the others have a
+    MAC address.
     """
     ip("tuntap add tun0 mode tun")
     ip("link set d0 address 02:00:00:00:00:0a")
@@ -108,8 +108,8 @@ def test_master(ip: Ip) -> None:
 
 
 def test_hairpin_mode(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
-    """A bridge's port knows whether it has it, and its change is emitted: of a port that is up, as
-    the kernel tells no such change of others.
+    """A bridge's port has the mode, and its change is emitted if the port is up: otherwise the
+    kernel sends no message.
     """
     ip("link add v0 type veth peer name w0")
     ip("link set v0 master d0 up")
@@ -122,12 +122,12 @@ def test_hairpin_mode(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
 
 @needs.bridge_netfilter
 def test_plain_bridge(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
-    """A bridge is plain while netfilter does not run at its ports, by its own setting or by a
-    sysctl, of either family; each change is emitted, though nothing tells of a sysctl's.
+    """A bridge is plain unless netfilter runs at its ports, by its own setting or by a sysctl of
+    either family; each change is emitted, though no message reports a sysctl's.
     """
 
     def until(is_plain: bool) -> None:
-        """An Empty ends the wait."""
+        """Wait for this value; an Empty ends the wait."""
         assert devices()["d0"].plain_bridge == is_plain
         while emitted.get(timeout=WAIT_SECONDS).devices[-1].plain_bridge != is_plain:
             pass
@@ -149,14 +149,14 @@ def test_plain_bridge(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
 
 
 def test_vlan_filtering_is_not_plain(ip: Ip) -> None:
-    """A port of such a bridge may see frames without the tag with which the bridge sees them."""
+    """A port of such a bridge may see frames without the tag that the bridge sees."""
     if not filters_vlans(ip):
         pytest.skip("bridges of this kernel do not filter by VLAN")
     assert not devices()["d0"].plain_bridge
 
 
 def filters_vlans(ip: Ip) -> bool:
-    """Lets the bridge filter by VLAN; returns whether it does."""
+    """Let the bridge filter by VLAN; return whether it does."""
     with suppress(subprocess.CalledProcessError):
         ip("link set d0 type bridge vlan_filtering 1")
         return True
@@ -186,7 +186,7 @@ def test_how_often_bridge_settings_are_polled(ip: Ip, monkeypatch: pytest.Monkey
 
 
 def test_sources(ip: Ip) -> None:
-    """Traffic leaves from global, primary addresses that are in use; in the kernel's order."""
+    """Traffic leaves from global, primary, usable addresses, in the kernel's order."""
     for address in ("169.254.1.1/16 scope link", "192.0.2.1/24", "192.0.2.2/24", "198.51.100.1/24"):
         ip(f"address add {address} dev d0")
     ip("address add 2001:db8::1/64 dev d0 nodad preferred_lft 0")
@@ -205,7 +205,7 @@ def test_peers_are_not_ours(ip: Ip) -> None:
 
 
 def test_device_goes(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
-    """A device that goes takes its addresses with it."""
+    """The addresses of a removed device are gone too."""
     ip("address add 192.0.2.1/24 dev d0")
     assert emitted_at_last(emitted, addresses("192.0.2.1"))
     ip("link del d0")
@@ -215,7 +215,7 @@ def test_device_goes(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
 def test_a_device_that_looks_like_a_removed_one(
     ip: Ip, emitted: SimpleQueue[DevicesChanged]
 ) -> None:
-    """Programs have to be attached to it, so its number is another; all others keep theirs."""
+    """Its index differs, so it gets programs; all others keep theirs."""
 
     def numbers() -> dict[str, int]:
         return {device.name: device.number for device in emitted.get(timeout=WAIT_SECONDS).devices}
@@ -234,7 +234,7 @@ def test_a_device_that_looks_like_a_removed_one(
 def test_a_change_asks_for_no_other_device(
     ip: Ip, emitted: SimpleQueue[DevicesChanged], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only what the kernel's messages name is listed again, and only addresses can be listed."""
+    """Only devices in the kernel's messages are listed again, or only their addresses."""
     listed: list[tuple[int, int, int]] = []
 
     def noted(kind: int, content: bytes, *, strict: bool = False) -> list[bytes]:
@@ -251,7 +251,7 @@ def test_a_change_asks_for_no_other_device(
 
 
 def test_a_device_is_removed_between_two_questions(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing fails if a device is gone when its addresses are asked for; its removal follows."""
+    """Nothing fails if a device is gone when its addresses are read; its removal follows."""
     table = DeviceTable()
     table.read()
     ip("link add d1 type bridge")
@@ -270,7 +270,7 @@ def test_a_device_is_removed_between_two_questions(ip: Ip, monkeypatch: pytest.M
 
 
 def test_goes_on(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list that fails is reported, and tried again until it succeeds, with no further change."""
+    """A failed list is reported, and tried again until it succeeds, without another change."""
     emitted: SimpleQueue[DevicesChanged | SourceStatus] = SimpleQueue()
     refusals: list[Exception] = []
     others = set(threading.enumerate())  # watches of earlier tests are refused nothing
@@ -301,7 +301,7 @@ def test_goes_on(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_start_refused(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent that cannot know its devices at the start says so, and does not guess."""
+    """An agent that cannot list the devices at the start reports it, and does not guess."""
     monkeypatch.setattr("ebpflb.kernel.netlink.dump", lambda *_: os.open("/nowhere", os.O_RDONLY))
     with pytest.raises(NodeError, match="devices cannot be listed: No such file"):
         DeviceWatch(lambda _: None).start()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules that act on each packet are noticed when they come, for --fast-forward=auto."""
+"""Rules that act on each packet are noticed when they are added, for --fast-forward=auto."""
 
 import os
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ class Watched:
         return self.all[-1].changes
 
     def look(self, after: float = 2 * QUIET_SECONDS) -> list[tuple[str, ...]]:
-        """What is emitted, so many seconds later."""
+        """Return what is emitted after this many seconds."""
         self.now += after
         self.emitted.clear()
         self.watch.look()
@@ -74,7 +74,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     ],
 )
 def test_a_rule_that_open_connections_meet(watched: Watched, commands: tuple[str, ...]) -> None:
-    """Its coming, its going, a policy and a set are changes, of a set within a minute."""
+    """Adding or removing it, a policy and a set are changes; of a set within a minute."""
     run("nft", TABLE)
     run("nft", "add set inet operator banned { type ipv4_addr; }")
     run("nft", "add rule inet operator c ip saddr @banned drop")
@@ -87,7 +87,7 @@ def test_a_rule_that_open_connections_meet(watched: Watched, commands: tuple[str
 
 
 def test_rules_that_open_connections_do_not_meet(watched: Watched) -> None:
-    """A rule for new connections, one behind established ones, and one at another hook."""
+    """These are for new connections, behind established ones, or at another hook."""
     run("nft", TABLE)
     run("nft", "insert rule inet operator c ct state established accept")
     watched.look()
@@ -102,7 +102,7 @@ def test_rules_that_open_connections_do_not_meet(watched: Watched) -> None:
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_rule_of_iptables(watched: Watched, tool: str) -> None:
-    """No one is told of iptables-legacy's: the size of its tables changes."""
+    """iptables-legacy sends no message, but the size of its tables changes."""
     run(tool, "-A", "FORWARD", "-j", "LOG")
     ((line,),) = watched.look()
     assert "logs each packet" in line
@@ -119,7 +119,7 @@ def test_a_routing_rule_by_mark(watched: Watched, family: str) -> None:
 
 
 def test_rules_that_keep_changing(watched: Watched) -> None:
-    """They are unknown until they rest, and are not read meanwhile."""
+    """While rules change they are unknown, and not read."""
     run("nft", TABLE)
     assert watched.look() == [()]
     reads = watched.reads
@@ -132,8 +132,8 @@ def test_rules_that_keep_changing(watched: Watched) -> None:
 
 
 def test_what_says_nothing_is_not_read(watched: Watched) -> None:
-    """A change of a set's elements, or of a table of ebpflb or kube-proxy, causes no reading; each
-    minute all rules are read.
+    """A change of a set's elements, or of a table of ebpflb or kube-proxy, causes no reading; all
+    rules are read each minute.
     """
     run("nft", "table ip tenant { set s { type ipv4_addr; }; }")
     watched.look()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of a network namespace, as its tools print them, and what is said without tools."""
+"""The rules of a network namespace as its tools print them, and messages without tools."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ def namespace() -> Iterator[None]:
 
 @pytest.fixture
 def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
-    """Leaves one tool on this machine: an nft that does what a line of shell says."""
+    """Leave one tool on this machine: an nft that runs this line of shell."""
 
     def install(line: str) -> None:
         tool = tmp_path / "nft"
@@ -45,7 +45,7 @@ def titles() -> tuple[list[str], list[str]]:
 
 @pytest.mark.usefixtures("namespace")
 def test_nft() -> None:
-    """Tables of every family are read, and none where there are none."""
+    """Tables of every family are read; without tables there is no result."""
     assert titles() == ([], [])
     HERE.nft(TABLE + TABLE.replace("inet", "netdev"))
     assert titles() == (["table inet fw", "table netdev fw"], [])
@@ -64,7 +64,7 @@ def test_iptables(tool: nodes.Tool) -> None:
 
 @pytest.mark.usefixtures("namespace")
 def test_no_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without tools nothing is said where there are no tables of others, else which is missing."""
+    """A missing tool is named only if there are tables of others."""
     HERE.nft("table inet ebpflb {\n}\n")
     with monkeypatch.context() as patched:
         patched.setenv("PATH", str(tmp_path))
@@ -87,7 +87,7 @@ FAULTS = [
 @pytest.mark.usefixtures("namespace")
 @pytest.mark.parametrize(("line", "said"), FAULTS)
 def test_faults(monkeypatch: pytest.MonkeyPatch, only: Fake, line: str, said: str) -> None:
-    """A tool that fails, prints something else or does not end is one line, and ends."""
+    """A tool that fails, prints something else or does not end gives one line, and is ended."""
     monkeypatch.setattr(child, "SECONDS", 0.5)
     only(line)
     found, (unread,) = titles()

@@ -34,7 +34,7 @@ def indexes(*names: str) -> dict[str, int]:
 
 
 def test_the_obstacle_is_found_without_a_trace() -> None:
-    """With or without flowtables in the kernel, the probe leaves nothing in this namespace."""
+    """The probe leaves nothing in this namespace, whether the kernel has flowtables or not."""
     with nodes.fresh(NAME):
         obstacle = flowtable_obstacle()
         assert obstacle is None or "the kernel can make no flowtable" in obstacle
@@ -43,7 +43,7 @@ def test_the_obstacle_is_found_without_a_trace() -> None:
 
 @pytest.fixture
 def made() -> Iterator[None]:
-    """A flowtable, and two devices."""
+    """Return a flowtable and two devices."""
     needs.flowtable()
     with nodes.fresh(NAME):
         flowtable.write(TABLE, EMPTY)
@@ -82,7 +82,7 @@ def test_contents() -> None:
 
 @pytest.mark.usefixtures("made")
 def test_many() -> None:
-    """More frontends and devices than fit into a message, written whole and as a change."""
+    """Frontends and devices that exceed one message are written completely, also as a change."""
     names = [f"d{number}" for number in range(300)]
     run("ip", "-batch", "-", said="".join(f"link add {name} type dummy\n" for name in names))
     frontends = (flowtable.element(n.to_bytes(4, "big"), 6, 80) for n in range(3000))
@@ -96,7 +96,7 @@ def test_many() -> None:
 @pytest.mark.usefixtures("made")
 @pytest.mark.parametrize("words", ["flush chain", "delete chain"])
 def test_what_was_changed_is_not_whole(words: str) -> None:
-    """A changed flowtable is written again."""
+    """A flowtable that others changed is written again."""
     run("nft", *words.split(), *TABLE, flowtable.CHAIN)
     assert flowtable.read(TABLE) is None
     flowtable.write(TABLE, EMPTY)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entries that are written to the flowtable, and when, with the test's own kernel."""
+"""The entries that are written to the flowtable, and when, with a fake kernel."""
 
 import errno
 from ipaddress import ip_address
@@ -28,7 +28,7 @@ DEVICES = {"lo": 1}
 
 
 class FakeKernel:
-    """A flowtable, or none; ``reads`` and ``writes`` count looks, and writes of everything."""
+    """A flowtable, or none; ``reads`` counts comparisons, ``writes`` complete writes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.contents: Contents | None = None
@@ -64,7 +64,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
 
 @pytest.fixture
 def it() -> FlowtableSync:
-    """Told of one device and one frontend."""
+    """Return a sync that knows one device and one frontend."""
     made = FlowtableSync(is_wanted=True)
     made.place([LO], [V4, V6])
     made.start_over([WEB])
@@ -81,7 +81,7 @@ def test_a_nodeport_is_at_each_address_of_its_family() -> None:
 
 
 def test_nothing_is_written_before_all_is_known(kernel: FakeKernel) -> None:
-    """The entries of an earlier agent stay until all is known."""
+    """An earlier agent's entries stay until devices and frontends are known."""
     kernel.contents = found = Contents({}, packed(NODEPORT))
     made = FlowtableSync(is_wanted=True)
     for tell in (lambda: made.place([LO], []), lambda: made.start_over([WEB])):
@@ -95,7 +95,7 @@ def test_nothing_is_written_before_all_is_known(kernel: FakeKernel) -> None:
 
 
 def test_changes_are_written_without_a_look(kernel: FakeKernel, it: FlowtableSync) -> None:
-    """A plan that only changes endpoints is written without a look at the kernel."""
+    """A plan that changes only endpoints is written without reading from the kernel."""
     woken: list[str] = []
     it.on_change = lambda: woken.append("woken")
     it.catch_up(needed=True)
@@ -110,7 +110,7 @@ def test_changes_are_written_without_a_look(kernel: FakeKernel, it: FlowtableSyn
 
 
 def test_flows_end_and_the_content_stays(kernel: FakeKernel, it: FlowtableSync) -> None:
-    """The table is removed, which ends its flows, and made again at once; once for each call."""
+    """The table is removed, which ends its flows, and made again at once, for each call."""
     woken: list[str] = []
     it.on_change = lambda: woken.append("woken")
     it.catch_up(needed=True)
@@ -123,7 +123,7 @@ def test_flows_end_and_the_content_stays(kernel: FakeKernel, it: FlowtableSync) 
 
 
 def test_rules_for_each_packet(kernel: FakeKernel, it: FlowtableSync) -> None:
-    """While --fast-forward=auto has a reason there is no table, and the reason is said."""
+    """While --fast-forward=auto has a reason there is no table, and the reason is shown."""
     it.catch_up(needed=True)
     whole = kernel.contents
     it.allow("a rule logs each packet")
@@ -150,7 +150,7 @@ def test_what_differs_is_named(kernel: FakeKernel, it: FlowtableSync, report_onl
 
 
 def test_differences() -> None:
-    """A device that the kernel removes with its hook is none; one that is there is."""
+    """A device that the kernel removed is no difference; a missing existing one is."""
     made = Contents({"lo": 1, "gone0": 7}, packed(WEB))
     assert differences(Contents(DEVICES, packed(WEB)), made) == []
     assert differences(Contents({}, packed(NODEPORT)), made) == [
@@ -174,7 +174,7 @@ def test_offloads_live_while_devices_come_and_go(kernel: FakeKernel, it: Flowtab
 
 
 def test_a_device_that_goes_meanwhile(kernel: FakeKernel, it: FlowtableSync) -> None:
-    """The kernel refuses it once; a refusal that stays is an error."""
+    """The kernel refuses it once; a lasting refusal is an error."""
     it.catch_up(needed=True)
     it.start_over([NODEPORT])
     kernel.refusals = 1
@@ -194,7 +194,7 @@ def test_a_device_that_goes_meanwhile(kernel: FakeKernel, it: FlowtableSync) -> 
 def test_it_is_removed(
     kernel: FakeKernel, is_wanted: bool, missing: str | None, needed: bool
 ) -> None:
-    """An earlier agent's, where it is not wanted any more."""
+    """An earlier agent's flowtable is removed if it is not wanted any more."""
     kernel.contents = Contents({}, frozenset())
     made = FlowtableSync(is_wanted=is_wanted, missing=missing)
     assert made.look(needed=needed, report_only=False) == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The leftovers of the ipvs mode other than rules: ipsets, its device, virtual servers."""
+"""Leftovers of the ipvs mode except rules: ipsets, its device, virtual servers."""
 
 import subprocess
 from ipaddress import ip_address
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("fresh_netns")
 
 
 def test_set_in_use() -> None:
-    """An ipset that another's rule asks cannot go; which one is said."""
+    """An ipset that another program's rule matches cannot be removed, and is named."""
     (tool, *_) = TOOLS
     make_sets(tool)
     load(tool, rules.IPVS_MODE)
@@ -34,7 +34,7 @@ def test_set_in_use() -> None:
 
 
 def test_other_sets() -> None:
-    """ipsets of others stay."""
+    """ipsets of other programs stay."""
     run("ipset", "create", "KUBE-NETPOL-1", "hash:ip")
     run("ipset", "create", "KUBE-CLUSTER-IP", "hash:ip,port")
     assert nodes.remove() == ["ipset KUBE-CLUSTER-IP"]
@@ -70,7 +70,7 @@ def is_ipvs_here() -> bool:
 
 @pytest.mark.skipif(not is_ipvs_here(), reason="this kernel is without IPVS")
 def test_virtual_servers() -> None:
-    """Virtual servers at kube-ipvs0's addresses and at NodePorts go; others' stay and are named."""
+    """Servers at kube-ipvs0's addresses and at NodePorts are removed; others stay, named."""
     make_sets(TOOLS[0])
     for words in (
         "link set lo up",

@@ -51,7 +51,7 @@ every_mode = pytest.mark.parametrize("mode", [iptables_mode, ipvs_mode])
 
 
 def test_tools() -> None:
-    """This machine has all four tools, so no case below is missing."""
+    """This machine has all four tools, so every case below runs."""
     assert [tool.name for tool in TOOLS] == [
         f"{family}-{variant}"
         for family in ("iptables", "ip6tables")
@@ -77,7 +77,7 @@ def test_cleanup_leaves_neighbours(tool: Tool, mode: Callable[[Tool], None]) -> 
 @every_tool
 @every_mode
 def test_cleanup_leaves_marks_of_others(tool: Tool, mode: Callable[[Tool], None]) -> None:
-    """While portmap marks by KUBE-MARK-MASQ, marking and masquerading stay, and it is said."""
+    """While portmap marks by KUBE-MARK-MASQ, marking and masquerading stay, with a message."""
     load(tool, *rules.NEIGHBOURS)
     mode(tool)
     load(tool, rules.MARKING_PORTMAP)
@@ -115,7 +115,7 @@ def test_cleanup_leaves_tables_of_others() -> None:
 
 
 def test_cleanup_all_at_once() -> None:
-    """Leftovers of all modes, variants and families go in one run."""
+    """Leftovers of all modes, variants and families are removed in one run."""
     for tool in TOOLS:
         load(tool, *rules.NEIGHBOURS)
     before = everything()

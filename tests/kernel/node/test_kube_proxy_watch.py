@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kube-proxy on the node is seen by its process, its answer or its rules.
+"""A kube-proxy on the node is detected by its process, its answer or its rules.
 
-Our own agent does not count as one.
+Our own agent does not count.
 """
 
 import os
@@ -43,7 +43,7 @@ def emitted() -> Iterator[SimpleQueue[Detection]]:
 
 
 def test_process(tmp_path: Path) -> None:
-    """A process called kube-proxy in our network namespace is one."""
+    """A process called kube-proxy in our network namespace counts."""
     with answering.process(tmp_path) as pid:
         assert detect().pids == (pid,)
         assert detect().running
@@ -51,7 +51,7 @@ def test_process(tmp_path: Path) -> None:
 
 
 def test_process_of_another_node(tmp_path: Path) -> None:
-    """A process in another network namespace is another node's."""
+    """A process in another network namespace belongs to another node."""
     with nodes.fresh(f"{NAME}-other"), answering.process(tmp_path) as pid:
         assert detect().pids == (pid,)
         with nodes.entered(NAME):
@@ -67,7 +67,7 @@ def test_answers(mode: str) -> None:
 
 
 def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that accepts the connection and does not answer causes no long wait."""
+    """A server that accepts a connection and does not answer causes no long wait."""
     monkeypatch.setattr("ebpflb.kernel.node.kube_proxy.TIMEOUT", 0.05)
     with create_server(("127.0.0.1", PROXY_MODE_PORT)):
         assert detect() == Detection()
@@ -75,14 +75,14 @@ def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
 def test_chains(tool: nodes.Tool) -> None:
-    """Its chains alone are leftovers, in each family and variant."""
+    """Chains without a process or an answer are leftovers, in each family and variant."""
     load(tool, rules.IPTABLES_MODE)
     assert detect() == Detection(rules=(f"chains of {tool.name}",))
     assert not detect().running
 
 
 def test_watcher_renewed(emitted: SimpleQueue[Detection]) -> None:
-    """Rules that come back are one at work that is not seen; it is forgotten with them."""
+    """Rules that return mean an invisible kube-proxy, until they are gone again."""
     emitted.get(timeout=WAIT_SECONDS)
     load_nft()
     while not (news := emitted.get(timeout=WAIT_SECONDS)).rules[
@@ -100,7 +100,7 @@ def test_watcher_renewed(emitted: SimpleQueue[Detection]) -> None:
 
 
 def test_blind_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an error the detection stays as it was, and no rule has returned."""
+    """After an error the detection stays, and no rule counts as returned."""
     emitted: SimpleQueue[Detection | SourceStatus] = SimpleQueue()
     watcher = KubeProxyWatch(emitted.put, 0.01)
     load_nft()

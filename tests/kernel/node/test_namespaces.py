@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The function is called in every network namespace once, and no thread stays in one.
+"""A function is called once in every network namespace, and no thread stays in one.
 
-And which of them belong to a pod, by the host name that its processes have.
+Pods' namespaces are found by the host name of their processes.
 """
 
 import os
@@ -24,7 +24,7 @@ PREFIX = f"ebpflb-test-{os.getpid()}"
 
 @pytest.fixture
 def named() -> Iterator[list[str]]:
-    """The identities of two namespaces with names, without processes."""
+    """Yield the identities of two namespaces with names, without processes."""
     names = [f"{PREFIX}-{number}" for number in range(2)]
     for name in names:
         subprocess.run(["ip", "netns", "add", name], check=True)
@@ -35,7 +35,7 @@ def named() -> Iterator[list[str]]:
 
 @pytest.fixture
 def nameless() -> Iterator[str]:
-    """A namespace without a name, with a process in it."""
+    """Yield a namespace without a name, with a process in it."""
     words = ["unshare", "--net", "sh", "-c", "readlink /proc/self/ns/net; read _"]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as process:
@@ -49,9 +49,9 @@ def here() -> str:
 
 
 def test_each(named: list[str], nameless: str) -> None:
-    """Namespaces with names and with processes are walked once each; our own is first.
+    """Namespaces with names and with processes are visited once each, our own first.
 
-    Another test's process may change its namespace meanwhile: only ours are counted.
+    Another test's process may change its namespace meanwhile, so only ours are counted.
     """
     places = list(Namespaces().each(here))
     assert places[0] == here()
@@ -66,8 +66,8 @@ def cookie_of(name: str) -> int:
 
 
 def test_by_cookie(named: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The function is called where the cookies are, and only there; once known, nothing else is
-    entered for it.
+    """The function is called only where the cookies are; once these are known, no other namespace
+    is entered.
     """
     wanted, entered = cookie_of(f"{PREFIX}-1"), list[str]()
 
@@ -88,7 +88,7 @@ def test_by_cookie(named: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cookie_that_is_nowhere(named: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is looked through: a new namespace may have the identity of a former one."""
+    """All namespaces are searched: a new one may have a former one's identity."""
     wanted, every = cookie_of(f"{PREFIX}-1"), Namespaces()
     monkeypatch.setattr(namespaces, "own_cookie", lambda: 1)
     assert list(every.each(here, {0})) == []
@@ -97,7 +97,7 @@ def test_cookie_that_is_nowhere(named: list[str], monkeypatch: pytest.MonkeyPatc
 
 
 def test_stays_here(named: list[str]) -> None:
-    """The caller's thread stays in its namespace; the other threads end, also if they fail."""
+    """The caller's thread stays in its namespace; other threads end, even after an error."""
     before, threads = here(), threading.active_count()
 
     def fail() -> None:
@@ -153,8 +153,8 @@ OF_A_POD, OF_A_USER = ("--uts",), ("--uts", "--user", "--map-root-user")
     ids=["a pod", "a user namespace of its own", "its environment"],
 )
 def test_host_names(kinds: tuple[str, ...], script: str, expected: bool) -> None:
-    """A process is a pod's by the host name that a container runtime gave it, and by none that it
-    has given itself.
+    """Only the host name that a container runtime gave a process makes it a pod's, not one that it
+    set itself.
     """
     words = [
         "unshare",

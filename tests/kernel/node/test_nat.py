@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("fresh_netns")
     ("rule", "translated"), [("dnat to 127.0.0.1:54", True), ("ct state new accept", False)]
 )
 def test_translates(rule: str, translated: bool) -> None:
-    """Connections to an address that is translated are seen; those only tracked do not count."""
+    """Connections to a translated address count; those that are only tracked do not."""
     assert not watch.has_dnat_connections()
     run("ip", "link", "set", "lo", "up")
     chain = f"type nat hook output priority -100\n udp dport 53 {rule}\n"
@@ -31,7 +31,7 @@ def test_translates(rule: str, translated: bool) -> None:
 
 
 def test_untold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where the kernel does not say which connections it tracks, some may be translated."""
+    """If the kernel does not list its connections, some may be translated."""
     unknown = 99 << 8 | 1  # of no subsystem
     monkeypatch.setattr(conntrack, "GET", unknown)
     assert watch.has_dnat_connections()
@@ -40,7 +40,7 @@ def test_untold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_a_kernel_without_nat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chains of type nat that are missing are named as the reason, with what to do."""
+    """Missing chains of type nat are given as the reason, with what to do."""
 
     def refuse(*_: object) -> None:
         raise Refused(watch.HOLD, errno.ENOENT)
@@ -51,7 +51,7 @@ def test_a_kernel_without_nat(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_table_stays_as_long_as_it_is_used() -> None:
-    """It is removed when no connection is translated; a table that is not there is gone."""
+    """The table is removed when no connection is translated; a missing one counts as removed."""
     watch.keep_nat_hooks()
     nodes.translate("127.0.0.7", 53)
     assert not watch.release_when_unused(watch.HOLD)

@@ -24,7 +24,7 @@ OPTIONS = TableOptions(0x4000, ((30000, 65535),), drops_invalid=True, sctp=True)
 
 
 class Table:
-    """The engine's table, which others can change; ``releases`` counts how often it could go."""
+    """The engine's table, which others can change; ``releases`` counts attempts to remove it."""
 
     def __init__(self) -> None:
         self._table = nodes.SharedTable(OPTIONS)
@@ -68,7 +68,7 @@ def started(watch: NatWatch) -> Iterator[NatWatch]:
 
 @pytest.fixture
 def watch(table: Table) -> Iterator[NatWatch]:
-    """It watches a table that the engine needs."""
+    """Watch a table that the engine needs."""
     with started(NatWatch(lambda _: None, table, needed=lambda: True, seconds=NEVER)) as made:
         yield made
 
@@ -87,7 +87,7 @@ def watch(table: Table) -> Iterator[NatWatch]:
 def test_what_is_removed_is_put_back(
     watch: NatWatch, removal: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At once, whatever part of it was removed; it is counted, and the log names what lacked."""
+    """Any removed part is restored at once and counted, and the log names it."""
     whole = run("nft", "list", "ruleset")
     for number in range(1, 4):
         run("nft", "-f", "-", said=f"{removal}\n")
@@ -98,7 +98,7 @@ def test_what_is_removed_is_put_back(
 
 
 def test_an_earlier_engines_table_goes(table: Table) -> None:
-    """Where the engine does not serve its table is to be released."""
+    """If the engine does not serve, its table is removed."""
     with started(NatWatch(lambda _: None, table, needed=lambda: False, seconds=0.01)):
         assert eventually(lambda: table.releases > 3)
 
@@ -106,7 +106,7 @@ def test_an_earlier_engines_table_goes(table: Table) -> None:
 def test_nothing_is_done_before_the_engine_is_known(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is asked again soon, until it is."""
+    """Until the engine is known the watch asks again soon."""
     monkeypatch.setattr("ebpflb.kernel.netfilter.watch.TABLE_RETRY_SECONDS", 0.01)
     asked: list[None] = []
 
@@ -123,7 +123,7 @@ def test_nothing_is_done_before_the_engine_is_known(
 def test_what_fails_is_reported_until_it_works(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error is reported once, and its end."""
+    """An error is reported once, and so is its recovery."""
     monkeypatch.setattr("ebpflb.kernel.netfilter.watch.TABLE_RETRY_SECONDS", 0.01)
     told: SimpleQueue[SourceStatus] = SimpleQueue()
     table.error = NodeError("table inet ebpflb: busy")
@@ -137,7 +137,7 @@ def test_what_fails_is_reported_until_it_works(
 
 
 def test_report_only_puts_nothing_back(table: Table) -> None:
-    """With --audit=report it is known that the table is gone, and told at once; it stays so."""
+    """With --audit=report the missing table is reported at once, and stays missing."""
     told: SimpleQueue[None] = SimpleQueue()
     watch = NatWatch(
         lambda _: None,
@@ -156,7 +156,7 @@ def test_report_only_puts_nothing_back(table: Table) -> None:
 
 
 def test_with_many_open_files(table: Table) -> None:
-    """An agent on a node with some 480 devices has descriptors beyond 1,023."""
+    """On a node with some 480 devices an agent has descriptors beyond 1,023."""
     with (
         beyond_1023(),
         started(NatWatch(lambda _: None, table, needed=lambda: True, seconds=NEVER)) as watch,

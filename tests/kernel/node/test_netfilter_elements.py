@@ -32,7 +32,7 @@ LAST: Backend = (131_071, IPv4Address("10.0.0.3"), 80)
 
 @pytest.fixture
 def table() -> Iterator[NetfilterTable]:
-    """An empty one that others can change."""
+    """Return an empty table that others can change."""
     with nodes.fresh(NAME), closing(nodes.SharedTable(OPTIONS)) as built:
         built.build()
         yield built
@@ -62,7 +62,7 @@ def _shown(name: str) -> str:
 
 
 def test_write(elements: Elements) -> None:
-    """Backends of both families come and go; what is there already, or missing, is no error."""
+    """Backends of both families are added and removed; existing or missing ones are no error."""
     for _ in range(2):
         elements.repair(_compare(elements, WEB, DNS, LAST))
         elements.write([WEB, DNS, LAST])
@@ -121,7 +121,7 @@ def test_a_missing_table(elements: Elements) -> None:
 
 @pytest.mark.parametrize("version", [4, 6])
 def test_many(elements: Elements, version: int) -> None:
-    """More than fit into a transaction: written, read, compared, repaired and removed."""
+    """Elements that exceed one transaction are written, read, compared, repaired and removed."""
     many = _many(20_000, version)
     elements.write(many)
     assert _read(elements) == set(many)
@@ -166,7 +166,7 @@ def test_differences(elements: Elements) -> None:
 
 
 def test_changes_while_it_is_compared(elements: Elements) -> None:
-    """What the agent writes between two steps is no difference; a real one is still noticed."""
+    """A write of the agent between two steps is no difference; a real one is noticed."""
     many = _many(20_000)
     elements.write(many)
     run("nft", "delete element inet ebpflb backends4 { 0:3039 }")
@@ -185,8 +185,8 @@ def test_changes_while_it_is_compared(elements: Elements) -> None:
 
 
 def test_interrupted_lists(elements: Elements, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While other tables change all the time the elements are read completely; other lists, which
-    may then be incomplete, are read again, but not for ever.
+    """While other tables keep changing, the elements are read completely; other lists, which may be
+    incomplete, are read again, but not forever.
     """
     many = _many(5000)
     elements.write(many)

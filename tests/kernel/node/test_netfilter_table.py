@@ -57,14 +57,14 @@ FAMILIES = pytest.mark.parametrize("addresses", [V4, V6], ids=["IPv4", "IPv6"])
 
 @pytest.fixture
 def node() -> Iterator[None]:
-    """An empty namespace."""
+    """Yield an empty namespace."""
     with nodes.fresh(NAME):
         yield
 
 
 @pytest.fixture
 def network() -> Iterator[None]:
-    """A client, a node and an endpoint."""
+    """Yield a client, a node and an endpoint."""
     with nodes.fresh(CLIENT), nodes.fresh(ENDPOINT), nodes.fresh(NAME):
         _connect("client0", CLIENT, ("192.0.2.1/24", "2001:db8:1::1/64"), V4.client, V6.client)
         _connect("endpoint0", ENDPOINT, ("10.0.0.1/24", "fd00::1/64"), V4.endpoint, V6.endpoint)
@@ -75,7 +75,7 @@ def network() -> Iterator[None]:
 
 
 def _connect(device: str, netns: str, gateways: tuple[str, str], *addresses: str) -> None:
-    """Both ends know each other's link address, so no packet waits for an answer."""
+    """Tell both ends each other's link address, so that no packet waits for an answer."""
     peer = ["peer", "name", "eth0", "address", HERE_AND_THERE[1], "netns", netns]
     run("ip", "link", "add", device, "address", HERE_AND_THERE[0], "type", "veth", *peer)
     with nodes.entered(netns):
@@ -135,7 +135,9 @@ def _socket(netns: str, addresses: Addresses, kind: int, protocol: int = 0) -> s
 
 
 def _ask(addresses: Addresses, kind: int, port: int = 0, to: int = PORT) -> tuple[str, int]:
-    """The client's address and port as the endpoint sees them; the answer must reach the client."""
+    """Return the client's address and port as the endpoint sees them; the client must get the
+    answer.
+    """
     with (
         _socket(ENDPOINT, addresses, kind) as endpoint,
         _socket(CLIENT, addresses, kind) as client,
@@ -167,7 +169,7 @@ KINDS = pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_STREAM],
 @KINDS
 @pytest.mark.usefixtures("elements")
 def test_translates(addresses: Addresses, kind: int) -> None:
-    """A packet with a choice goes to the endpoint with the client's address, and so do answers."""
+    """A packet with a choice goes to the endpoint with its client's address; replies come back."""
     _choose(addresses)
     assert _ask(addresses, kind, 5555) == (addresses.client, 5555)
 
@@ -176,8 +178,8 @@ def test_translates(addresses: Addresses, kind: int) -> None:
 @KINDS
 @pytest.mark.usefixtures("elements")
 def test_masquerades(addresses: Addresses, kind: int) -> None:
-    """With the flag the endpoint sees the node's address and a port of the range, and the packet
-    has no mark any more.
+    """With the flag the endpoint sees the node's address and a port of the range; the packet's mark
+    is cleared.
     """
     _choose(addresses, MASQUERADE)
     chain = "chain c {\n type filter hook postrouting priority 300\n mark and 0x4000 != 0 drop\n }"
@@ -189,7 +191,7 @@ def test_masquerades(addresses: Addresses, kind: int) -> None:
 
 @pytest.mark.usefixtures("elements")
 def test_several_ranges_of_ports(table: NetfilterTable) -> None:
-    """Each range has its part of the flows; the table with its elements stays when they change."""
+    """Each range has its share of the flows; table and elements stay when ranges change."""
     ranges = ((20000, 20499), (40000, 40999), (50000, 50499))
     table.set_ports(OPTIONS._replace(masquerade_ports=ranges))
     assert table.build()
@@ -251,8 +253,8 @@ def test_a_choice_without_an_element(addresses: Addresses, flags: int) -> None:
 
 @pytest.mark.usefixtures("elements")
 def test_a_forged_choice_on_lo() -> None:
-    """No program runs at lo, so a choice there is not obeyed: the frame reaches the local socket at
-    its destination, not the endpoint.
+    """A choice on lo, where no program runs, is ignored: the frame reaches the local socket at its
+    destination, not the endpoint.
     """
     run("ip", "link", "set", "lo", "up")
     run("ip", "addr", "add", V4.service, "dev", "lo")
@@ -288,8 +290,8 @@ ACK, RST, SYN_ACK = 0x10, 0x04, 0x12
 )
 @pytest.mark.usefixtures("elements")
 def test_invalid_segments(addresses: Addresses, flags: int, port: int, passes: bool) -> None:
-    """An endpoint's segments of a connection that conntrack does not know do not reach the client,
-    but SYN/ACKs and other hosts' segments do.
+    """An endpoint's segments of a connection unknown to conntrack do not reach the client; SYN/ACKs
+    and other hosts' segments do.
     """
     assert _passes(addresses, flags, port) == passes
 
@@ -346,7 +348,7 @@ def test_as_nft_prints_it() -> None:
 
 @pytest.fixture
 def plain(node: None) -> Iterator[NetfilterTable]:
-    """A table as on kernels before 6.9, with one element: others can change it."""
+    """Return a table as on kernels before 6.9, with one element: others can change it."""
     with closing(nodes.SharedTable(OPTIONS)) as built:
         assert built.differences() == ["the table is missing"]
         assert not built.build()
@@ -387,8 +389,8 @@ def plain(node: None) -> Iterator[NetfilterTable]:
     ],
 )
 def test_differences(plain: NetfilterTable, tampering: str, words: str, is_kept: bool) -> None:
-    """Whatever another program removes, adds or changes is noticed, and made right again; elements
-    stay if their map is intact.
+    """Whatever another program removes, adds or changes is noticed and repaired; elements stay if
+    their map is intact.
     """
     before = run("nft", "-n", "list", "table", "inet", TABLE.table)
     run("nft", "-f", "-", said=tampering.replace(";", "\n") if "{" not in tampering else tampering)
@@ -402,7 +404,7 @@ def test_differences(plain: NetfilterTable, tampering: str, words: str, is_kept:
 
 
 def test_other_options(plain: NetfilterTable) -> None:
-    """A table for other options is another one, and keeps its elements where they have a place."""
+    """Other options make another table, which keeps all elements that still fit."""
     options = TableOptions(0x8000, ((30000, 30999),), drops_invalid=False, sctp=False)
     with closing(nodes.SharedTable(options)) as other:
         assert other.differences()
@@ -440,7 +442,7 @@ def test_an_owned_table() -> None:
 
 @pytest.mark.usefixtures("node")
 def test_remove() -> None:
-    """Removes all tables of the engine; nothing to remove is no error."""
+    """All tables of the engine are removed; missing ones are no error."""
     remove()
     with closing(nodes.SharedTable(OPTIONS)) as table:
         table.build()
@@ -494,7 +496,7 @@ def test_the_probe_leaves_nothing(node: None) -> None:
 
 
 def test_the_probe_finds_an_obstacle(monkeypatch: pytest.MonkeyPatch, node: None) -> None:
-    """A packet that is not translated, or a table that is refused, is told in a sentence."""
+    """A packet that is not translated, or a refused table, is reported in a sentence."""
     monkeypatch.setattr(probe, "BACKEND_ID", 1 << 23)
     assert "was not delivered" in (probe.netfilter_obstacle() or "")
     monkeypatch.undo()

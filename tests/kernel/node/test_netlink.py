@@ -14,7 +14,7 @@ DONE = netlink.packed(netlink.DONE, 0, bytes(4))
 
 
 class Kernel:
-    """A socket that has these answers, each in one piece."""
+    """A socket with these answers, each in one piece."""
 
     def __init__(self, answers: deque[bytes]) -> None:
         self.answers = answers
@@ -46,14 +46,14 @@ def item(content: bytes, flags: int = 0) -> bytes:
 
 
 def test_a_list_that_has_changed_meanwhile_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel says so, and may have left something out."""
+    """The kernel reports the change, and may have left something out."""
     torn = item(b"one.", INTERRUPTED) + DONE
     whole = item(b"one.") + item(b"two.") + DONE
     assert listed(monkeypatch, torn, whole) == [b"one.", b"two."]
 
 
 def test_a_list_that_changes_all_the_time_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error, and not half a list."""
+    """The result is an error, not a partial list."""
     torn = item(b"one.", INTERRUPTED) + DONE
     with pytest.raises(OSError, match="the list changes all the time") as caught:
         listed(monkeypatch, *[torn] * 100)
@@ -61,7 +61,7 @@ def test_a_list_that_changes_all_the_time_is_none(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the kernel's number."""
+    """The error has the kernel's number."""
     refused = netlink.packed(netlink.ERROR, 0, (-errno.EPERM).to_bytes(4, "little", signed=True))
     with pytest.raises(PermissionError):
         listed(monkeypatch, item(b"one."), refused)

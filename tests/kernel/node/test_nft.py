@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of nftables by netlink, and what keeps NAT alive; in a namespace of the test's own."""
+"""Tables of nftables by netlink, and the table that keeps NAT alive."""
 
 from errno import EMFILE, EPROTONOSUPPORT
 
@@ -14,14 +14,14 @@ pytestmark = pytest.mark.usefixtures("fresh_netns")
 
 
 def test_tables() -> None:
-    """The tables of the families of IP are listed, with their family; no others."""
+    """Only tables of the IP families are listed, with their family."""
     for family in ("ip", "ip6", "inet", "arp", "bridge"):
         run("nft", "add", "table", family, "mine")
     assert nft.tables() == {Name("ip", "mine"), Name("ip6", "mine"), Name("inet", "mine")}
 
 
 def test_chains() -> None:
-    """A chain is of its table and family."""
+    """A chain belongs to its table and family."""
     run("nft", "add", "table", "ip", "mine")
     run("nft", "add", "table", "ip", "other")
     for chain in ("one", "two"):
@@ -34,7 +34,7 @@ def test_chains() -> None:
 
 
 def test_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be looked at is not said to be missing; a kernel without nf_tables has none."""
+    """A table that cannot be read is not reported as missing; without nf_tables there is none."""
     refusal = OSError(EMFILE, "Too many open files")
 
     def refused() -> None:
@@ -50,7 +50,7 @@ def test_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_delete() -> None:
-    """A table goes with all that is in it; one that is gone already is no error."""
+    """A table is deleted with its content; a missing one is no error."""
     run("nft", "-f", "-", said="table ip mine {\n chain c {\n jump d\n }\n chain d {\n }\n}\n")
     for _ in range(2):
         nft.delete(Name("ip", "mine"))
@@ -64,7 +64,7 @@ def test_delete_refused() -> None:
 
 
 def test_hold_nat() -> None:
-    """What keeps NAT alive is made once, decides nothing, and goes."""
+    """The table that keeps NAT alive is made once, decides nothing, and can be removed."""
     assert watch.keep_nat_hooks()
     made = run("nft", "list", "ruleset")
     assert "type nat hook prerouting" in made

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this process may do, and its oom_score_adj, on a fake /proc."""
+"""The capabilities of this process, and its oom_score_adj, on a fake /proc."""
 
 import logging
 from pathlib import Path
@@ -10,7 +10,7 @@ from ebpflb.kernel.node import namespaces
 
 
 def test_oom_score_adj(tmp_path: Path) -> None:
-    """It is written as it was chosen."""
+    """The chosen value is written."""
     path = tmp_path / "oom_score_adj"
     path.write_text("0\n")
     namespaces.adjust_oom_score(-999, path)
@@ -18,7 +18,7 @@ def test_oom_score_adj(tmp_path: Path) -> None:
 
 
 def test_not_allowed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Where it cannot be set that is said, and nothing else happens."""
+    """If the value cannot be set, this is logged, and nothing else happens."""
     caplog.set_level(logging.INFO)
     namespaces.adjust_oom_score(-999, tmp_path / "missing")
     assert caplog.messages == ["oom_score_adj: not set to -999: No such file or directory"]
@@ -31,13 +31,13 @@ def status(*names: str) -> str:
 
 @pytest.mark.parametrize("lost", namespaces.NEEDED_CAPABILITIES)
 def test_each_missing_one_is_named(lost: str) -> None:
-    """That one, and no other."""
+    """Exactly the missing capability is named."""
     held = [name for name in namespaces.NEEDED_CAPABILITIES if name != lost]
     assert namespaces.missing_capabilities(status(*held)) == [lost]
 
 
 def test_sys_admin_stands_for_bpf() -> None:
-    """The kernel takes CAP_SYS_ADMIN for CAP_BPF and CAP_PERFMON, but netlink not for its own."""
+    """CAP_SYS_ADMIN replaces CAP_BPF and CAP_PERFMON, but not netlink's own."""
     assert namespaces.missing_capabilities(status("CAP_SYS_ADMIN")) == ["CAP_NET_ADMIN"]
     assert namespaces.missing_capabilities(status("CAP_SYS_ADMIN", "CAP_NET_ADMIN")) == []
 
@@ -71,7 +71,7 @@ def test_the_clock_of_a_time_namespace(
     ],
 )
 def test_whose_processes_are_seen(tmp_path: Path, own: str, first: str, sees: bool) -> None:
-    """In a PID namespace that is not the machine's, by the first process there."""
+    """The first process of a PID namespace shows whether it is the machine's."""
     (tmp_path / "self/ns").mkdir(parents=True)
     (tmp_path / "self/ns/pid").touch()
     (tmp_path / "1").mkdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The listed sources are those that the kernel chooses, for any destination beyond a device."""
+"""The listed sources equal the kernel's choice, for any destination beyond a device."""
 
 import os
 import random

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scratch namespace reaches the node and is reached; no one has to remove it."""
+"""A scratch namespace and the node reach each other; no one has to remove it."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ ADDRESSES = {Family.IPV4: ip_address("198.18.0.7"), Family.IPV6: ip_address("200
 
 @pytest.fixture
 def node() -> Iterator[Namespace]:
-    """This process is in it."""
+    """Move this process into the node's namespace."""
     made = Namespace(f"ebpflb-scratch-{os.getpid()}")
     made.create()
     made.ip("address add 192.0.2.1/32 dev lo")
@@ -50,7 +50,7 @@ def devices() -> list[str]:
 
 @pytest.mark.parametrize("family", Family)
 def test_both_ways(node: Namespace, family: Family) -> None:
-    """A socket of the node reaches it, and one of it the node's own address."""
+    """A socket of the node reaches the namespace, and the reverse."""
     address = ADDRESSES[family]
     own = {Family.IPV4: "192.0.2.1", Family.IPV6: "2001:db8::1"}[family]
     sort = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}[family]
@@ -64,7 +64,7 @@ def test_both_ways(node: Namespace, family: Family) -> None:
 
 @pytest.mark.parametrize("family", Family)
 def test_an_address_in_use(node: Namespace, family: Family) -> None:
-    """Two namespaces would take each other's packets: a sentence, and nothing of the second."""
+    """Two namespaces would take each other's packets: an error, and the second is not made."""
     with closing(ScratchNamespace([ADDRESSES[family]])):
         with pytest.raises(NodeError, match="no other `ebpflb doctor` runs"):
             ScratchNamespace([ADDRESSES[family]])
@@ -84,7 +84,7 @@ def test_killed(node: Namespace) -> None:
 
 
 def test_not_allowed(node: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sentence, where namespaces cannot be made."""
+    """If namespaces cannot be made, the error is a sentence."""
 
     def refuse(_: int) -> None:
         raise PermissionError(1, "Operation not permitted")

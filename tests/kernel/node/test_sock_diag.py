@@ -35,7 +35,7 @@ def place(request: pytest.FixtureRequest) -> tuple[int, str]:
 
 @pytest.fixture
 def opened() -> Iterator[ExitStack]:
-    """Sockets that are closed at the end."""
+    """Open sockets, and close them at the end."""
     with ExitStack() as stack:
         yield stack
 
@@ -78,7 +78,7 @@ def listed(diag: SockDiag, one: socket.socket, protocol: int = UDP) -> Connected
 
 
 def test_listed(opened: ExitStack, diag: SockDiag, place: tuple[int, str]) -> None:
-    """A connected socket is listed with both ends, if its peer has the port."""
+    """A connected socket is listed with both ends if its peer has the port."""
     there = server(opened, place, socket.SOCK_DGRAM)
     here = client(opened, there)
     found = listed(diag, here)
@@ -95,7 +95,7 @@ def test_listed(opened: ExitStack, diag: SockDiag, place: tuple[int, str]) -> No
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM], ids=["tcp", "udp"])
 def test_ended(opened: ExitStack, diag: SockDiag, place: tuple[int, str], kind: int) -> None:
-    """Its owner gets ECONNABORTED, other sockets do not; it is ended only once."""
+    """The socket's owner gets ECONNABORTED; other sockets are unaffected; it is ended only once."""
     protocol = TCP if kind == socket.SOCK_STREAM else UDP
     there = server(opened, place, kind)
     if protocol == TCP:
@@ -143,7 +143,7 @@ def test_two_alike(opened: ExitStack, diag: SockDiag, place: tuple[int, str]) ->
 
 @pytest.mark.parametrize("fixed", [False, True])
 def test_connects_anew(opened: ExitStack, diag: SockDiag, fixed: bool) -> None:
-    """An ended datagram socket can be used again, with its own port if it had bound one."""
+    """An ended datagram socket can be used again, and keeps a port that it had bound."""
     there = server(opened, PLACES["v4"], socket.SOCK_DGRAM)
     here = opened.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
     if fixed:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where sysctls are written: at the host's mount in a container, else where they are."""
+"""Where sysctls are written: at the host's mount in a container, else in /proc/sys."""
 
 import errno
 import json
@@ -18,13 +18,13 @@ NAME = "net/ipv4/ip_forward"
 
 
 def test_on_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is mounted: /proc/sys itself."""
+    """Without the mount, /proc/sys itself is used."""
     monkeypatch.setattr(sysctls, "HOST", tmp_path)
     assert sysctls.sysctl_path(NAME) == Path("/proc/sys", NAME)
 
 
 def test_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is mounted there is written; what is not is looked for where it always is."""
+    """A sysctl in the mount is written there; any other one in /proc/sys."""
     monkeypatch.setattr(sysctls, "HOST", tmp_path)
     (tmp_path / "net/ipv4").mkdir(parents=True)
     (tmp_path / NAME).touch()
@@ -40,7 +40,7 @@ def test_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     [("0", True, True), ("1", True, False), ("0", False, False), (None, False, False)],
 )
 def test_supported(tmp_path: Path, disabled: str | None, has_devices: bool, v6: bool) -> None:
-    """IPv6 where /proc/net/if_inet6 is there and it is not switched off; IPv4 always."""
+    """IPv6 needs /proc/net/if_inet6 and must not be disabled; IPv4 is always supported."""
     switch = tmp_path / "sys/net/ipv6/conf/all/disable_ipv6"
     if disabled is not None:
         switch.parent.mkdir(parents=True)
@@ -57,7 +57,7 @@ def test_supported(tmp_path: Path, disabled: str | None, has_devices: bool, v6: 
 
 @pytest.fixture
 def record(tmp_path: Path, fresh_netns: None) -> Path:
-    """Return the file that remembers the ports; the test's thread is in a fresh namespace."""
+    """Return the record file of the ports; the test's thread is in a fresh namespace."""
     return tmp_path / "added"
 
 
@@ -66,7 +66,7 @@ def reserved() -> str:
 
 
 def test_reserved(record: Path) -> None:
-    """The range is reserved beside what others reserved, and released without touching that."""
+    """The range is added to others' reserved ports, and released without touching those."""
     sysctls.RESERVED.write_text("8080,20005-20010\n")
     sysctls.reserve_ports(record, 20000, 20019)
     assert reserved() == "8080,20000-20019"
@@ -76,14 +76,14 @@ def test_reserved(record: Path) -> None:
 
 
 def test_other_range(record: Path) -> None:
-    """With another range the former one is given back."""
+    """A new range replaces the former one."""
     sysctls.reserve_ports(record, 20000, 20009)
     sysctls.reserve_ports(record, 20008, 20019)
     assert reserved() == "20008-20019"
 
 
 def test_other_namespace(record: Path) -> None:
-    """What was added in another network namespace is not taken away here."""
+    """Ports added in another network namespace are not removed here."""
     sysctls.reserve_ports(record, 20000, 20009)
     with nodes.fresh(f"ebpflb-test-{os.getpid()}-other"):
         sysctls.RESERVED.write_text("20000-20009\n")
@@ -92,14 +92,14 @@ def test_other_namespace(record: Path) -> None:
 
 
 def test_not_writable(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the list cannot be written, the reason is logged in one line."""
+    """If the list cannot be written, the reason is logged in one line."""
     monkeypatch.setattr(sysctls, "RESERVED", record.parent / "missing")
     reason = sysctls.reserve_ports(record, 20000, 20009)
     assert reason == f"{record.parent}/missing: No such file or directory"
 
 
 def test_refused(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What could not be added is not taken away later, and what was added before is."""
+    """A port that could not be added is not removed later; an earlier one is."""
 
     def refuse(*_: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
@@ -117,7 +117,7 @@ def test_refused(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("ports", ["1-", "x", "-3", "0-99999999999", "70000"])
 def test_a_record_of_no_ports(record: Path, caplog: pytest.LogCaptureFixture, ports: str) -> None:
-    """It is named, and counts as none: what the kernel's list has is others'."""
+    """An invalid record is named and ignored: all ports in the kernel's list stay."""
     netns_number = os.stat("/proc/self/ns/net").st_ino
     record.write_text(json.dumps({"netns": netns_number, "ports": ports}))
     sysctls.reserve_ports(record, 20000, 20009)
@@ -129,7 +129,7 @@ def test_a_record_of_no_ports(record: Path, caplog: pytest.LogCaptureFixture, po
 
 @pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
 def test_anything_in_the_place_of_the_record(record: Path, make: Callable[[Path], None]) -> None:
-    """The ports are reserved, or it is said why not; nothing waits."""
+    """The ports are reserved, or the log says why not; nothing blocks."""
     lay(make, record)
     said = sysctls.reserve_ports(record, 20000, 20009)
     assert (said is None) == (reserved() == "20000-20009")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules in raw are noticed when they change, and read no more often than that."""
+"""Rules in raw are noticed when they change, and are not read more often."""
 
 import os
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ OTHERS = "table inet other { chain c { type filter hook forward priority 0; }; }
 
 
 class Watched:
-    """The watch with the test's clock; ``reads`` counts how often the tools were asked."""
+    """The watch with the test's clock; ``reads`` counts runs of the tools."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.reads = 0.0, 0
@@ -37,7 +37,7 @@ class Watched:
         monkeypatch.setattr(untracked, "untracked", counted)
 
     def turn(self) -> list[bool]:
-        """Whether DNS is exempt, by each message of one turn."""
+        """Return whether DNS is exempt, by each message of one turn."""
         self.emitted.clear()
         self.watch.turn()
         rules = (Untracked(each.values) for each in self.emitted)
@@ -60,8 +60,8 @@ def test_a_change_is_noticed(watched: Watched, tool: str) -> None:
 
 
 def test_rules_are_read_after_their_change_only(watched: Watched) -> None:
-    """A change elsewhere causes no reading. While there are rules they are read each minute, for
-    named sets.
+    """A change elsewhere causes no reading. While there are rules they are read each minute,
+    because of named sets.
     """
     for _ in range(3):
         watched.turn()
@@ -82,7 +82,7 @@ def test_rules_are_read_after_their_change_only(watched: Watched) -> None:
 def test_what_cannot_be_read_any_more_still_counts(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The tool fails: that is said, and nothing is withdrawn."""
+    """If the tool fails an error is emitted, and the last rules still count."""
     run("iptables-nft", "-t", "raw", "-A", "PREROUTING", *RULE)
     assert watched.turn() == [True]
 

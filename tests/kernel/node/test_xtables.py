@@ -20,7 +20,7 @@ legacy = pytest.mark.parametrize(
 
 @legacy
 def test_chain(tool: Tool) -> None:
-    """A chain is there in its own family and table only, by its whole name."""
+    """A chain is found only in its own family and table, by its whole name."""
     family = FAMILIES[tool.family]
     load(tool, rules.IPTABLES_MODE)
     assert firewall.legacy_has_chain(family, "nat", "KUBE-SERVICES")
@@ -35,7 +35,7 @@ def test_chain(tool: Tool) -> None:
 
 @legacy
 def test_large(tool: Tool) -> None:
-    """A table of many rules is read as a whole."""
+    """A table of many rules is read completely."""
     chains = [f"CHAIN-{number}" for number in range(2000)]
     lines = ["*nat", *(f":{chain} - [0:0]" for chain in chains), "COMMIT", ""]
     run(f"{tool.command}-restore", said="\n".join(lines))
@@ -44,7 +44,7 @@ def test_large(tool: Tool) -> None:
 
 @legacy
 def test_tables(tool: Tool) -> None:
-    """Only what there is is a table, and asking makes none."""
+    """Only existing tables are returned, and asking makes none."""
     family = FAMILIES[tool.family]
     assert not firewall.legacy_has_chain(family, "nat", "PREROUTING")
     assert firewall.legacy_tables(family) == set()
@@ -54,7 +54,7 @@ def test_tables(tool: Tool) -> None:
 
 @legacy
 def test_a_table_that_changes_meanwhile(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table that cannot be read is an error, and no "no"."""
+    """A table that cannot be read is an error, not a "no"."""
 
     def disturbed(family: int, table: str) -> bytes:
         raise OSError(EAGAIN, "Resource temporarily unavailable")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Offsets of a struct's members, from BTF that is made here byte by byte."""
+"""Offsets of a struct's members, from BTF that the test makes byte by byte."""
 
 import struct
 
@@ -45,9 +45,7 @@ def made() -> Making:
 
 
 def test_members(made: Making) -> None:
-    """Offsets are in bytes, whatever other types come before; a bit field's size is no part of
-    its offset.
-    """
+    """Offsets are in bytes, whatever other types come before; a bit field's size does not count."""
     made.members(STRUCT, made.text("task"), (made.text("a"), 64), (made.text("b"), 3 << 24 | 128))
     assert read_members(made.raw(), "task") == {"a": 8, "b": 16}
 

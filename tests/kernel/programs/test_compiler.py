@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bpf/ -> bytecode: by a child process, and only once for the same sources."""
+"""bpf/ -> bytecode by a child process, and only once for the same sources."""
 
 import os
 import re
@@ -26,7 +26,7 @@ PACKAGE = Path(compiler.__file__).parents[2]
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """A copy of bpf/ to change."""
+    """Return a copy of bpf/ that a test may change."""
     return Path(shutil.copytree(layout.SOURCES, tmp_path / "bpf"))
 
 
@@ -37,7 +37,7 @@ def error_places(text: str) -> list[str]:
 
 
 def replace(path: Path, old: str, new: str) -> int:
-    """Changes a line of a file; its number."""
+    """Change a line of a file; return its number."""
     text = path.read_text()
     assert text.count(old) == 1
     path.write_text(text.replace(old, new))
@@ -101,7 +101,7 @@ def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("one_variant", "no_child")
 class TestNotCached:
-    """What causes a new compilation; here the child fails, which shows that it was started."""
+    """Changes that cause a new compilation: the child fails, which shows that it was started."""
 
     @staticmethod
     def is_compiled(cache: Path, sources: Path = layout.SOURCES, *more: str) -> bool:
@@ -112,11 +112,11 @@ class TestNotCached:
             return True
 
     def test_same_text_elsewhere(self, cache: Path, sources: Path) -> None:
-        """Where the sources lie is irrelevant."""
+        """The folder of the sources does not matter."""
         assert not self.is_compiled(cache, sources)
 
     def test_flags(self, cache: Path) -> None:
-        """Other flags."""
+        """Other flags change the key."""
         assert self.is_compiled(cache, layout.SOURCES, "-DMORE")
 
     @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ class TestNotCached:
         [SOURCE, "layout.h", "layout/flow.h", "core/counters.h", "stub/include/asm/page.h"],
     )
     def test_source(self, cache: Path, sources: Path, file: str) -> None:
-        """Another character in any file, the stub headers included."""
+        """A changed character in any file, stub headers included, changes the key."""
         (sources / file).write_text((sources / file).read_text() + "\n")
         assert self.is_compiled(cache, sources)
 
@@ -136,7 +136,7 @@ class TestNotCached:
     def test_bcc_version(
         self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Another BCC."""
+        """Another version of BCC changes the key."""
         (tmp_path / "bcc").mkdir()
         (tmp_path / "bcc" / "__init__.py").touch()
         (tmp_path / "bcc" / "version.py").write_text("__version__ = '99.0'\n")
@@ -146,7 +146,7 @@ class TestNotCached:
 
 
 def test_cache_cannot_be_written(tmp_path: Path) -> None:
-    """Without a cache the programs are compiled nevertheless."""
+    """Without a cache the programs are still compiled."""
     (tmp_path / "file").touch()
     found = compile_source(SMALL_SOURCE, cache=tmp_path / "file" / "cache")
     assert found.programs == compile_source(SMALL_SOURCE, cache=tmp_path / "cache").programs
@@ -186,7 +186,7 @@ def test_private_checkout(tmp_path: Path) -> None:
 
 @needs_root
 def test_nobody_compiles(sources: Path, tmp_path: Path) -> None:
-    """The compiler reads only what all users may read: a header of root's is not found."""
+    """The compiler reads only what every user may read: root's private header is not found."""
     (tmp_path / "secret.h").touch()
     tmp_path.chmod(0o700)
     replace(sources / SOURCE, "LICENSE", f'#include "{tmp_path}/secret.h"\nLICENSE')
@@ -257,7 +257,7 @@ WRONG: dict[str, Callable[[Path], object]] = {
 def test_what_is_not_whole_and_ours_is_no_entry(
     entry: Path, spoil: Callable[[Path], object]
 ) -> None:
-    """It is as if there were none, and a new one takes its place."""
+    """Such an entry counts as missing, and a new one replaces it."""
     spoil(entry)
     assert compiler.read_cached(entry) is None
     compiler.write_cached(entry, PROGRAMS)

@@ -33,9 +33,9 @@ def test_no_bcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_child_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, child: str, complaint: str
 ) -> None:
-    """A child that cannot start, does not end or crashes is a CompileError that names the reason.
+    """A child that cannot start, does not end or crashes is a CompileError with the reason.
 
-    Whoever has old programs serves on with them then.
+    Loaded programs keep serving then.
     """
     program = tmp_path / "child"
     program.write_text(child)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of bpf/ include only what is beside or below them."""
+"""Files of bpf/ include only files of their own layer or below."""
 
 import re
 
@@ -16,7 +16,7 @@ LEVELS = {
 
 
 def test_nothing_above_is_included() -> None:
-    """A packet's way is read downwards: hooks, path, engine or sockets, rules, core, net."""
+    """The layers are, from above: hooks, path, engine or sockets, rules, core, net."""
     upwards, seen = [], 0
     for source in SOURCES.rglob("*.[ch]"):
         level = LEVELS.get(source.relative_to(SOURCES).parts[0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytecode -> programs in the kernel: relocated, verified, all or none."""
+"""Bytecode -> programs in the kernel: relocated, verified, and all or none."""
 
 import os
 import signal
@@ -54,9 +54,9 @@ def test_a_signal_during_verification(cache: Path, all_maps: dict[str, Map]) -> 
 
 
 def test_sockets_are_counted_atomically(compiled: Compiled) -> None:
-    """A program that is interrupted loses no count: the one that only counts writes to no map by a
-    plain store, except to a place that it has locked. From what is counted the agent knows whether
-    a backend may have open sockets.
+    """An interrupted program loses no count: the counting program has no plain store to a map,
+    except to a place that it has locked. By the counts the agent knows whether a backend may have
+    open sockets.
     """
     code, is_locked, stores = compiled.programs["sock_release"], False, list[tuple[int, int]]()
     for at in range(0, len(code), 8):
@@ -69,7 +69,7 @@ def test_sockets_are_counted_atomically(compiled: Compiled) -> None:
 
 
 def broken(good: Compiled, code: bytes) -> Compiled:
-    """The hooks, the last of which does not pass."""
+    """Return hooks of which the last one does not load."""
     return Compiled(good.programs | {"sock_release": code}, good.sections, cached=False)
 
 
@@ -89,7 +89,7 @@ def test_verifier_refuses(one_variant: Compiled, all_maps: dict[str, Map]) -> No
 
 @needs_root
 def test_kernel_refuses(all_maps: dict[str, Map]) -> None:
-    """If the verifier's log is empty the error is the kernel's."""
+    """If the verifier's log is empty, the error is the kernel's."""
     code = struct.pack("<BBhi", 0xB7, 0, 0, 1) + EXIT
     with pytest.raises(KernelError, match="loading program x: Invalid argument"):
         loader.load_one("x", loader.HookType(18, 12), code)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytecode that an installation brings along: no compiler runs for it, and nothing else is loaded.
+"""Bytecode of an installation needs no compiler, and nothing else is loaded.
 
 Here BCC is missing and the cache is empty, unless a test says otherwise.
 """
@@ -37,7 +37,7 @@ def made(shared: Path, cache: Path) -> Path:
 
 @pytest.fixture
 def brought(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy that is used, on a machine without BCC."""
+    """Use a copy of the bytecode, on a machine without BCC."""
     copy = Path(shutil.copytree(made, tmp_path / "brought"))
     monkeypatch.setattr(compiler, "BROUGHT", copy)
     monkeypatch.setattr(compiler, "bcc_version", lambda: None)
@@ -61,7 +61,7 @@ def test_no_variant_needs_a_compiler(
 
 @needs_root
 def test_an_agent_starts_without_a_compiler(brought: Path, home: StateDir, tmp_path: Path) -> None:
-    """It loads what this kernel takes."""
+    """The agent loads the variant for this kernel."""
     opened = datapath.Datapath(home)
     try:
         assert not opened.load(tmp_path / "cache")
@@ -94,7 +94,7 @@ def somebody_elses(entry: Path) -> None:
 def test_what_cannot_be_trusted_is_not_loaded(
     brought: Path, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
-    """The rules of the cache decide; the sources are compiled, which is impossible here."""
+    """The cache's rules apply; the sources are compiled instead, which fails here."""
     damage(place(brought))
     with pytest.raises(CompileError, match="BCC is missing"):
         compile_source(SOURCE, FLAGS, cache=tmp_path)
@@ -104,7 +104,7 @@ def test_what_cannot_be_trusted_is_not_loaded(
 def test_what_is_not_there_is_compiled(
     brought: Path, cache: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BCC compiles it, and then it is in the cache."""
+    """BCC compiles missing bytecode into the cache."""
     monkeypatch.undo()
     monkeypatch.setattr(compiler, "BROUGHT", brought)
     flags = ("-DNOT_BROUGHT",)
@@ -114,7 +114,7 @@ def test_what_is_not_there_is_compiled(
 
 
 def test_it_holds_what_is_needed_and_nothing_else(made: Path, cache: Path) -> None:
-    """Files of former sources go when it is made again."""
+    """Making it again removes files of former sources."""
     (made / f"{'a' * 64}.msgpack").touch()
     (made / f"{'a' * 64}.py").touch()
     precompile.write(made, cache)
@@ -124,7 +124,7 @@ def test_it_holds_what_is_needed_and_nothing_else(made: Path, cache: Path) -> No
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, cache: Path) -> None:
-    """An image without bytecode is not made by mistake."""
+    """An image is not made without bytecode by mistake."""
     (tmp_path / "file").touch()
     with pytest.raises(CompileError, match=r"file/brought/\w+\.msgpack cannot be written"):
         precompile.write(tmp_path / "file" / "brought", cache)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recording and the monitoring variant of the programs; what they cost the others: nothing."""
+"""The recording and the monitoring variant of the programs cost the usual programs nothing."""
 
 import re
 import shutil
@@ -14,12 +14,12 @@ from tests.kit import once
 
 
 def without_records(text: str) -> str:
-    """The source as if no one had ever noted a step in it."""
+    """Return the source without the macros that note steps."""
     return re.sub(r"\brecord(_at)?\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\);", ";", text)
 
 
 def without_events(text: str) -> str:
-    """The source as if no monitor could ever run: of a macro its last argument is left."""
+    """Return the source without events: only the last argument of a macro is left."""
     text = re.sub(r"\n\tmonitor_(packet_)?begin\([\w, ]+\);", "", text)
     text = text.replace("monitor_time()", "0")
     while found := re.search(r"\bmonitor_\w+\(", text):
@@ -34,7 +34,7 @@ def without_events(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def bare_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """bpf/ without any of the macros."""
+    """Return bpf/ without any of these macros."""
     copy = Path(shutil.copytree(layout.SOURCES, tmp_path_factory.mktemp("bare") / "bpf"))
     folders = ("core", "rules", "sockets", "path", "engine/*", "hooks")
     for path in chain.from_iterable(copy.glob(f"{folder}/*.[ch]") for folder in folders):
@@ -58,7 +58,7 @@ def bare_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_programs_that_record_nothing_pay_nothing(
     bare_sources: Path, shared: Path, cache: Path, source: str, flags: tuple[str, ...]
 ) -> None:
-    """Not one instruction differs from that of sources in which no step is noted."""
+    """Their instructions equal those of sources without recording macros."""
     with once.alone(shared):
         usual = compiler.compile_source(source, flags, cache=cache, here=True)
     bare = compiler.compile_source(
@@ -68,8 +68,8 @@ def test_programs_that_record_nothing_pay_nothing(
 
 
 def test_every_step_has_its_words() -> None:
-    """Each kind of step is one row of what `ebpflb explain` says, or is known to say nothing that
-    others do not; and no row is of a kind that no program notes.
+    """Each kind of step has a row in `ebpflb explain`, or is known to add nothing; and no row is of
+    a kind that no program notes.
     """
     from ebpflb.tools.explain import words
 

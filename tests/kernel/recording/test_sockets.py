@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `ebpflb explain` says of a socket is what its connect() then does: random services, policies
-and affinities, clients of the node and of a pod.
+"""`ebpflb explain` predicts what a socket's connect() does.
 
-This process is in a cgroup whose hooks run, and in a network namespace of its own: nothing is sent
-but to where no one is.
+Services, policies and affinities are random, clients are on the node and in a pod. This process is
+in a cgroup whose hooks run, and in a network namespace of its own: packets reach no one.
 """
 
 import errno
@@ -59,7 +58,7 @@ class RandomServices(NamedTuple):
 
 @pytest.fixture(scope="module")
 def namespace() -> Iterator[int]:
-    """The cookie of one of our own."""
+    """Return the cookie of a namespace of our own."""
     with network_of_our_own():
         cookie = namespaces.cookie(namespaces.OWN_NETNS)
         if cookie is None:
@@ -88,7 +87,7 @@ def recorder(all_maps: dict[str, Map], shared: Path, cache: Path) -> Iterator[Re
 def random_services(
     seed: int, recorder: RecordingPrograms, maps: dict[str, Map], cookie: int
 ) -> RandomServices:
-    """Services at random; the namespace is the node's own, or a pod's."""
+    """Yield random services; the namespace is the node's own, or a pod's."""
     chance, node = random.Random(seed), Node(maps)
     for name in ("services", "cluster_ips", "affinity", "source_ranges"):
         maps[name].delete([key for key, _ in maps[name].items()])
@@ -140,7 +139,7 @@ def _service(chance: random.Random, node: Node, number: int) -> list[Frontend]:
 
 
 class Done(NamedTuple):
-    """What a connect() did: its errno, and the backend that the socket got."""
+    """The result of a connect(): its errno, and the backend that the socket got."""
 
     errno: int
     peer: str | None
@@ -160,7 +159,7 @@ def connect(maps: dict[str, Map], asked: Frontend) -> Done:
 
 
 def check(way: Way, shares: dict[str, float], done: Done) -> str:
-    """What was said fits what was done; the kind of outcome."""
+    """Check that prediction and result agree; return the kind of outcome."""
     verdict = (way.noted.verdict if way.noted else None) or "passed"
     if way.answer is Answer.DENY:
         assert (done.errno, done.peer) == (way.errno or errno.EPERM, None)
@@ -175,7 +174,7 @@ def check(way: Way, shares: dict[str, float], done: Done) -> str:
 def test_sockets_go_where_explain_says(
     all_maps: dict[str, Map], recorder: RecordingPrograms, hooked: None, namespace: int
 ) -> None:
-    """The answer, the errno, an endpoint that has a chance; with affinity the remembered one."""
+    """The answer and the errno agree; the endpoint has a chance, or is affinity's."""
     met: set[str] = set()
     certain = 0
     for seed in range(STORIES):
@@ -205,7 +204,7 @@ def test_sockets_go_where_explain_says(
 
 
 def test_what_a_step_is_told_of(recorder: RecordingPrograms, all_maps: dict[str, Map]) -> None:
-    """A question without a socket that any hook sees is left alone, and says so."""
+    """A call that no hook sees is left alone, and the steps say so."""
     all_maps["settings"].write([(0, all_maps["settings"].get(0)._replace(flags=frozenset()))])
     question = recording.SocketQuestion(Frontend(*place(f"{CLUSTER}:80"), 132), 1, 1)
     answer, found = recorder.call(question)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module", autouse=True)
 def profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Load it. The lab's root is a chroot, where paths would begin at the machine's."""
+    """Load the profile. The lab's root is a chroot, where paths would begin at the machine's."""
     if not (SECURITY / "apparmor").exists():
         subprocess.run(["mount", "-t", "securityfs", "securityfs", SECURITY], check=True)
     text = (DEPLOY / "apparmor/ebpflb").read_text()
@@ -38,7 +38,9 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def test_agent_serves(tmp_path: Path) -> None:
-    """With the unit's capabilities and the runtimes' seccomp profile too, restart included."""
+    """The agent serves with the unit's capabilities and the seccomp profile too, also after a
+    restart.
+    """
     granted = rights.granted_by_the_unit()
     with rights.cluster(tmp_path, Paths.cache) as made:
         made.agent.under = [*rights.limited_to(granted, tmp_path), *UNDER]
@@ -65,7 +67,7 @@ def test_agent_serves(tmp_path: Path) -> None:
     ],
 )
 def test_others_are_refused(command: str) -> None:
-    """What the agent has no need of fails, although root does it without the profile."""
+    """Accesses that the agent does not need fail, although root has them without the profile."""
     words = [*UNDER, "sh", "-c", f"{command}"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode, shlex.join(words)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node as RHEL 10 makes it: no module of x_tables, no iptables and nft, conntrack not loaded.
+"""A node like RHEL 10: no x_tables modules, no iptables, no nft, conntrack not loaded.
 
 Only in the kernel lab, whose machine is thrown away: make test-kernel-without-iptables.
 """
@@ -44,8 +44,8 @@ def modules() -> set[str]:
 
 
 def test_agent_serves(tmp_path: Path) -> None:
-    """By the engine netfilter, whose modules the kernel loads; none of x_tables comes, restarts
-    included.
+    """The engine netfilter serves; the kernel loads its modules, none of x_tables, also after
+    restarts.
     """
     with rights.cluster(tmp_path, Paths.cache) as made:
         for _ in range(2):
@@ -59,7 +59,7 @@ def test_agent_serves(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["check", "doctor", "cleanup"])
 def test_commands(command: str) -> None:
-    """They need neither program."""
+    """Commands need neither program."""
     words = [sys.executable, "-m", "ebpflb", command]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State directories, cgroups and maps: those of the datapath's own tests."""
+"""State directories, cgroups and maps from the datapath's own tests."""
 
 from tests.kernel.conftest import all_maps as all_maps
 from tests.kernel.conftest import cgroup as cgroup

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every program of every variant, at work in every way that this kernel has."""
+"""Every program of every variant is attached in every way that this kernel has."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -47,7 +47,7 @@ Loaded = Callable[[str, str], list[Program]]
 
 @pytest.fixture
 def loaded(all_maps: dict[str, Map], shared: Path, cache: Path) -> Loaded:
-    """Loads a source in a variant; skips where this kernel does not take it."""
+    """Load a source in a variant; skip if this kernel does not accept it."""
 
     def load(source: str, variant: str) -> list[Program]:
         with once.alone(shared):
@@ -96,7 +96,7 @@ def ns() -> Iterator[Namespace]:
     "variant", [v for v in precompile.VARIANTS[PACKETS] if "recording" not in v]
 )
 def test_devices(way: Tcx | Clsact, ns: Namespace, loaded: Loaded, variant: str) -> None:
-    """At devices of all sorts, by tcx and by clsact."""
+    """tcx and clsact attach the programs at devices of all kinds."""
     found = loaded(PACKETS, variant)
     at = ns.tcx if way.name == "tcx" else ns.filters
     for name in DEVICES:

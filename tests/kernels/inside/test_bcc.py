@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BCC works on this kernel, and makes of the same sources the same bytecode as anywhere."""
+"""BCC works on this kernel, and makes the same bytecode as elsewhere."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ SOURCE = "hooks/netns_cookie.c"
 
 @pytest.mark.timeout(300)
 def test_compiles_here(tmp_path: Path) -> None:
-    """A flag more than was compiled outside asks for a new compilation."""
+    """An additional flag requires a new compilation."""
     outside = compiler.compile_source(SOURCE, cache=tmp_path)
     here = compiler.compile_source(SOURCE, ("-DHERE",), cache=tmp_path)
     assert not here.cached

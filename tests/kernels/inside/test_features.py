@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `ebpflb check` finds on stock kernels: the probes try, this file knows."""
+"""The results of `ebpflb check` on stock kernels, against the known features."""
 
 import os
 
@@ -35,18 +35,18 @@ def results() -> list[CheckResult]:
 
 
 def test_can_run(results: list[CheckResult]) -> None:
-    """Nothing is missing that the node cannot do without."""
+    """No required feature is missing."""
     assert missing_requirements(results) == []
 
 
 @pytest.mark.skipif(KERNEL not in LACKS, reason="what this kernel lacks is not known beforehand")
 def test_lacks(results: list[CheckResult]) -> None:
-    """Each feature that this kernel lacks is found missing, and no other."""
+    """Exactly the features that this kernel lacks are reported missing."""
     assert {result.feature for result in results if not result.ok} == LACKS[KERNEL]
 
 
 def test_each_says_what_is_lost(results: list[CheckResult]) -> None:
-    """What is missing says since when it is there and what is lost; what is there says neither."""
+    """A missing feature has its first kernel version and the loss; a present one has neither."""
     for result in results:
         assert bool(result.remedy) != result.ok, result
         assert result.detail
@@ -54,5 +54,5 @@ def test_each_says_what_is_lost(results: list[CheckResult]) -> None:
 
 @pytest.mark.usefixtures("results")
 def test_leaves_nothing() -> None:
-    """Nor does looking make the state directory that it is told of."""
+    """The check leaves nothing, and does not make the state directory."""
     assert not NEVER.exists()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The netns cookie program tells a process its network namespace, as newer kernels do."""
+"""The netns cookie program returns a process's network namespace as newer kernels do."""
 
 import os
 import socket
@@ -24,23 +24,23 @@ print(cgroup_links.cookie_by_program(Path(sys.argv[1])), namespaces.own_cookie()
 
 @pytest.fixture(autouse=True)
 def cgroup_root(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program is attached where no one but this process and its children runs it."""
+    """Attach the program where only this process and its children run it."""
     monkeypatch.setattr(cgroup_links, "cgroup_root", lambda: inside)
 
 
 def elsewhere(cache: Path, cgroup_root: Path) -> list[str]:
-    """What a process in a new network namespace hears."""
+    """Return the cookie in a new network namespace."""
     command = ["unshare", "--net", sys.executable, "-c", ASK, str(cache), str(cgroup_root)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
 def test_agrees(cache: Path) -> None:
-    """It says what the kernel says, where the kernel says anything."""
+    """The program and the kernel agree, if the kernel has the option."""
     assert cgroup_links.cookie_by_program(cache) == cgroup_links.netns_cookie(cache)
 
 
 def test_namespaces_differ(cache: Path, inside: Path) -> None:
-    """Each namespace has its own, and keeps it."""
+    """Each namespace has its own cookie, and keeps it."""
     told, known = elsewhere(cache, inside)
     assert int(told) not in (0, cgroup_links.cookie_by_program(cache))
     assert known in (told, "None")
@@ -48,7 +48,7 @@ def test_namespaces_differ(cache: Path, inside: Path) -> None:
 
 
 def test_without_mark(cache: Path) -> None:
-    """While it is attached, no one else's socket hears it."""
+    """While the program is attached, other sockets are unaffected."""
     with (
         cgroup_links.cookie_program(cache),
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,

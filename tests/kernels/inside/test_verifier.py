@@ -26,7 +26,7 @@ def counts(shared: Path) -> verifier.Counts:
 
 @pytest.mark.extended
 def test_everything_loads(counts: verifier.Counts) -> None:
-    """Each source in each variant, and nothing is left out."""
+    """Each source loads in each variant; none is left out."""
     loaded = {(row.source, row.variant) for row in counts}
     assert loaded == {(s, v) for s in precompile.VARIANTS for v in bytecode.variants(s)}
     assert min(counts.values()) > 1
@@ -35,7 +35,7 @@ def test_everything_loads(counts: verifier.Counts) -> None:
 @pytest.mark.skipif("LAB_RENEW" in os.environ, reason="the table is being renewed")
 @pytest.mark.skipif(KERNEL is None, reason="this machine's kernel is none of the lab's")
 def test_budget(counts: verifier.Counts) -> None:
-    """No program takes a tenth more than the table says; the complaint has both numbers."""
+    """No program exceeds the table by more than a tenth; the message has both numbers."""
     assert KERNEL is not None
     over = verifier.complaints(counts, verifier.read(), KERNEL)
     assert not over, "\n".join(["over the verifier's budget", *over])
