@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much is much: tests that repeat something many times ask here.
+"""The number of repetitions, for tests that repeat something many times.
 
-EBPFLB_TEST_LOAD is the part of it that this machine is to bear; the kernel lab's, which are
-emulated and twenty times slower, say less than 1.
+EBPFLB_TEST_LOAD is the share that this machine can bear; the kernel lab's machines, which are
+emulated and twenty times slower, have less than 1.
 """
 
 import os

@@ -15,13 +15,13 @@ EVEN, UNEVEN = (100, 100, 100), (100, 50, 25)  # the weights of three endpoints,
 
 
 def chi_square(counts: Sequence[int], weights: Sequence[int]) -> float:
-    """0: as expected; of three right counts 2 on average."""
+    """Return Pearson's chi-square: 0 means as expected; three right counts have 2 on average."""
     expected = _expected(sum(counts), weights)
     return sum((it - that) ** 2 / that for it, that in zip(counts, expected, strict=True))
 
 
 def assert_drawn(counts: Mapping[str, int], weights: Mapping[str, int]) -> None:
-    """DRAWS names came up as often as the weights say, and no other."""
+    """Check that DRAWS names came up as often as the weights say, and no others."""
     assert tuple(weights.values()) in (EVEN, UNEVEN)
     assert sum(counts.values()) == DRAWS
     assert counts.keys() <= weights.keys()
@@ -49,6 +49,6 @@ def _expected(draws: int, weights: Sequence[int]) -> list[float]:
 
 
 def _passing(expected: float) -> range:
-    """Beyond, this count alone exceeds the limit."""
+    """Yield the counts that pass; beyond them one count alone exceeds the limit."""
     off = math.sqrt(LIMIT * expected)
     return range(max(0, math.floor(expected - off)), min(DRAWS, math.ceil(expected + off)) + 1)

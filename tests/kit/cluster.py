@@ -42,7 +42,7 @@ class Cluster(LabCluster):
 
 
 class ServingOutside(Cluster):
-    """A cluster with a client "outside", which asks the node's NodePort."""
+    """A cluster with a client "outside", which connects to the node's NodePort."""
 
     def __init__(
         self,
@@ -56,14 +56,14 @@ class ServingOutside(Cluster):
         self.outside = lab.outside("outside", 1)
 
     def serve(self, *pods: Host) -> None:
-        """These are the endpoints, in both families."""
+        """Make these the endpoints, in both families."""
         v6 = [endpoint(pod, v6=True) for pod in pods]
         self.publish(web(*map(endpoint, pods), v6=v6, nodeport=NODEPORT))
 
     def connection(
         self, kind: int = SOCK_STREAM, *, v6: bool = False, port: int = NODEPORT
     ) -> Socket:
-        """A socket of the client, connected to the NodePort, which has been answered once."""
+        """Return a socket of the client, connected to the NodePort, after one answer."""
         client = self.sockets(self.outside).open(AF_INET6 if v6 else AF_INET, kind)
         client.connect((self.node.v6 if v6 else self.node.v4, port))
         if kind == SOCK_DGRAM:
@@ -74,7 +74,7 @@ class ServingOutside(Cluster):
 
 @contextmanager
 def running(folder: Path, *options: str, engine: Engine | None = None) -> Iterator[Cluster]:
-    """A cluster whose agent runs; all of it is removed afterwards."""
+    """Yield a cluster whose agent runs; everything is removed afterwards."""
     with started(lambda lab: Cluster(lab, folder, *options, engine=engine)) as cluster:
         yield cluster
 
@@ -108,7 +108,7 @@ def endpoint(
 def web(
     *endpoints: Manifest, v6: Iterable[Manifest] = (), nodeport: int | None = None, **spec: Any
 ) -> list[Manifest]:
-    """The Service default/web on PORT for TCP and UDP, with slices of both families."""
+    """Return the Service default/web on PORT for TCP and UDP, with slices of both families."""
     named = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
     ports: list[Manifest] = [{**port, "port": PORT} for port in named]
     if nodeport:

@@ -11,7 +11,7 @@ LAST_OF_SELECT = 1023  # FD_SETSIZE - 1
 
 @contextmanager
 def beyond_1023() -> Iterator[None]:
-    """What is opened meanwhile gets numbers that select(2) cannot take."""
+    """Give files that are opened meanwhile numbers that select(2) cannot take."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * LAST_OF_SELECT), hard))
     taken = [os.open("/dev/null", os.O_RDONLY)]

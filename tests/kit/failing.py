@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent in the test's process is told of its parts that fail."""
+"""The reports about failing parts of an agent in the test's process."""
 
 import threading
 from dataclasses import dataclass, field

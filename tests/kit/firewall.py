@@ -9,7 +9,7 @@ from ebpflb.lab.hosts import Host
 
 @contextmanager
 def rules(node: Host, text: str) -> Iterator[None]:
-    """A table with these chains."""
+    """Return a table with these chains."""
     node.nft(f"table inet firewall {{\n{text}\n}}\n")
     try:
         yield

@@ -16,7 +16,7 @@ TCP, UDP = socket.IPPROTO_TCP, socket.IPPROTO_UDP
 
 
 def checksum(words: bytes) -> int:
-    """RFC 1071."""
+    """Return the checksum of RFC 1071."""
     total = sum(struct.unpack(f"!{len(words) // 2}H", words))
     total = (total & 0xFFFF) + (total >> 16)
     return int(~(total + (total >> 16)) & 0xFFFF)
@@ -47,7 +47,7 @@ def datagram(source: bytes, destination: bytes, ports: tuple[int, int]) -> bytes
 def carried(
     source: bytes, destination: bytes, protocol: int, header: Callable[[int], bytes]
 ) -> bytes:
-    """``header`` returns all that follows the IP header, with this checksum."""
+    """Return the packet; ``header`` returns everything after the IP header, with this checksum."""
     pseudo = source + destination + struct.pack("!HH", protocol, len(header(0)))
     if len(source) == 4:
         ip = struct.pack("!BBHHHBBH", 4 << 4 | 5, 0, 0, 0, 0, 64, protocol, 0)

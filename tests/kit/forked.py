@@ -48,7 +48,7 @@ class Server:
             )
 
     def ask(self, fds: Sequence[int] = (), **request: object) -> Any:
-        """What it answers to a request, which comes with these descriptors."""
+        """Return the process's answer to a request, which is sent with these descriptors."""
         with self._lock:
             socket.send_fds(self._socket, [json.dumps(request).encode()], list(fds))
             return json.loads(self._socket.recv(_LONGEST))
@@ -56,7 +56,7 @@ class Server:
 
 @cache
 def _server_of(pid: int) -> Server:
-    """A process's own, which a child that it has forked does not share."""
+    """Return the server of a process; a forked child has its own."""
     return Server()
 
 
@@ -70,7 +70,7 @@ class Forked:
         self._pidfd = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
-        """Its exit status, or minus the signal that ended it; None as long as it runs."""
+        """Return the exit status, or minus the signal that ended it; None while it runs."""
         if self.returncode is None:
             self.returncode = self._server.ask(poll=self.pid)
             if self.returncode is not None:
@@ -78,7 +78,7 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return what ``poll`` does when it has ended. Raises subprocess.TimeoutExpired."""
+        """Return the result of ``poll`` when it has ended. Raises subprocess.TimeoutExpired."""
         if self.poll() is None:
             waiting = select.poll()
             waiting.register(self._pidfd, select.POLLIN)
@@ -106,7 +106,7 @@ def start(
     stdout: IO[str],
     stderr: IO[str],
 ) -> Forked:
-    """A process that runs ``ebpflb`` with these words; by default in this one's cgroup."""
+    """Start a process that runs ``ebpflb`` with these words; by default in this one's cgroup."""
     server = _server_of(os.getpid())
     pid = server.ask(
         [stdout.fileno(), stderr.fileno()],
@@ -120,7 +120,7 @@ def start(
 
 
 def run(*words: str, netns: str | None = None) -> "subprocess.CompletedProcess[str]":
-    """What a command says, in this process's environment; by default in its network namespace."""
+    """Return the output of a command, in this environment; by default in its network namespace."""
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         process = start(words, netns=netns, cwd=os.getcwd(), env=os.environ, stdout=out, stderr=err)
         try:
@@ -178,7 +178,7 @@ def _serve(requests: socket.socket) -> None:
 
 
 def _become(request: dict[str, Any], fds: list[int]) -> None:
-    """Raises SystemExit when the command has ended."""
+    """Run the command in the child. Raises SystemExit when it has ended."""
     from pyroute2 import netns
 
     from ebpflb.cli import main

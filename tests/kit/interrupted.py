@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that remove what they have made when someone presses Ctrl-C, once or often."""
+"""Programs that remove what they have made, however often someone presses Ctrl-C."""
 
 import os
 import signal

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node with kube-proxy's rules, on which ebpflb takes over or is to give back."""
+"""A node with kube-proxy's rules, which ebpflb takes over or gives back."""
 
 import subprocess
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ class KubeProxyNode(Cluster):
         return "would be removed" in said
 
     def open(self, kind: int, ways: list[Way] | None = None) -> list[Socket]:
-        """A client each way that has been answered once."""
+        """Open a client for each way, and get one answer."""
         clients = []
         for host, where in self.ways if ways is None else ways:
             client = self.sockets(host).open(requests.family_of(where[0]), kind)
@@ -64,7 +64,7 @@ class KubeProxyNode(Cluster):
 
     @contextmanager
     def unfailing(self, ways: list[Way]) -> Iterator[None]:
-        """Clients connect again and again as long as this lasts; all of it must succeed."""
+        """Let clients connect again and again; every request must succeed."""
         pressing = [self.start_client(host, "tcp", *where, pause=0.01) for host, where in ways]
         try:
             yield
@@ -75,7 +75,7 @@ class KubeProxyNode(Cluster):
             assert sum(count["names"].values()) > scaled(10)
 
     def asks(self, kind: requests.Send) -> list[set[str]]:
-        """The backends that answer each client."""
+        """Return the backends that answer each client."""
         return [
             set(requests.backends(self.sockets(host), where[0], send=kind, port=where[1]))
             for host, where in self.ways
@@ -83,7 +83,7 @@ class KubeProxyNode(Cluster):
 
 
 def services(node: Cluster, *, v6: bool) -> list[NodePort]:
-    """The Service of the agent's manifests, as kube-proxy's rules have it."""
+    """Return the Service of the agent's manifests, as kube-proxy's rules have it."""
     endpoints = tuple((pod.v6 if v6 else pod.v4, "node") for pod in node.web)
     return [NodePort("web", VIP6 if v6 else VIP, NODEPORT, ("tcp", "udp"), endpoints)]
 
@@ -110,7 +110,7 @@ def iptables(node: Cluster, variant: str) -> None:
 
 @contextmanager
 def running(folder: Path, engine: str, *options: str) -> Iterator[KubeProxyNode]:
-    """Everything is removed afterwards. Skips the test of an engine that this kernel lacks."""
+    """Yield the node; everything is removed afterwards. Skips an engine that this kernel lacks."""
     if engine == Engine.NETFILTER:
         needs.netfilter()
     with new_lab() as lab:

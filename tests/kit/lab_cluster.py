@@ -51,7 +51,7 @@ class LabCluster:
         self._maps: dict[LabAgent, dict[str, Map]] = {}
 
     def add_agent(self, node: Host, *options: str) -> LabAgent:
-        """An agent on this node, not started yet; it gets the same manifests as all others."""
+        """Return an agent on this node, not started yet; all agents have the same manifests."""
         agent = ForkedAgent(self.lab, node, self.folder, *options)
         agent.defaults = (f"--packet-path={self.engine}",)
         self.agents.append(agent)
@@ -64,7 +64,7 @@ class LabCluster:
             agent.start()
 
     def publish(self, *said: Manifest | list[Manifest]) -> None:
-        """Replaces all manifests; returns when every agent that runs has programmed them."""
+        """Replace all manifests; return when every running agent has programmed them."""
         self.write(*said)
         for agent in self.agents:
             if agent.process and agent.process.poll() is None:
@@ -89,14 +89,14 @@ class LabCluster:
         manifests.replace(agent.manifests / "all.yaml", self._manifests)
 
     def in_force(self, agent: LabAgent | None = None) -> bool:
-        """Whether all that was last published is in the agent's maps."""
+        """Whether the last published manifests are in the agent's maps."""
         maps = self.maps_of(agent or self.agents[0])
         marker = Frontend(ip_address(MARKER), self.published, 6)
         return maps["services"].get(marker) is not None and maps["settings"].get(0).writes % 2 == 0
 
     @property
     def maps(self) -> dict[str, Map]:
-        """The maps of the first node."""
+        """Return the maps of the first node."""
         return self.maps_of(self.agents[0])
 
     def maps_of(self, agent: LabAgent) -> dict[str, Map]:
@@ -105,17 +105,17 @@ class LabCluster:
         return self._maps[agent]
 
     def verdict(self, name: str) -> int:
-        """How often the programs of the first node have come to it."""
+        """Return how often the first node's programs have counted this verdict."""
         number = next(number for number, word in VERDICTS.items() if word == name)
         return int(sum(self.maps["verdicts"].get(number)))
 
     def ebpflb(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        """A command on the first node that is told where the agent's directories are."""
+        """Run a command on the first node, with options for the agent's directories."""
         agent = self.agents[0]
         return forked.run(*words, *agent.where, netns=agent.node.netns)
 
     def metrics(self) -> list[str]:
-        """The lines of the first agent's /metrics, as its own node reads them."""
+        """Return the lines of the first agent's /metrics, as its own node reads them."""
         with self.sockets(self.agents[0].node).open(AF_INET, SOCK_STREAM) as stream:
             stream.connect(("127.0.0.1", 10249))
             stream.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
@@ -127,11 +127,11 @@ class LabCluster:
         return body.splitlines()
 
     def logs(self, words: str) -> None:
-        """Returns when the first agent has logged these words."""
+        """Return when the first agent has logged these words."""
         wait_until(f"the log says {words}", lambda: words in self.agents[0].log())
 
     def restart(self, *options: str) -> None:
-        """The first node's agent, with these options."""
+        """Restart the first node's agent with these options."""
         agent = self.agents[0]
         agent.stop()
         agent.options = options
@@ -145,43 +145,43 @@ class LabCluster:
         self._maps.clear()
 
     def sockets(self, host: Host) -> Sockets:
-        """The sockets of a host, all in one process."""
+        """Return the sockets of a host, which are all in one process."""
         if host.name not in self._sockets:
             self._sockets[host.name] = Sockets(host)
             self.lab.keep(self._sockets[host.name].process)
         return self._sockets[host.name]
 
     def close_sockets(self) -> None:
-        """Ends the processes that hold sockets, which closes them."""
+        """End the processes that hold sockets, which closes these."""
         for sockets in self._sockets.values():
             sockets.close()
         self._sockets.clear()
 
     def start_program(self, host: Host, *words: str, **options: object) -> "subprocess.Popen[str]":
-        """Starts a command of ``ebpflb.lab.traffic``; returns when it is ready."""
+        """Start a command of ``ebpflb.lab.traffic``; return when it is ready."""
         process = host.python(TRAFFIC, *words, stdout=subprocess.PIPE, **options)
         return self.lab.keep_ready(process)
 
     def start_client(
         self, host: Host, protocol: str, address: str, port: int = PORT, pause: float = 0.0
     ) -> "subprocess.Popen[str]":
-        """A client that sends requests until ``stop_client``; returns after its first answer."""
+        """Start a client that sends requests until ``stop_client``; wait for one answer."""
         words = ("repeat", protocol, address, str(port), str(paused(pause)))
         return self.start_program(host, *words, stdin=subprocess.PIPE)
 
     def stop_client(self, client: "subprocess.Popen[str]") -> Any:
-        """Ends the client; returns what it counted."""
+        """End the client; return its counts."""
         said, _ = client.communicate("", timeout=60)
         return json.loads(said)
 
     def request(self, host: Host, protocol: str, address: str, port: int, times: int) -> Any:
-        """What a client counted that sent so many requests."""
+        """Return the counts of a client that sends this many requests."""
         return json.loads(
             self._output_of(host, "request", protocol, address, str(port), str(times))
         )
 
     def echo(self, host: Host, address: str, port: int, size: int = 1 << 20) -> str:
-        """The name of the backend that returned so many bytes unchanged; "" if none did."""
+        """Return the name of the backend that returned these bytes unchanged; "" if none did."""
         return "".join(self.echoes(host, address, port, 1, size))
 
     def echoes(
@@ -212,7 +212,7 @@ def new_lab() -> Lab:
 
 @contextmanager
 def started(make: Callable[[Lab], Made]) -> Iterator[Made]:
-    """A cluster that is made in a lab, its agents at work; all of it is removed afterwards."""
+    """Yield a cluster in a lab with running agents; everything is removed afterwards."""
     with new_lab() as lab:
         made = make(lab)
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cgroup whose processes the kernel kills when they need more memory than it may have."""
+"""A cgroup with a memory limit, beyond which the kernel kills its processes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,12 +29,12 @@ class MemoryLimit:
             swap.write_text("0")
 
     def take(self, pid: int) -> None:
-        """What the process allocates from now on counts."""
+        """Have the process's further allocations count here."""
         (self.folder / "cgroup.procs").write_text(str(pid))
 
     @property
     def kills(self) -> int:
-        """How many processes the kernel has killed for their memory."""
+        """Return how many processes the kernel has killed for their memory."""
         name = "memory.oom_control" if self._is_v1 else "memory.events"
         lines = (line.split() for line in (self.folder / name).read_text().splitlines())
         return int(dict(lines)["oom_kill"])
@@ -42,7 +42,7 @@ class MemoryLimit:
 
 @contextmanager
 def memory_limit(name: str) -> Iterator[MemoryLimit]:
-    """Its processes must have ended at the end. Skips the test where memory has no cgroups."""
+    """Yield a cgroup, which must be empty at the end. Skips the test without memory cgroups."""
     folder = _parent() / name
     folder.mkdir()
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb monitor`` beside an agent of the lab, and which programs are in force meanwhile."""
+"""``ebpflb monitor`` beside an agent of the lab, and the programs that are in force."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tests.kit import forked
 
 
 class MonitorProcess:
-    """The command, with what it says in files."""
+    """The command, with its output in files."""
 
     def __init__(self, agent: LabAgent, folder: Path, *words: str) -> None:
         self._out, self._err = folder / "monitor.out", folder / "monitor.err"
@@ -35,7 +35,7 @@ class MonitorProcess:
             )
 
     def begun(self) -> "MonitorProcess":
-        """Returns when it watches."""
+        """Return when the monitor watches."""
         wait_until("the monitor watches", lambda: "watching" in self.said() or self._ended())
         assert "watching" in self.said(), self.said()
         return self
@@ -50,17 +50,17 @@ class MonitorProcess:
         return self._out.read_text()
 
     def events(self) -> list[dict[str, Any]]:
-        """What it has printed as JSON so far, in whole lines."""
+        """Return the events printed as JSON so far, in complete lines."""
         lines = self.text().split("\n")[:-1]
         return [json.loads(line) for line in lines]
 
     def wait_for(self, true: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The first event for which it is true."""
+        """Return the first event for which the condition is true."""
         wait_until("the event", lambda: any(map(true, self.events())), 60)
         return next(filter(true, self.events()))
 
     def interrupt(self) -> int:
-        """Its exit status after Ctrl-C."""
+        """Send Ctrl-C; return the exit status."""
         self.process.send_signal(signal.SIGINT)
         return self.process.wait(60)
 
@@ -88,7 +88,7 @@ def is_monitored(agent: LabAgent) -> bool:
 
 
 def programs(agent: LabAgent) -> dict[str, int]:
-    """The ids of the programs that are in force, by hook, and by device and hook."""
+    """Return the ids of the programs in force, by hook, and by device and hook."""
     state = StateDir(agent.paths.state)
     tcx = Tcx(state.devices_directory)
     at_devices = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits for what the flow tables do with a change itself, and the engine netfilter right after it.
+"""Waits for changes of UDP flows, which the flow tables apply at once, netfilter soon after.
 
 As kube-proxy does (kube-proxy.md 11.1), the agent deletes entries of UDP that lead elsewhere once
 the change is in force.
@@ -15,9 +15,9 @@ from tests.kit.lab_cluster import TARGET
 
 
 def wait_until_only(node: Host, source_port: int, *backends: Host) -> None:
-    """No entry on the node of a client with this port leads to anybody but these.
+    """Wait until no entry with this client port leads to other endpoints than these.
 
-    What was sent to an endpoint itself, as sockets do that the hooks see, does not count.
+    Entries to an endpoint's own address, as from hooked sockets, do not count.
     """
     allowed = {ip_address(address) for host in backends for address in (host.v4, host.v6)}
 

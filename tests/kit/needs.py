@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests need of the kernel: where it is missing they are skipped, and pytest says why."""
+"""Requirements of tests on the kernel: without them tests are skipped, with the reason."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -18,18 +18,18 @@ bridge_netfilter = pytest.mark.skipif(
 
 
 def netfilter() -> None:
-    """Skips the test where nf_tables cannot translate: the engine netfilter needs that."""
+    """Skip the test if nf_tables cannot translate, as the engine netfilter requires."""
     _skip_for(probe.netfilter_obstacle)
 
 
 def flowtable() -> None:
-    """Skips the test where --fast-forward cannot use a flowtable of the kernel."""
+    """Skip the test if the kernel has no flowtable for --fast-forward."""
     netfilter()
     _skip_for(flowtable_obstacle)
 
 
 def owned_tables() -> None:
-    """Skips the test where no process can own a table of nftables (before Linux 5.12)."""
+    """Skip the test if no process can own an nft table (before Linux 5.12)."""
     if not call_in_new(_can_own_a_table):
         pytest.skip("this kernel knows no tables of nftables with an owner")
 

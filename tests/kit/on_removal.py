@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Services that say what becomes of connections, and connections whose clients are silent."""
+"""Services with the annotation on-removal, and connections whose clients are silent."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -18,7 +18,7 @@ Connect = Callable[[], tuple[Socket, str]]
 
 
 def saying(said: list[Manifest], value: str | None) -> list[Manifest]:
-    """The same, with this value of the annotation in each Service; None: without."""
+    """Return the manifests with this value of the annotation in each Service; None: without."""
     for each in said:
         if each["kind"] == "Service":
             each["metadata"]["annotations"] = {ON_REMOVAL_ANNOTATION: value} if value else {}
@@ -26,7 +26,7 @@ def saying(said: list[Manifest], value: str | None) -> list[Manifest]:
 
 
 def terminating(said: list[Manifest], pod: Host) -> list[Manifest]:
-    """The same, with this endpoint terminating, and serving."""
+    """Return the manifests with this endpoint terminating, and serving."""
     for each in said:
         for endpoint in each.get("endpoints", ()):
             if endpoint["targetRef"]["name"] == pod.name:
@@ -35,7 +35,7 @@ def terminating(said: list[Manifest], pod: Host) -> list[Manifest]:
 
 
 def held(pod: Host) -> int:
-    """How many connections the endpoint has."""
+    """Return how many connections the endpoint has."""
     with nodes.entered(pod.netns), sock_diag.SockDiag() as diag:
         return sum(one.local[1] == TARGET for one in diag.connected(IPPROTO_TCP))
 
@@ -45,7 +45,7 @@ def is_idle(pod: Host) -> bool:
 
 
 def one_each(stack: ExitStack, connect: Connect, *names: str) -> dict[str, Socket]:
-    """Connections to these endpoints, one to each; others are closed."""
+    """Return a connection to each of these endpoints; others are closed."""
     found: dict[str, Socket] = {}
     while len(found) < len(names):
         client, name = connect()
@@ -57,7 +57,7 @@ def one_each(stack: ExitStack, connect: Connect, *names: str) -> dict[str, Socke
 
 
 def is_reset(client: Socket) -> bool:
-    """Whether a client that only waits is told so, before its call times out."""
+    """Whether a waiting client sees the reset before its call times out."""
     try:
         client.recv(1)
     except (ConnectionAbortedError, ConnectionResetError):

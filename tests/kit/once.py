@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a test run makes once, also where several workers of pytest-xdist need it."""
+"""Makes things once per test run, even if several workers of pytest-xdist need them."""
 
 import os
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from filelock import FileLock
 
 
 def shared_folder(factory: pytest.TempPathFactory) -> Path:
-    """A temporary folder of the whole run: every worker gets the same."""
+    """Return a temporary folder of the whole run, the same for every worker."""
     base = factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
     folder.mkdir(exist_ok=True)
@@ -20,6 +20,6 @@ def shared_folder(factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """While one worker is in here the others wait; what it leaves in the folder they find."""
+    """Keep other workers waiting; they find what this one leaves in the folder."""
     with FileLock(folder / "lock"):
         yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb` whose demo has a name of this process: it touches no other demo on the machine."""
+"""`ebpflb` whose demo has this process's name, so that it touches no other demo."""
 
 import os
 import sys

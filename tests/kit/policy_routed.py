@@ -33,9 +33,9 @@ SERVICES = {"web-1": 30100, "there": 30200}  # pods and their NodePorts
 
 
 class TwoPlaces(LabCluster):
-    """A pod on this node, "web-1", and one on another node beyond a tunnel, "there", have a Service
-    each. With ``second_uplink`` the node has "eth1" too, and what comes from either pod is routed
-    there.
+    """A pod on this node, "web-1", and one beyond a tunnel on another node, "there", each with a
+    Service. With ``second_uplink`` the node also has "eth1", to which packets from both pods are
+    routed.
     """
 
     def __init__(self, lab: Lab, folder: Path, *options: str, second_uplink: bool) -> None:

@@ -35,19 +35,19 @@ def udp_socket(sockets: Sockets, host: str) -> Socket:
 
 
 def socket_of(send: "Send", sockets: Sockets, host: str) -> Socket:
-    """A socket of the protocol that ``send`` uses, for a host of this family."""
+    """Return a socket of ``send``'s protocol, for a host of this family."""
     return (tcp_socket if send is tcp else udp_socket)(sockets, host)
 
 
 def connected(sockets: Sockets, host: str, port: int) -> tuple[Socket, str]:
-    """An open TCP connection, and the name of its backend."""
+    """Return an open TCP connection, and the name of its backend."""
     client = tcp_socket(sockets, host)
     client.connect((host, port))
     return client, traffic.read(client.recv(64))[0]
 
 
 def lives(client: Socket, word: bytes = b"still there?") -> bool:
-    """Whether the backend of an open connection returns what it is sent."""
+    """Whether the backend of an open connection returns what it receives."""
     client.send(word)
     return bool(client.recv(64) == word)
 
@@ -60,7 +60,7 @@ def tcp(sockets: Sockets, host: str, port: int = PORT) -> Answer:
 
 
 def udp(sockets: Sockets, host: str, port: int = PORT) -> Answer:
-    """Ask from an unconnected socket: the peer is what recvfrom returns."""
+    """Ask from an unconnected socket: the peer is that of recvfrom."""
     with udp_socket(sockets, host) as client:
         return exchange(client, host, port)
 
@@ -81,7 +81,7 @@ def exchange(client: Socket, host: str, port: int = PORT) -> Answer:
 
 
 def receive(client: Socket) -> Answer:
-    """The next datagram."""
+    """Return the next datagram."""
     said, sender = client.recvfrom(64)
     return _answer(said, sender[:2])
 
@@ -97,12 +97,14 @@ KINDS: dict[str, Send] = {"tcp": tcp, "udp": udp, "connected-udp": connected_udp
 def backends(
     sockets: Sockets, host: str, times: int = 40, send: Send = tcp, port: int = PORT
 ) -> Counter[str]:
-    """How often each backend answered; 40 requests miss one of three once in 4 million times."""
+    """Return how often each backend answered; 40 requests miss one of three once in 4 million
+    times.
+    """
     return Counter(send(sockets, host, port).name for _ in range(times))
 
 
 def fragmented(sockets: Sockets, host: str, port: int = PORT, size: int = 2000) -> Answer:
-    """A datagram that is sent in fragments, and comes back in fragments."""
+    """Send a datagram in fragments, which comes back in fragments."""
     with udp_socket(sockets, host) as client:
         return exchange_fragmented(client, host, port, size)
 
@@ -116,9 +118,7 @@ def exchange_fragmented(client: Socket, host: str, port: int = PORT, size: int =
 
 
 def is_answered(send: Send, sockets: Sockets, where: tuple[str, int], seconds: float) -> bool:
-    """Whether an answer comes in so many seconds, to TCP or connected UDP. Raises OSError for a
-    refusal.
-    """
+    """Whether TCP or connected UDP gets an answer in time. Raises OSError if refused."""
     with socket_of(send, sockets, where[0]) as client:
         client.settimeout(seconds)
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Service "web" with a scheduler on two nodes, and the clients that ask the near node for it."""
+"""A Service "web" with a scheduler on two nodes, and the clients of the near node."""
 
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -26,7 +26,7 @@ _ports = count(15_000)  # of packets' clients: another flow each
 
 
 def udp(sockets: Sockets, host: str, port: int) -> Answer:
-    """A datagram from a port that had none before: a flow would go on at its endpoint."""
+    """Send a datagram from an unused port: a flow would stay at its endpoint."""
     with requests.udp_socket(sockets, host) as client:
         client.bind(("::" if ":" in host else "0.0.0.0", next(_ports)))
         return requests.exchange(client, host, port)
@@ -47,7 +47,7 @@ kinds = pytest.mark.parametrize(
 
 
 def service(two: TwoNodes, scheduler: str | None, *pods: str) -> list[Manifest]:
-    """It chooses this scheduler or none, and has these endpoints or all."""
+    """Return the Service with this scheduler or none, and these endpoints or all."""
     made = two.service("web", NUMBER, *(getattr(two, pod) for pod in pods or ENDPOINTS))
     if scheduler:
         made[0]["metadata"]["annotations"] = {SCHEDULER_ANNOTATION: scheduler}
@@ -55,7 +55,7 @@ def service(two: TwoNodes, scheduler: str | None, *pods: str) -> list[Manifest]:
 
 
 def slices(two: TwoNodes, pod: str, weight: int) -> list[Manifest]:
-    """Slices of the Service for one endpoint, which say its weight."""
+    """Return slices of the Service for one endpoint, with its weight."""
     made = service(two, None, pod)[1:]
     for each in made:
         each["metadata"]["name"] += f"-{pod}"
@@ -64,7 +64,7 @@ def slices(two: TwoNodes, pod: str, weight: int) -> list[Manifest]:
 
 
 def weighted(two: TwoNodes, scheduler: str, weights: Iterable[int]) -> list[Manifest]:
-    """The Service, its endpoints with these weights."""
+    """Return the Service; its endpoints have these weights."""
     made = service(two, scheduler)[:1]
     for pod, weight in zip(ENDPOINTS, weights, strict=True):
         made += slices(two, pod, weight)
@@ -72,14 +72,14 @@ def weighted(two: TwoNodes, scheduler: str, weights: Iterable[int]) -> list[Mani
 
 
 def frontend(two: TwoNodes, who: str, *, v6: bool = False) -> tuple[str, int]:
-    """What a client asks: those outside the NodePort."""
+    """Return the frontend for a client: outside, the NodePort."""
     return WEB.to("nodeport" if who == "outside" else "cluster", two.near, v6=v6)
 
 
 def met(
     two: TwoNodes, who: str, times: int, send: Send = requests.tcp, *, v6: bool = False
 ) -> list[str]:
-    """The endpoint of each connection."""
+    """Return the endpoint of each connection."""
     where = frontend(two, who, v6=v6)
     return [send(two.sockets(getattr(two, who)), *where).name for _ in range(times)]
 
@@ -87,7 +87,7 @@ def met(
 def dial(
     two: TwoNodes, who: str, opened: ExitStack, protocol: str = "tcp", *, v6: bool = False
 ) -> tuple[str, Socket]:
-    """The endpoint of an open connection, or connected UDP socket, and the client."""
+    """Return the endpoint of an open connection, or connected UDP socket, and the client."""
     where = frontend(two, who, v6=v6)
     client = requests.socket_of(SENDS[protocol], two.sockets(getattr(two, who)), where[0])
     opened.enter_context(client)
@@ -98,12 +98,12 @@ def dial(
 
 
 def loads(two: TwoNodes) -> list[int]:
-    """The counts of open connections of the near node that are not 0, the largest first."""
+    """Return the near node's counts of open connections, except 0, the largest first."""
     counts = [each.open for _, each in two.maps["backend_loads"].items() if each.open]
     return sorted(counts, reverse=True)
 
 
 def settled(two: TwoNodes, *wanted: int) -> None:
-    """Returns when the counts are these: a FIN that was sent last may still be on its way."""
+    """Return when the counts are these: the last FIN may still be on its way."""
     expected = sorted(filter(None, wanted), reverse=True)
     wait_until(f"the counts are {expected}", lambda: loads(two) == expected, 60)

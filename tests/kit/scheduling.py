@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tests one worker of pytest-xdist runs one after the other.
+"""Groups of tests that one worker of pytest-xdist runs one after the other.
 
 A file's tests stay together, because they share what is expensive to build, unless one of the
 tables says that they share nothing.
@@ -31,7 +31,7 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
 
 
 def group(nodeid: str) -> str:
-    """What tests that one worker runs one after the other have in common."""
+    """Return the name of the group that a test belongs to."""
     file, _, test = nodeid.partition("::")
     if file in SEPARATE_TESTS:
         return nodeid

@@ -38,7 +38,7 @@ class Sockets:
         return Socket(self, self.call(None, "open", (family, kind, protocol)))
 
     def call(self, number: int | None, method: str, words: tuple[Any, ...]) -> Any:
-        """Calls a method of a socket on the host; returns or raises what it does there."""
+        """Call a method of a socket on the host; return or raise its result."""
         pickle.dump((number, method, words), self.requests.buffer)
         self.requests.flush()
         answer = pickle.load(self.answers.buffer)
@@ -73,7 +73,7 @@ class Socket:
 
 
 class _Holder:
-    """In the process on the host: the sockets by number."""
+    """The sockets by number, in the process on the host."""
 
     def __init__(self) -> None:
         self.sockets: list[socket.socket] = []
@@ -95,7 +95,7 @@ class _Holder:
 
 
 def _disconnect(opened: socket.socket) -> None:
-    """connect() to AF_UNSPEC, which Python's own connect() cannot."""
+    """Call connect() with AF_UNSPEC, which Python's own connect() cannot."""
     size = struct.calcsize("=H14x")
     if ctypes.CDLL(None, use_errno=True).connect(opened.fileno(), bytes(size), size):
         raise OSError(ctypes.get_errno(), "connect to AF_UNSPEC")

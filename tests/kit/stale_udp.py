@@ -48,26 +48,26 @@ class Changes:
 
 
 def bound_socket(sockets: Sockets, address: str) -> Socket:
-    """A UDP socket that is bound to the port SOURCE."""
+    """Return a UDP socket that is bound to the port SOURCE."""
     opened = requests.udp_socket(sockets, address)
     opened.bind(("::" if ":" in address else "0.0.0.0", SOURCE))
     return opened
 
 
 def connect(client: Socket, address: str, port: int = PORT) -> Answer:
-    """Connects, then as ``exchange``."""
+    """Connect, then do as ``exchange``."""
     client.connect((address, port))
     return exchange(client)
 
 
 def exchange(client: Socket) -> Answer:
-    """Sends a request, and receives the answer."""
+    """Send a request, and receive the answer."""
     client.send(b"?")
     return requests.receive(client)
 
 
 def is_ended(client: Socket, seconds: float = 2 * CALL_SECONDS) -> bool:
-    """Whether recv fails with ECONNABORTED within so many seconds."""
+    """Whether recv fails with ECONNABORTED within this many seconds."""
     client.settimeout(seconds)
     try:
         client.recv(64)
@@ -81,12 +81,12 @@ def is_ended(client: Socket, seconds: float = 2 * CALL_SECONDS) -> bool:
 
 
 def dual_stack(*pods: Host, **conditions: Any) -> dict[str, Any]:
-    """The pods as endpoints of both families."""
+    """Return the pods as endpoints of both families."""
     v6 = [endpoint(pod, v6=True, **conditions) for pod in pods]
     return {"v4": [endpoint(pod, **conditions) for pod in pods], "v6": v6}
 
 
 def dual_stack_web(*pods: Host, **spec: Any) -> list[Manifest]:
-    """The Service default/web with these pods as its endpoints of both families."""
+    """Return the Service default/web with these pods as endpoints of both families."""
     endpoints = dual_stack(*pods)
     return web(*endpoints["v4"], v6=endpoints["v6"], **spec)

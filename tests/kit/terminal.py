@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A terminal for a command: what it prints there, and how wide it is."""
+"""A terminal for a command: its output, and its width."""
 
 import fcntl
 import os
@@ -15,9 +15,9 @@ LINES = 40
 
 @contextmanager
 def opened(columns: int) -> Iterator[tuple[int, IO[str]]]:
-    """The descriptor to read from, and the file that is a command's stdout.
+    """Return the descriptor to read from, and the file for a command's stdout.
 
-    The file is to be closed when the command has it: else ``read`` does not end.
+    Close the file once the command has it: else ``read`` does not end.
     """
     screen, other_end = pty.openpty()
     fcntl.ioctl(other_end, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
@@ -29,7 +29,7 @@ def opened(columns: int) -> Iterator[tuple[int, IO[str]]]:
 
 
 def read(screen: int) -> str:
-    """All that is printed until no process has the terminal, which is an error (EIO)."""
+    """Return the output until no process has the terminal, which raises EIO."""
     shown = b""
     try:
         while part := os.read(screen, 1 << 16):

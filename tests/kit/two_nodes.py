@@ -35,9 +35,9 @@ SERVICE_NETWORKS = ("10.96.0.0/16", "fd00:96::/64", "203.0.113.0/24", "fd03:113:
 
 
 def require(engine: Engine, network: cni.Cni | None = None) -> None:
-    """Skips the tests of an engine that this kernel cannot have; those of the other one run.
+    """Skip the tests of an engine that this kernel lacks; those of the other one run.
 
-    Pods of one bridge, as they are without a ``network``, need br_netfilter with netfilter
+    Pods of one bridge, the default without ``network``, need br_netfilter with netfilter
     (bridged_pods).
     """
     if engine is not Engine.NETFILTER:
@@ -70,7 +70,7 @@ class Topology(LabCluster):
             self.start_program(pod, "serve", pod.name, str(TARGET))
 
     def endpoints(self, *pods: Host, v6: bool = False, **conditions: bool) -> list[Manifest]:
-        """The pods as endpoints of one family; ``outside`` may be one, which is on no node."""
+        """Return the pods as endpoints of one family; ``outside`` is on no node."""
         return [
             manifests.endpoint(
                 pod.v6 if v6 else pod.v4,
@@ -82,11 +82,11 @@ class Topology(LabCluster):
         ]
 
     def connected(self, who: str, to: tuple[str, int]) -> Socket:
-        """An open connection of the host of this name, whose backend has answered."""
+        """Return an open connection of the host of this name, whose backend has answered."""
         return requests.connected(self.sockets(getattr(self, who)), *to)[0]
 
     def is_served(self, host: Host, where: tuple[str, int], seconds: float = 0.3) -> bool:
-        """Whether an endpoint answers one datagram of a host in so many seconds."""
+        """Whether an endpoint answers a host's datagram within this many seconds."""
         with requests.udp_socket(self.sockets(host), where[0]) as client:
             client.settimeout(seconds)
             try:
@@ -98,7 +98,7 @@ class Topology(LabCluster):
         wait_until(f"{host.name} is served", lambda: self.is_served(host, where))
 
     def delete_connections(self, which: Callable[[Protocol], bool] = lambda _: True) -> None:
-        """Deletes both nodes' entries in conntrack, of protocols for which ``which`` is true."""
+        """Delete both nodes' conntrack entries, of protocols for which ``which`` is true."""
         for node in (self.near, self.far):
             with nodes.entered(node.netns):
                 entries = conntrack.connections(lambda *_: True)
@@ -112,8 +112,8 @@ class Topology(LabCluster):
         conditions: Mapping[str, bool] = NO_CONDITIONS,
         **spec: Any,
     ) -> list[Manifest]:
-        """A Service with a frontend of each kind (``Frontends``), and endpoints that are ready, or
-        in this condition.
+        """Return a Service with a frontend of each kind (``Frontends``), and endpoints that are
+        ready, or in this condition.
         """
         frontends = Frontends(number)
         named = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
@@ -133,7 +133,7 @@ class Topology(LabCluster):
     def one_port(
         self, name: str, number: int, pod: Host, target: int, protocol: str = "TCP"
     ) -> list[Manifest]:
-        """A NodePort Service with one port, whose endpoint listens on this target port."""
+        """Return a NodePort Service with one port, whose endpoint listens on this target port."""
         frontends = Frontends(number)
         named = [{"name": protocol.lower(), "port": target, "protocol": protocol}]
         ports = [{**named[0], "port": PORT, "nodePort": frontends.nodeport}]
@@ -192,7 +192,7 @@ class Frontends:
         self.nodeport = 30000 + number
 
     def to(self, kind: str, node: Host, *, v6: bool = False) -> tuple[str, int]:
-        """Address and port of one kind of frontend: cluster, external, balancer or nodeport."""
+        """Return address and port of a kind of frontend: cluster, external, balancer, nodeport."""
         if kind == "nodeport":
             return (node.v6 if v6 else node.v4), self.nodeport
         addresses: list[str] = getattr(self, kind)
@@ -200,7 +200,7 @@ class Frontends:
 
 
 def address(host: Host, like: str) -> str:
-    """The host's address of the same family."""
+    """Return the host's address of the same family."""
     return host.v6 if ":" in like else host.v4
 
 
@@ -212,8 +212,8 @@ def running(
     engine: Engine = Engine.FLOWS,
     prepare: Change | None = None,
 ) -> Iterator[TwoNodes]:
-    """Both agents run, on nodes that were prepared so; everything is removed afterwards. Skips the
-    test where the engine cannot run, or the kernel lacks the network's devices.
+    """Yield two nodes, prepared so, with running agents; everything is removed afterwards. Skips
+    the test if the kernel lacks the engine, or the network's devices.
     """
     require(engine, network)
 
@@ -238,7 +238,7 @@ def fixture(
     prepare: Change | None = None,
     publish: Change | None = None,
 ) -> Any:
-    """A fixture ``two`` for a file: nodes whose agents have these options, for each of the engines.
+    """Return a fixture ``two`` for a file: nodes whose agents have these options, for each engine.
 
     The nodes are prepared before the agents start, and something is published afterwards.
     """
@@ -257,5 +257,5 @@ def fixture(
 
 
 def web_on_far(two: TwoNodes) -> None:
-    """Publishes a Service with one endpoint, on the far node: clients outside are masqueraded."""
+    """Publish a Service whose one endpoint is on the far node: clients outside are masqueraded."""
     two.publish(two.service("web", 10, two.there))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small valid objects, spelled as in a manifest; a test states only what it is about."""
+"""Small valid objects, spelled as in a manifest; a test gives only what it is about."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,7 +21,7 @@ def service(
     ingress: list[dict[str, str]] | None = None,
     **spec: Any,
 ) -> objects.Service:
-    """An IPv4 ClusterIP Service with one unnamed port 80."""
+    """Return an IPv4 ClusterIP Service with one unnamed port 80."""
     ports = spec.pop("ports", [{"port": 80}])
     manifest = manifests.service(
         name,
@@ -60,7 +60,7 @@ def slice(
     family: str = "IPv4",
     ports: list[dict[str, Any]] | None = None,
 ) -> objects.EndpointSlice:
-    """A slice of shop/web with one unnamed port 8080."""
+    """Return a slice of shop/web with one unnamed port 8080."""
     found = [{"port": 8080}] if ports is None else ports
     manifest = manifests.endpoint_slice(
         "web",
@@ -103,7 +103,7 @@ def endpoint(
     zones: str = "",
     nodes: str = "",
 ) -> endpoints.Endpoint:
-    """Serving follows ready unless it is said; hints are words in a string."""
+    """Return an endpoint; by default it serves if it is ready; hints are words in a string."""
     return endpoints.Endpoint(
         address=addresses.parse_address(f"10.1.0.{ord(target)}"),
         port=8080,
@@ -117,7 +117,7 @@ def endpoint(
 
 
 def leaving(target: str, *, local: bool = False, zones: str = "") -> endpoints.Endpoint:
-    """Serving and terminating."""
+    """Return an endpoint that serves and terminates."""
     return endpoint(target, ready=False, serving=True, terminating=True, local=local, zones=zones)
 
 

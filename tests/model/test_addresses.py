@@ -45,7 +45,7 @@ NOT_AN_ADDRESS = [
 
 @pytest.mark.parametrize("text", NOT_AN_ADDRESS)
 def test_not_an_address(text: str) -> None:
-    """Anything else is refused, in words that can be shown."""
+    """Any other text is refused, with a printable message."""
     with pytest.raises(ValueError) as refusal:
         addresses.parse_address(text)
     assert str(refusal.value) == f'"{text}" is not an IP address'
@@ -77,7 +77,7 @@ NOT_A_NETWORK = [
 
 @pytest.mark.parametrize("text", NOT_A_NETWORK)
 def test_not_a_network(text: str) -> None:
-    """Netmasks, bare addresses and impossible lengths are refused, in words that can be shown."""
+    """Netmasks, bare addresses and impossible lengths are refused, with a printable message."""
     with pytest.raises(ValueError) as refusal:
         addresses.parse_network(text)
     assert str(refusal.value) == f'"{text}" is not a CIDR such as 10.0.0.0/8'
@@ -101,7 +101,7 @@ def test_every_ipv6_address_is_read(address: IPv6Address) -> None:
 
 @given(some.text("0123456789abcdef.:/% x") | some.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
-    """Foreign text raises no error other than ValueError."""
+    """No text raises another error than ValueError."""
     for parse in (addresses.parse_address, addresses.parse_network):
         try:
             parse(text)
@@ -111,7 +111,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 @given(some.ip_addresses(), some.integers(0, 65535))
 def test_an_endpoint_is_written_as_its_address(address: Address, port: int) -> None:
-    """IPv6 in brackets."""
+    """IPv6 addresses are in brackets."""
     host = f"[{address}]" if address.version == 6 else str(address)
     assert addresses.host_port(address, port) == f"{host}:{port}"
 
@@ -140,7 +140,7 @@ def test_an_endpoint_is_written_as_its_address(address: Address, port: int) -> N
     ],
 )
 def test_as_go_writes_it(text: str, written: str, seconds: float) -> None:
-    """A duration that Go accepts is read, and written like Go writes it."""
+    """A duration that Go accepts is parsed, and formatted as in Go."""
     found = parse_duration(text)
     assert str(found) == written
     assert found.seconds == pytest.approx(seconds)
@@ -154,7 +154,7 @@ def test_refused(text: str) -> None:
 
 
 def test_a_number_alone_lacks_its_unit() -> None:
-    """The most frequent mistake is named."""
+    """The error names this most frequent mistake."""
     with pytest.raises(ValueError, match="the unit is missing"):
         parse_duration("30")
 
@@ -185,7 +185,7 @@ def test_whole_seconds(text: str, seconds: int) -> None:
     ],
 )
 def test_spans(text: str, numbers: list[int]) -> None:
-    """Single numbers and ranges, with commas between; maybe none."""
+    """A list has single numbers and ranges with commas between, or is empty."""
     assert [number for span in parse_ranges(text) for number in span] == numbers
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Annotations of Services and slices: what they mean, and what is said of those that are wrong."""
+"""Annotations of Services and slices: their meaning, and the warnings about invalid ones."""
 
 from ipaddress import ip_address
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_annotation_takes_precedence(name: str, default: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "rr", "Round-Robin", "fastest"])
 def test_a_wrong_name_is_a_warning_and_the_default_counts(name: str) -> None:
-    """The Service is served, and its author is told once what would be right."""
+    """The Service is served, and one warning gives the valid names."""
     found = parsed(name, "round-robin")
     assert {port.scheduler for port in found.ports} == {"round-robin"}
     known = ", ".join(annotations.SCHEDULERS)
@@ -80,7 +80,7 @@ LONG = "z\n" * 100_000
     ],
 )
 def test_a_warning_is_one_short_line_whatever_the_value(annotation: str, value: str) -> None:
-    """It goes to the log, to status and to an Event, and an annotation may have 256 KB."""
+    """It goes to log, status and Event, and an annotation may have 256 KB."""
     (warning,) = services.parse(builders.service(annotations={annotation: value})).warnings
     assert annotations.is_about_one(warning)
     assert len(warning) < 300 and warning.isprintable()
@@ -99,7 +99,7 @@ CLUSTER = {4: "172.30.0.41", 6: "fd00:30::41"}
     [(WholeAddresses.ALL, (EXTERNAL, BALANCED, CLUSTER)), (WholeAddresses.BALANCED, (BALANCED,))],
 )
 def test_the_first_port_of_each_family_stands_for_them(which: WholeAddresses, kinds: Any) -> None:
-    """One is enough, however many ports the Service has."""
+    """One port suffices, however many the Service has."""
     service = builders.dual_stack(
         type="LoadBalancer",
         ports=[{"name": name, "port": port} for name, port in (("b", 81), ("a", 80))],
@@ -119,7 +119,7 @@ def options_with(**options: Any) -> Options:
 
 
 def test_only_the_options_ask_for_them() -> None:
-    """Without them no frontend is added to the maps."""
+    """Without the options no such frontend is in the maps."""
     assert options_with().admission.whole_addresses is WholeAddresses.NONE
     for word in UNKNOWN_PORTS:
         options = options_with(unknown_ports=word)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The API servers that the cluster names: kept, and never emptied by an outage."""
+"""The API servers that the cluster names are kept, and an outage never empties them."""
 
 from ipaddress import ip_address
 from typing import Any
@@ -25,7 +25,7 @@ KEEPING = Admission(keeps_api_servers=True)
 
 
 def slice_of(*addresses: str, name: str = "kubernetes", **conditions: bool) -> Any:
-    """A slice as the API servers write it: without conditions, unless some are given."""
+    """Return a slice as the API servers write it: by default without conditions."""
     family = "IPv6" if ":" in "".join(addresses) else "IPv4"
     found: Any = manifests.endpoint_slice(
         "kubernetes", family, [], [{"name": "https", "port": 6443, "protocol": "TCP"}]
@@ -63,7 +63,7 @@ def test_what_is_kept_is_what_was_received() -> None:
 
 @pytest.mark.parametrize("how", ["empty", "not ready", "removed", "not in the list"])
 def test_an_outage_does_not_empty_them(how: str) -> None:
-    """Until another endpoint is there."""
+    """The last endpoint stays until another one exists."""
     made = serving(slice_of(ONE))
     key = changed(slice_of(ONE)).key
     outages: dict[str, Any] = {
@@ -92,7 +92,7 @@ def test_a_damaged_file_is_an_error(text: bytes) -> None:
 
 
 def test_all_is_off_unless_it_is_chosen() -> None:
-    """An empty Service is refused, as with kube-proxy, and nothing is kept."""
+    """Without the option an empty Service is refused, as with kube-proxy."""
     made = ClusterState("node")
     made.apply(changed(manifests.service("kubernetes", IPS, PORTS)))
     made.apply(changed(slice_of(ONE)))
@@ -102,7 +102,7 @@ def test_all_is_off_unless_it_is_chosen() -> None:
 
 
 def test_their_health_is_watched_if_they_are_kept() -> None:
-    """This is the default of this Service alone; its annotation says otherwise."""
+    """This is the default for this Service only; its annotation can change it."""
     made = serving()
     made.apply(changed(manifests.service("web", ["10.96.0.2"], PORTS)))
     health = {key: {port.endpoint_health for port in its} for key, its in made.services.items()}
@@ -137,9 +137,7 @@ def with_web(*slices: Any, **spec: Any) -> ClusterState:
 
 
 def test_services_at_the_place_of_an_api_server_are_planned_again() -> None:
-    """A Service that wants its port as a NodePort is planned again when this node has the
-    address.
-    """
+    """A Service with that port as its NodePort is planned again when this node gets the address."""
     for made, own in ((with_web(externalIPs=[ONE]), False), (with_web(type="NodePort"), True)):
         made.observe(Fact.REACHED_SERVERS, frozenset({PLACE}))
         made.observe(Fact.OWN_ADDRESSES, frozenset({ip_address(TWO)}))
@@ -151,8 +149,8 @@ def test_services_at_the_place_of_an_api_server_are_planned_again() -> None:
 
 
 def test_the_last_known_api_servers_keep_their_places() -> None:
-    """The servers of an earlier agent keep theirs until others are listed; an empty slice frees
-    none.
+    """An earlier agent's servers keep their places until others are listed, even after an empty
+    slice.
     """
     made = with_web(externalIPs=[ONE])
     made.set_former_servers(frozenset({(ip_address(TWO), 6443)}))

@@ -24,7 +24,7 @@ ZONE = "topology.kubernetes.io/zone"
 
 @pytest.fixture
 def cluster() -> ClusterState:
-    """A service, another one, and a slice of the first."""
+    """Return a state with a service, another one, and a slice of the first."""
     found = ClusterState("here")
     say(found, WEB, builders.service())
     say(found, OTHER, builders.service(name="other", clusterIPs=["172.30.0.42"]))
@@ -34,7 +34,7 @@ def cluster() -> ClusterState:
 
 
 def say(cluster: ClusterState, key: Key, object: Object) -> set[Key]:
-    """Applies a change of an object; the services that this changes."""
+    """Apply a change of an object; return the changed services."""
     kind = Kind(type(object).__name__)
     assert not cluster.apply(Changed(kind, key, ReadObject(object, "test.yaml"))).warnings
     return cluster.take_changed_services()
@@ -46,13 +46,13 @@ def forget(cluster: ClusterState, kind: Kind, key: Key) -> set[Key]:
 
 
 def endpoints(cluster: ClusterState, service: Key = WEB) -> list[str]:
-    """The addresses of the cluster lists of all ports."""
+    """Return the addresses of the cluster lists of all ports."""
     found: list[Selection] = [selection for _, selection in ports_of(cluster, service)]
     return [str(each.address) for selection in found for each in selection.cluster]
 
 
 def test_equal_service(cluster: ClusterState) -> None:
-    """A Service that reads the same as before is no change: a label, another status (16.3)."""
+    """An unused change, such as of a label or the status, changes nothing (16.3)."""
     for service in (
         builders.service(),
         builders.service(labels={"app": "web"}),
@@ -62,7 +62,7 @@ def test_equal_service(cluster: ClusterState) -> None:
 
 
 def test_change_taken_back(cluster: ClusterState) -> None:
-    """A change that is taken back leaves what there was: the same ports, the same endpoints."""
+    """A reverted change leaves the same ports and endpoints as before."""
     before = list(ports_of(cluster, WEB))
     assert say(cluster, WEB, builders.service(ports=[{"port": 81}])) == {WEB}
     assert list(ports_of(cluster, WEB)) != before
@@ -164,8 +164,8 @@ def test_deleted_node(cluster: ClusterState) -> None:
 
 
 def test_rules_in_raw_change_the_services_with_such_a_frontend(cluster: ClusterState) -> None:
-    """Only frontends that are claimed are compared: a Service may ask for many more. Rules that
-    stay change nothing.
+    """Only claimed frontends are compared, as a Service may ask for many more. Rules that stay
+    change nothing.
     """
     port = Condition(of_address=False, ranges=((80, 80),), negated=False)
     rules = frozenset({Destination(frozenset({Protocol.TCP}), (port,))})

@@ -40,7 +40,7 @@ def node(*addresses: str) -> Changed:
 
 
 def test_complete(cluster: ClusterState) -> None:
-    """Services, slices and the node must have been listed; where cluster IPs are from need not."""
+    """Services, slices and the node must have been listed; ServiceCIDRs need not."""
     for kind in (Kind.SERVICE, Kind.ENDPOINT_SLICE, Kind.SERVICE_CIDR):
         cluster.apply(Replaced(kind, {}))
         assert not cluster.complete
@@ -94,7 +94,7 @@ def test_unreadable_range(cluster: ClusterState) -> None:
 
 
 def test_an_object_that_was_never_valid_has_no_good_state(cluster: ClusterState) -> None:
-    """The line says that it is ignored, and not that an earlier state stays."""
+    """The line says that it is ignored, not that an earlier state stays."""
     unreadable = ReadObject(InvalidObject("spec.ports", "no array"), "test.yaml")
     for kind in (Kind.SERVICE, Kind.ENDPOINT_SLICE, Kind.SERVICE_CIDR, Kind.NODE):
         (warning,) = cluster.apply(Changed(kind, WEB, unreadable)).warnings
@@ -128,7 +128,7 @@ def test_invalid_and_removed(cluster: ClusterState) -> None:
 
 
 def test_own_address(cluster: ClusterState) -> None:
-    """Another address of this node changes the services for which it may matter, once."""
+    """A new address of this node changes, once, the services for which it may matter."""
     service = builders.service(loadBalancerSourceRanges=["192.0.2.0/24"])
     cluster.apply(changed(Kind.SERVICE, WEB, service))
     other = builders.service(name="other")
@@ -148,9 +148,7 @@ def test_own_address(cluster: ClusterState) -> None:
 
 
 def test_another_node_is_passed_over(cluster: ClusterState) -> None:
-    """Where a server tells of it although only this node was asked for: NodePorts stay where they
-    are.
-    """
+    """If a server sends another node than the requested one, NodePorts stay where they are."""
     cluster.apply(node("192.0.2.7"))
     other = msgspec.convert(manifests.node("there", "192.0.2.9"), Node)
     cluster.apply(changed(Kind.NODE, Key("", "there"), other))
@@ -158,8 +156,8 @@ def test_another_node_is_passed_over(cluster: ClusterState) -> None:
 
 
 def test_bind_address_overrides_the_primary_address() -> None:
-    """--bind-address is the address of its family, and its family is the primary one
-    (kube-proxy.md 17): before there is a Node, and whatever that says.
+    """--bind-address is the address of its family, which is the primary one (kube-proxy.md 17),
+    without a Node and with any.
     """
     six = ip_address("fd00::99")
     cluster = ClusterState("here", bind_address=six)

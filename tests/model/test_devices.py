@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The served devices, and the source address of masqueraded traffic by each."""
+"""The served devices, and the masquerade address of each."""
 
 from ipaddress import ip_address
 from typing import Any
@@ -56,13 +56,15 @@ NODE = both("192.0.2.2", "2001:db8::1")
     ],
 )
 def test_served(patterns: tuple[str, ...], names: str) -> None:
-    """All, or those that a pattern names; an exclusion always wins; loopback never."""
+    """All devices are served, or those that match a pattern; an exclusion always wins; loopback
+    never is.
+    """
     assert [device.name for device in served(ALL, patterns)] == names.split()
 
 
 @pytest.mark.parametrize("patterns", [(), ("ifb*",)])
 def test_a_shapers_queue_is_not_served(patterns: tuple[str, ...]) -> None:
-    """Packets pass it between our ingress and the stack, with the choice that they carry."""
+    """Packets with a choice pass it between our ingress and the stack."""
     assert not served((replace(device(6, "ifb0"), kind="ifb"),), patterns)
 
 
@@ -78,8 +80,8 @@ def test_a_shapers_queue_is_not_served(patterns: tuple[str, ...]) -> None:
     ],
 )
 def test_served_with_a_bond(kind: str, patterns: tuple[str, ...], names: str) -> None:
-    """A bond that is served is served instead of its members. A VRF, or a bridge that is not plain,
-    is served beside them.
+    """A served bond replaces its members. A VRF, or a bridge that is not plain, is served in
+    addition to its ports.
     """
     bond = replace(device(9, "bond0"), kind=kind)
     every = bond, device(7, "eth1", master=9), device(8, "eth2")
@@ -108,8 +110,8 @@ UPLINK_BRIDGE = replace(device(9, "br0"), kind="bridge", plain_bridge=True)
 def test_served_with_a_bridge(
     bridge: dict[str, Any], port: dict[str, Any], patterns: tuple[str, ...], names: str
 ) -> None:
-    """A plain bridge that is served is served instead of its only port. The port of a pod or
-    virtual machine keeps its programs, and so does a port that sends frames back.
+    """A served plain bridge replaces its only port, unless that is a pod's or virtual machine's, or
+    sends frames back.
     """
     every = replace(UPLINK_BRIDGE, **bridge), replace(device(7, "eth1", master=9), **port)
     assert [each.name for each in served(every, patterns)] == names.split()
@@ -118,7 +120,7 @@ def test_served_with_a_bridge(
 @pytest.mark.parametrize("kind", ["", "veth", "tun"])
 @pytest.mark.parametrize("patterns", [(), ("!d8",)])
 def test_served_with_a_second_port(kind: str, patterns: tuple[str, ...]) -> None:
-    """All ports have programs where frames may go from one to another, served or not."""
+    """All ports have programs if frames may go from one to another, served or not."""
     port, second = device(7, "eth1", master=9), replace(device(8, "d8", master=9), kind=kind)
     assert port in served((UPLINK_BRIDGE, port, second), patterns)
 
@@ -149,12 +151,12 @@ def test_no_pattern(pattern: str) -> None:
 
 
 def test_own_address() -> None:
-    """A device's own first address, even where the Node has another of its."""
+    """A device's own first address is used, even if the Node has another one of its addresses."""
     assert masquerade_addresses(ALL, NODE)[2] == both("192.0.2.1", "2001:db8::1")
 
 
 def test_masters_address() -> None:
-    """A bridge's port borrows the bridge's, through as many masters as there are."""
+    """A bridge's port uses the bridge's address, through any number of masters."""
     vrf = device(6, "vrf", "198.51.100.1")
     slave = device(7, "br1", "fd00::7", master=6)
     port = device(8, "veth2", master=7)
@@ -163,7 +165,7 @@ def test_masters_address() -> None:
 
 
 def test_node_on_loopback() -> None:
-    """The Node's address may be assigned to loopback; another of loopback's is no choice."""
+    """The Node's address may be on loopback; other addresses of loopback are not used."""
     assert (
         node_addresses(ALL, {Family.IPV4: ip_address("203.0.113.1")})[Family.IPV4]
         == LO.addresses[0]
@@ -186,7 +188,7 @@ def test_node_on_loopback() -> None:
     ],
 )
 def test_switches(masters: str, host_only: bool, bridged: bool) -> None:
-    """Through as many masters as there are; one of another kind may be a switch of its own."""
+    """This holds through any number of masters; one of another kind may be a switch."""
     kinds = ["", *masters.split()]
     known = [
         replace(device(number, f"d{number}", master=number + 1), kind=kind)
@@ -198,9 +200,8 @@ def test_switches(masters: str, host_only: bool, bridged: bool) -> None:
 
 
 def test_order_of_the_first_programs() -> None:
-    """Devices with an address of the Node come first, with their ports but pods'; then physical
-    ones and those with another address; then pods', whatever addresses those have, the newest
-    first.
+    """First come devices with an address of the Node and their ports, except pods'; then physical
+    ones and those with another address; then pods' devices, the newest first.
     """
     bond = replace(device(9, "bond0", "192.0.2.2"), kind="bond")
     ports = device(7, "eth1", master=9), replace(device(6, "veth9", master=9), kind="veth")
@@ -257,7 +258,7 @@ def serving(
 
 @pytest.mark.parametrize(("text", "four", "six"), LISTS.values(), ids=LISTS)
 def test_lists(text: str, four: str, six: str) -> None:
-    """Exactly the addresses inside; a family of which nothing is listed is served on all (8)."""
+    """Exactly the listed addresses serve; a family without entries is served on all (8)."""
     assert serving(text) == {*four.split(), *six.split()}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Service of a slice, and the remarks about the slice's content (kube-proxy.md 1.1, 2)."""
+"""The Service of a slice, and the warnings about its content (kube-proxy.md 1.1, 2)."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def test_service_of(labels: dict[str, str], service: Key | None) -> None:
 
 
 def test_remarks() -> None:
-    """Everything that is skipped is named with its path."""
+    """Every skipped entry is named with its path."""
     slice = builders.slice(
         entry("10.1.0.1"),
         entry(),
@@ -52,7 +52,7 @@ def test_remarks() -> None:
 
 
 def test_fqdn() -> None:
-    """A slice of names is skipped whole, with one warning."""
+    """A slice of host names is skipped completely, with one warning."""
     slice = builders.slice(entry("example.org"), family="FQDN")
     assert endpoint_slices.read(slice)[1] == ("addressType: FQDN endpoints are not served",)
 
@@ -75,7 +75,7 @@ def test_invalid(changes: dict[str, Any], field: str, reason: str) -> None:
 
 
 def test_what_stays_is_the_same_object() -> None:
-    """A new version of a slice holds the stored objects of the endpoints that it still has."""
+    """A new version of a slice keeps the stored objects of unchanged endpoints."""
     pods = [entry(f"10.1.0.{i}", targetRef={"name": f"web-{i}"}) for i in (1, 2, 3)]
     former = builders.stored(builders.slice(*pods))
     changed = entry("10.1.0.3", targetRef={"name": "web-3"}, conditions={"ready": False})

@@ -43,7 +43,7 @@ def texts(found: tuple[Endpoint, ...]) -> list[str]:
 
 
 def test_union() -> None:
-    """All slices of a service count, of any author."""
+    """All slices of a service count, whoever wrote them."""
     first = builders.slice(entry("10.1.0.1"), entry("10.1.0.2"), name="a")
     second = builders.slice(entry("10.1.0.3"), name="b")
     assert texts(merged(first, second)) == ["10.1.0.1:8080", "10.1.0.2:8080", "10.1.0.3:8080"]
@@ -108,7 +108,7 @@ def test_only_the_first_address() -> None:
     ],
 )
 def test_conditions(conditions: dict[str, Any] | None, expected: tuple[bool, ...]) -> None:
-    """Unsaid means ready, serving and not terminating, each on its own."""
+    """A missing condition means ready, serving and not terminating, each independently."""
     (found,) = merged(builders.slice(entry("10.1.0.1", conditions=conditions)))
     assert (found.ready, found.serving, found.terminating) == expected
 
@@ -117,7 +117,7 @@ def test_conditions(conditions: dict[str, Any] | None, expected: tuple[bool, ...
     ("node", "local"), [(HERE, True), ("elsewhere", False), ("", False), (None, False)]
 )
 def test_local(node: str | None, local: bool) -> None:
-    """Local means that nodeName is set and is this node."""
+    """An endpoint is local if its nodeName is this node."""
     slice = builders.slice(entry("10.1.0.1", nodeName=node))
     assert [found.local for found in merged(slice)] == [local]
     (nowhere,) = merge([slice], builders.port_name(), "")
@@ -155,7 +155,7 @@ UNREADY = {"ready": False, "serving": False}
     ids=["stays", "comes back", "both go", "last copy", "last copy, unready"],
 )
 def test_duplicates(first: dict[str, bool], second: dict[str, bool], winner: str) -> None:
-    """A later copy replaces an earlier one unless it is terminating; slices count by name."""
+    """A later copy replaces an earlier one unless it terminates; slices are ordered by name."""
     a = builders.slice(entry("10.1.0.1", conditions=first, targetRef={"name": "a"}), name="a")
     b = builders.slice(entry("10.1.0.1", conditions=second, targetRef={"name": "b"}), name="b")
     assert [found.name.target for found in merged(a, b)] == [winner]
@@ -254,7 +254,7 @@ def policies(endpoints: tuple[Endpoint, ...], **spec: Any) -> set[TrafficPolicy]
     ],
 )
 def test_endpoints_elsewhere_only(spec: dict[str, Any], expected: set[TrafficPolicy]) -> None:
-    """Each policy that is Local counts, and no other; endpoints that leave are endpoints."""
+    """Each policy Local counts, and no other; terminating endpoints count as endpoints."""
     assert policies((endpoint("a"),), **spec) == expected
     assert policies((leaving("a"),), **spec) == expected
 
@@ -268,12 +268,12 @@ def test_an_endpoint_here(spec: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("endpoints", [(), (endpoint("a", ready=False),)])
 def test_both_local_and_no_endpoints_at_all_gives_0_0(endpoints: tuple[Endpoint, ...]) -> None:
-    """No endpoint anywhere is a refusal, not a drop: it does not count."""
+    """Without any endpoint a service refuses instead of dropping, and is not counted."""
     assert policies(endpoints, **LOCAL_BOTH) == NONE
 
 
 def test_counts_follow_the_service_ports() -> None:
-    """Each counts in its family and policies as it was last set, and not at all once it is gone."""
+    """A port counts in its family and last policies, and not after its deletion."""
     tally = NoLocalEndpoints()
     v4, v6 = builders.port_name(), builders.port_name(family=Family.IPV6)
     tally.update(v4, frozenset(TrafficPolicy))

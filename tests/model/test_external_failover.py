@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Services leave packets without an endpoint to the network (docs/external-failover.md)."""
+"""Services whose packets without an endpoint go on to the network (docs/external-failover.md)."""
 
 from itertools import product
 from typing import Any
@@ -28,14 +28,14 @@ def parsed(
     ("annotation", "field"), list(product((None, *FAILOVER_POLICIES), repeat=2))
 )
 def test_the_annotation_takes_precedence(annotation: str | None, field: str | None) -> None:
-    """Without either, what finds no endpoint is dropped or refused, as ever."""
+    """Without both, packets without an endpoint are dropped or refused."""
     found = parsed(annotation, field)
     assert [it.passthrough for it in found.ports] == [(annotation or field) == "Passthrough"] * 2
     assert not found.warnings
 
 
 def test_an_unknown_value_of_the_field_is_a_warning() -> None:
-    """The field is new: a value of a later Kubernetes must not cost the Service its endpoints."""
+    """A value of a later Kubernetes must not cost the Service its endpoints."""
     found = parsed(None, "Elsewhere")
     assert [it.passthrough for it in found.ports] == [False] * 2
     assert found.warnings == (

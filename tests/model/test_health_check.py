@@ -21,7 +21,7 @@ LOCAL = {"nodeName": HERE}
 
 
 def balanced(**spec: Any) -> objects.Service:
-    """A load balancer that must find the nodes with endpoints."""
+    """Return a load balancer that must find the nodes with endpoints."""
     asked: dict[str, Any] = {
         "type": "LoadBalancer",
         "externalTrafficPolicy": "Local",
@@ -103,13 +103,13 @@ def test_counts_local_endpoints_only() -> None:
 def test_terminating_endpoints_never_count_even_while_used(
     conditions: dict[str, bool], counts: int
 ) -> None:
-    """Ready is what counts; the fallback to endpoints that are going is for traffic only."""
+    """Only ready ones count; the fallback to terminating ones is for traffic."""
     slice = builders.slice(entry("10.1.0.1", conditions=conditions, **LOCAL))
     assert count(slice) == counts
 
 
 def test_one_ip_with_two_ports_counts_once() -> None:
-    """Distinct IPs over all ports of the Service."""
+    """Distinct IPs over all ports of the Service count."""
     ports = [{"name": "a", "port": 8080}, {"name": "b", "port": 8443}]
     slice = builders.slice(entry("10.1.0.1", **LOCAL), ports=ports)
     assert count(slice, ports=[{"name": "a", "port": 80}, {"name": "b", "port": 443}]) == 1

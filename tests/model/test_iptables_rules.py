@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of an iptables table that are removed with kube-proxy, and the parts that stay."""
+"""The parts of an iptables table that are removed with kube-proxy, and those that stay."""
 
 from ebpflb.model.kube_proxy import IptablesRule, Removal, parse_rules
 
@@ -34,7 +34,7 @@ def removal(text: str) -> Removal:
 
 
 def test_parse() -> None:
-    """Chains, the kernel's own known by their policy, and rules without their counters."""
+    """Chains are read, the kernel's with their policy, and rules without counters."""
     (table,) = parse_rules(NAT)
     assert table.name == "nat"
     assert [name for name, own in table.chains.items() if own] == ["PREROUTING", "POSTROUTING"]
@@ -48,7 +48,7 @@ def test_target_in_words() -> None:
 
 
 def test_all() -> None:
-    """All of kube-proxy's chains are emptied, the jumps to them deleted, then they go."""
+    """All of kube-proxy's chains are emptied, the jumps to them and then the chains deleted."""
     found = removal(NAT)
     assert found
     assert found.summary == "4 chains and 2 rules"
@@ -73,7 +73,7 @@ COMMIT
 
 
 def test_marked_by_others() -> None:
-    """If other rules mark by KUBE-MARK-MASQ, marking and masquerading go on, without the sets."""
+    """If other rules mark by KUBE-MARK-MASQ, marking and masquerading stay, but not the sets."""
     found = removal(NAT.replace("COMMIT", MARKING))
     assert found.deleted_chains == ["KUBE-SEP-2ACZ7VJ4SLNY7XTQ", "KUBE-SERVICES"]
     assert not found.flushed_chains
@@ -94,14 +94,14 @@ def test_asked_by_others() -> None:
 
 
 def test_conditional_jump() -> None:
-    """A jump from a chain of the kernel's is kube-proxy's only if it asks for nothing."""
+    """A jump from a kernel's chain is kube-proxy's only if it has no conditions."""
     found = removal(NAT.replace("-A POSTROUTING -j", "-A POSTROUTING -o eth9 -j"))
     assert "-D POSTROUTING" not in found.script
     assert found.retained == "KUBE-POSTROUTING: used by rules in POSTROUTING"
 
 
 def test_new_connections() -> None:
-    """In filter kube-proxy's jumps ask for new connections, with the words in either order."""
+    """In filter kube-proxy's jumps match new connections, in either order of words."""
     new, comment = "-m conntrack --ctstate NEW", "-m comment --comment word"
     for words in (f"{new} {comment}", f"{comment} {new}", new, comment):
         assert IptablesRule("INPUT", f"{words} -j KUBE-SERVICES").is_bare
@@ -110,7 +110,7 @@ def test_new_connections() -> None:
 
 
 def test_nothing() -> None:
-    """Without kube-proxy there is nothing to do, and neither in tables that it never used."""
+    """Without kube-proxy, and in tables that it never used, nothing is done."""
     assert not removal("*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-FIREWALL - [0:0]\nCOMMIT\n")
     assert not removal(NAT.replace("*nat", "*raw"))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kube-proxy's names, and what is said of one that is found."""
+"""kube-proxy's names, and the messages about one that is found."""
 
 from ipaddress import ip_address
 
@@ -47,13 +47,13 @@ def test_own_chains(name: str) -> None:
 
 
 def test_sets() -> None:
-    """Sets have names of both families, and those of IPv6 are cut to what the kernel takes."""
+    """Sets have names for both families; those of IPv6 are cut to the kernel's limit."""
     assert {"KUBE-CLUSTER-IP", "KUBE-6-CLUSTER-IP", "KUBE-6-LOAD-BALANCER-SOURCE-CID"} <= SETS
     assert max(map(len, SETS)) <= 31
 
 
 def test_gone() -> None:
-    """Rules alone are leftovers: it is said which, what they do, and what removes them."""
+    """Rules alone are leftovers: the message has them, their effect, and how to remove them."""
     found = Detection(rules=RULES)
     assert not found.running
     assert found.log_message is not None
@@ -62,7 +62,7 @@ def test_gone() -> None:
 
 
 def test_unseen() -> None:
-    """If the node's processes are not visible, rules alone do not show that no kube-proxy runs."""
+    """If the node's processes are invisible, rules alone do not prove that no kube-proxy runs."""
     found = Detection(rules=RULES, unseen=True)
     assert found.state.startswith("has left table ip kube-proxy") and "unknown" in found.state
     assert "once it has stopped `ebpflb cleanup --kube-proxy` removes them" in found.advice
@@ -77,7 +77,7 @@ def test_unseen() -> None:
     ],
 )
 def test_runs(found: Detection, evidence: str) -> None:
-    """A process, an answer, or rules that come back are a kube-proxy at work."""
+    """A process, an answer, or rules that come back mean a running kube-proxy."""
     assert found.running
     assert found.log_message == (
         f"kube-proxy is also running ({evidence}): ebpflb handles packets first; stop kube-proxy,"
@@ -97,7 +97,7 @@ def test_runs(found: Detection, evidence: str) -> None:
     ],
 )
 def test_left_to_it(found: Detection, said: str | None) -> None:
-    """If Services are left to kube-proxy, it has to run, and nothing should be removed."""
+    """If Services are left to kube-proxy, it must run, and nothing should be removed."""
     message = found._replace(left_to_it="Services outside of --services=a").message
     assert (said in message and "cleanup" not in message) if message and said else message is said
 
@@ -145,7 +145,7 @@ def test_parse() -> None:
 
 
 def test_split() -> None:
-    """kube-proxy's are at its device's addresses and at its NodePorts, of the same protocol."""
+    """kube-proxy's servers are at its device's addresses and at its NodePorts, per protocol."""
     device = {CLUSTER.address, CLUSTER6.address}
     ours, others = split(parse_virtual_servers(TABLE), device, {"UDP": {30080}, "TCP": {30081}})
     assert (ours, others) == ([CLUSTER, NODE_PORT, CLUSTER6], [OTHER])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The traffic that comes from pods, in each mode of kube-proxy (kube-proxy.md 5.2)."""
+"""Which traffic comes from pods, in each mode of kube-proxy (kube-proxy.md 5.2)."""
 
 from ipaddress import ip_network
 
@@ -35,14 +35,14 @@ def test_default() -> None:
     ],
 )
 def test_networks(mode: LocalMode, networks: tuple[object, ...]) -> None:
-    """Each mode goes by its own CIDRs, or by none."""
+    """Each mode uses its own CIDRs, or none."""
     detector = LocalDetector(mode, CLUSTER, "cni0", "veth")
     assert detector.networks(NODE) == networks
     assert detector.by_device == (not networks)
 
 
 def test_bridge() -> None:
-    """The bridge and what is plugged into it."""
+    """Traffic of the bridge and its ports counts."""
     assert pods(LocalDetector(LocalMode.BRIDGE, bridge="cni0")) == ["cni0", "veth1"]
 
 
@@ -50,7 +50,7 @@ def test_bridge() -> None:
     ("prefix", "names"), [("veth", ["veth1"]), ("cni", ["cni0", "veth1"]), ("th", [])]
 )
 def test_name_prefix(prefix: str, names: list[str]) -> None:
-    """Devices of such a name, and what is plugged into one."""
+    """Traffic of devices with the prefix, and of their ports, counts."""
     assert pods(LocalDetector(LocalMode.NAME_PREFIX, name_prefix=prefix)) == names
 
 

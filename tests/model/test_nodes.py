@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The facts that a Node object gives (kube-proxy.md 3.1, 17)."""
+"""The facts in a Node object (kube-proxy.md 3.1, 17)."""
 
 from dataclasses import replace
 from ipaddress import ip_address
@@ -49,7 +49,7 @@ def test_internal_addresses_first() -> None:
     ],
 )
 def test_pod_cidrs(spec: dict[str, Any], expected: list[str]) -> None:
-    """The first of each family, without the unreadable; podCIDR stands in for missing podCIDRs."""
+    """The first readable one of each family counts; podCIDR replaces missing podCIDRs."""
     assert [str(each) for each in nodes.pod_cidrs(builders.node(**spec))] == expected
 
 
@@ -73,7 +73,7 @@ def node(spec: dict[str, Any] | None = None, **metadata: Any) -> objects.Node:
 
 
 def test_node_that_is_being_deleted_is_not_eligible() -> None:
-    """metadata.deletionTimestamp is set."""
+    """Such a Node has metadata.deletionTimestamp."""
     assert nodes.eligible(node())
     assert not nodes.eligible(node(deletionTimestamp="2026-01-01T00:00:00Z"))
 
@@ -81,7 +81,7 @@ def test_node_that_is_being_deleted_is_not_eligible() -> None:
 @pytest.mark.parametrize("effect", ["NoSchedule", "NoExecute", "PreferNoSchedule", ""])
 @pytest.mark.parametrize("value", [{}, {"value": ""}, {"value": "1700000000"}])
 def test_autoscalers_taint_makes_it_ineligible(effect: str, value: dict[str, str]) -> None:
-    """Any effect and any value; only the key matters."""
+    """Only the key matters, with any effect and value."""
     other = {"key": "other", "effect": effect}
     doomed = {"key": "ToBeDeletedByClusterAutoscaler", "effect": effect} | value
     assert not nodes.eligible(builders.node(taints=[other, doomed]))
@@ -112,7 +112,7 @@ ALLOWED = Admission(node_local_addresses=(V4, V6))
 def parsed(
     value: str | None, name: str = "dns", created: str = "", admission: Admission = ALLOWED
 ) -> ParsedService:
-    """A Service with one port of each protocol and family."""
+    """Return a Service with one port of each protocol and family."""
     ports = [{"name": p.lower(), "port": 53, "protocol": p} for p in ("TCP", "UDP", "SCTP")]
     made: dict[str, Any] = manifests.service(name, ["10.96.0.10", "fd00:96::10"], ports)
     made["metadata"]["creationTimestamp"] = created or None
@@ -131,7 +131,7 @@ def parsed(
     ],
 )
 def test_each_family_has_its_address(value: str | None, named: list[Any]) -> None:
-    """Ports of TCP and UDP have it; sockets of SCTP are never translated."""
+    """This holds for TCP and UDP; sockets of SCTP are never translated."""
     ports, warnings = parsed(value)
     assert not warnings
     found = {(port.node_local, port.name.protocol) for port in ports if port.node_local}
@@ -180,7 +180,7 @@ def test_services_are_found_by_the_listener_that_they_name() -> None:
 
 
 def test_the_oldest_services_are_asked() -> None:
-    """So that a tenant with many Services cannot take the place of the cluster's DNS."""
+    """A tenant with many Services cannot displace the cluster's DNS."""
     ports = NodeLocalPorts()
     for number in range(MOST):
         name, created = f"a-{number}", f"2026-01-01T00:00:{number % 60:02}Z"

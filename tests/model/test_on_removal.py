@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The annotation for a Service's connections whose endpoint is removed."""
+"""The annotation for connections whose endpoint is removed."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_the_annotation_says_after_how_long(text: str | None, seconds: float | N
 
 
 def test_terminating_was_removed() -> None:
-    """Whatever it says: a warning names it, and the rest of the value counts."""
+    """A warning names this former part of the value, and the rest counts."""
     found = parsed("reset=3s,terminating=5s/30s")
     assert {port.reset_after for port in found.ports} == {3.0}
     (warning,) = found.warnings

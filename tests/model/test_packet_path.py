@@ -28,14 +28,14 @@ from ebpflb.model.packet_path import Engine, PacketMark, decide, unsuited
 def test_decision(
     chosen: str, missing: str | None, unsuited: str | None, engine: Engine, reason: str
 ) -> None:
-    """Auto takes netfilter unless it cannot work here, or should not be used here."""
+    """auto takes netfilter unless it cannot work, or should not be used, on this node."""
     path = decide(chosen, missing=missing, unsuited=unsuited)
     assert path.engine == engine
     assert reason in path.reason
 
 
 def test_netfilter_that_cannot_work() -> None:
-    """An engine that was chosen and cannot work is an error; no other one takes its place."""
+    """A chosen engine that cannot work is an error, not replaced by another."""
     with pytest.raises(NodeError, match=r"--packet-path=netfilter cannot work.*no nf_tables"):
         decide("netfilter", missing="no nf_tables")
 
@@ -54,14 +54,14 @@ def test_netfilter_that_cannot_work() -> None:
     ],
 )
 def test_forms(text: str, mark: PacketMark) -> None:
-    """MARK/MASK in any base, or MARK alone, as iptables reads it; it is shown in one form."""
+    """The forms are MARK/MASK in any base, or MARK alone, as for iptables; one form is shown."""
     assert packet_path.parse_mark(text) == mark
     assert packet_path.parse_mark(str(mark)) == mark
 
 
 @pytest.mark.parametrize("text", ["x", "1/", "/1", "2/1", "0/1", "0x100000000", "-1", "1/0"])
 def test_refused(text: str) -> None:
-    """A mark that is no bits of its mask, or none at all."""
+    """A mark is refused if it has bits outside its mask, or none."""
     with pytest.raises(ValueError, match=r"MARK/MASK|MARK must"):
         packet_path.parse_mark(text)
 
@@ -131,7 +131,7 @@ def test_bridges_of_other_programs(name: str) -> None:
 
 
 def test_a_port_without_hairpin_mode() -> None:
-    """A pod there does not reach itself where br_netfilter translates; the flow tables serve it."""
+    """With br_netfilter a pod there cannot reach itself; the flow tables serve it."""
     plain = replace(PORT, hairpin=False)
     others = (ETH, replace(WIRE, master=BRIDGE.index), PORT, ROUTED)
     assert unsuited((BRIDGE, *others), PODS, ALWAYS) is None
@@ -147,7 +147,7 @@ def test_a_port_without_hairpin_mode() -> None:
 
 
 def test_ports_that_are_left_out() -> None:
-    """If the bridge passes packets to netfilter at its ports, the ports need the programs."""
+    """If the bridge hands packets to netfilter at its ports, the ports need programs."""
     patterns = ("eth0", "cni0")
     found = unsuited((ETH, BRIDGE, PORT), PODS, ALWAYS, patterns)
     assert found == "--devices leaves out veth1, a port of the bridge cni0 for a pod"

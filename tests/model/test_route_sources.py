@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For which prefixes the kernel is asked, by which destination, and which answers are kept."""
+"""The prefixes for which the kernel is asked, the destination to ask, and the answers to keep."""
 
 from ipaddress import ip_address, ip_network
 
@@ -12,7 +12,7 @@ ONE, OTHER = ip_address("10.1.0.1"), ip_address("10.2.0.1")
 
 
 def test_one_source_needs_no_question() -> None:
-    """A device's only address is the source of all, unless a route names another one."""
+    """A device's only address is the source of everything, unless a route names another one."""
     assert prefixes([DEFAULT, DeviceRoute(2, ip_network("10.1.0.0/24"), ONE)], [ONE]) == []
     named = DeviceRoute(2, ip_network("10.9.0.0/16"), OTHER)
     assert prefixes([DEFAULT, named], [ONE]) == [DEFAULT.network, named.network]
@@ -36,7 +36,7 @@ def test_ipv6_is_asked_where_sources_differ() -> None:
     ],
 )
 def test_example(network: str, among: list[str], expected: str | None) -> None:
-    """An address of the prefix that no longer one has; none if the longer ones cover it."""
+    """The result is an address of the prefix outside all longer ones; None if they cover it."""
     found = example(ip_network(network), map(ip_network, among))
     assert found == (ip_address(expected) if expected else None)
 

@@ -96,7 +96,7 @@ def test_lists_in_use(port: ServicePort, cluster: str, local: str) -> None:
     ],
 )
 def test_cluster_list(endpoints: list[Endpoint], cluster: str) -> None:
-    """Ready endpoints, else those that are serving and terminating, else none."""
+    """Ready endpoints are used, else those serving and terminating, else none."""
     chosen = select(tuple(endpoints), HERE)
     assert names(chosen.cluster) == cluster
     assert chosen.has_any is bool(cluster)
@@ -126,7 +126,7 @@ def test_cluster_list(endpoints: list[Endpoint], cluster: str) -> None:
     ],
 )
 def test_local_list(endpoints: list[Endpoint], local: str) -> None:
-    """The same order of preference, among this node's endpoints only."""
+    """The order of preference is the same, among this node's endpoints."""
     assert names(select(tuple(endpoints), HERE).local) == local
 
 
@@ -137,7 +137,7 @@ def test_fallbacks_are_independent() -> None:
 
 
 def test_serving() -> None:
-    """Every serving endpoint, whatever its readiness or place (11.1)."""
+    """Every serving endpoint is in it, whatever its readiness or node (11.1)."""
     endpoints = (
         endpoint("a", zones="z2"),
         endpoint("b", ready=False, serving=True),
@@ -150,7 +150,7 @@ def test_serving() -> None:
 
 @given(ENDPOINTS)
 def test_lists_are_parts_in_order(endpoints: tuple[Endpoint, ...]) -> None:
-    """Each list keeps the order of the endpoints and holds none but usable ones."""
+    """Each list keeps the order of the endpoints and holds only usable ones."""
     chosen = select(endpoints, HERE)
     for part in (chosen.cluster, chosen.local, chosen.serving):
         assert list(part) == [each for each in endpoints if each in part]

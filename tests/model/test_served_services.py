@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Services that --namespaces and --services choose."""
+"""The Services that --namespaces and --services select."""
 
 import pytest
 
@@ -50,13 +50,13 @@ def test_requirements_that_do_not_hold(selector: str) -> None:
     ],
 )
 def test_what_is_no_selector_is_named(selector: str) -> None:
-    """The part that is wrong, or its value."""
+    """The error has the wrong part, or its value."""
     with pytest.raises(ValueError, match=r"is not a label selector requirement|not a valid label"):
         services.parse_requirements(selector)
 
 
 def test_namespaces() -> None:
-    """Any of those that are listed; all if none is."""
+    """Each listed namespace is served; without a list, all are."""
     assert chosen("", "other, default")
     assert not chosen("", "other")
     assert not chosen("app=db", "default")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies, affinity and health checks of a Service, and the invalid fields."""
+"""Policies, affinity and health checks of a Service, and its invalid fields."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def test_external_policy(spec: dict[str, Any], local: bool) -> None:
 
 @pytest.mark.parametrize(("policy", "local"), [(None, False), ("Cluster", False), ("Local", True)])
 def test_internal_policy(policy: str | None, local: bool) -> None:
-    """Unsaid means Cluster (1.4)."""
+    """A missing policy means Cluster (1.4)."""
     port = builders.only_port(builders.service(internalTrafficPolicy=policy))
     assert port.internal_local is local
 

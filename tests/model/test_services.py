@@ -46,9 +46,9 @@ def test_skipped(spec: dict[str, Any]) -> None:
 
 
 def test_a_manifest_without_cluster_ip() -> None:
-    """A manifest without a cluster IP has no service port (1.2), and a remark says so.
+    """A manifest without a cluster IP has no service port (1.2), and a warning.
 
-    The API server would have given it one.
+    The API server would have assigned one.
     """
     ports, (warning,) = services.parse(builders.service(clusterIP="", clusterIPs=[]))
     assert ports == () and warning.startswith("spec.clusterIP: missing, so it is not served")
@@ -91,14 +91,14 @@ def test_families(spec: dict[str, Any], found: dict[int, str]) -> None:
 
 
 def test_missing_cluster_ip() -> None:
-    """A family whose clusterIP is missing has no service port, and this is said (1.3)."""
+    """A family without its clusterIP has no service port, and a warning (1.3)."""
     parsed = services.parse(builders.service(ipFamilies=["IPv4", "IPv6"]))
     assert [port.name.family for port in parsed.ports] == [Family.IPV4]
     assert parsed.warnings == ("spec.clusterIPs[1]: missing, so nothing is served by IPv6",)
 
 
 def test_unpaired_cluster_ips() -> None:
-    """Without ipFamilies a second clusterIP is unused, and a remark says so."""
+    """Without ipFamilies a second clusterIP is unused, with a warning."""
     parsed = services.parse(builders.dual_stack(ipFamilies=None))
     assert [port.name.family for port in parsed.ports] == [Family.IPV4]
     assert parsed.warnings == ("spec.ipFamilies: empty, so only spec.clusterIP is used",)
@@ -143,7 +143,7 @@ def test_addresses_go_to_their_family() -> None:
 
 
 def test_external_ips_switched_off() -> None:
-    """The gate AllowServiceExternalIPs takes their addresses and nothing else (1.4)."""
+    """The gate AllowServiceExternalIPs removes only their addresses (1.4)."""
     spec: dict[str, Any] = {"externalIPs": ["192.0.2.1", "x"], "externalTrafficPolicy": "Local"}
     service = builders.service(**spec, ingress=[{"ip": "198.51.100.1"}])
     (port,), warnings = services.parse(service, Admission(serve_external_ips=False))
@@ -180,7 +180,7 @@ def test_external_ips_that_are_not_allowed() -> None:
 
 
 def test_external_ips_are_named_once() -> None:
-    """A line for each Service and address, again only when it was served meanwhile."""
+    """Each Service and address gets one line, and another one only after it was served."""
     cluster = ClusterState("here", admission=Admission(external_ips=services.NO_EXTERNAL_IPS))
     key = Key("shop", "web")
 
@@ -237,7 +237,7 @@ def test_special_addresses_are_not_served(text: str, what: str) -> None:
 
 @pytest.mark.parametrize(("text", "what"), SPECIAL.items())
 def test_special_cluster_ips_are_invalid(text: str, what: str) -> None:
-    """A manifest may hold one; its Service's last good state stays."""
+    """A manifest may have one; its Service's last good state stays."""
     families: dict[str, Any] = {"ipFamilies": None, "clusterIP": text, "clusterIPs": [text]}
     with pytest.raises(InvalidObject, match=re.escape(f'spec.clusterIP: "{text}" is {what}')):
         services.parse(builders.service(**families))
@@ -251,7 +251,7 @@ def test_no_cluster_ip_no_service() -> None:
 
 
 def test_ip_mode() -> None:
-    """Only ingress with an IP and the VIP mode, said or not, whatever the type (1.4)."""
+    """Only ingress with an IP and mode VIP, the default, is served, whatever the type (1.4)."""
     ingress = [
         {"ip": "198.51.100.1"},
         {"ip": "198.51.100.2", "ipMode": "VIP"},
@@ -278,7 +278,7 @@ def test_ip_mode() -> None:
     ids=["blanks", "sloppy", "twice", "everyone", "everyone else", "other family", "empty"],
 )
 def test_source_ranges(ranges: list[str], kept: list[str]) -> None:
-    """Blanks around go; /0 or none of this family means no restriction (1.4)."""
+    """Blanks are removed; /0, or no range of this family, means no restriction (1.4)."""
     parsed = services.parse(builders.service(loadBalancerSourceRanges=ranges))
     assert parsed.ports[0].source_ranges == tuple(map(ip_network, kept))
     assert not parsed.warnings
@@ -309,9 +309,7 @@ def test_unreadable_entries_are_skipped_with_a_remark() -> None:
 
 
 def test_a_service_with_too_many_entries() -> None:
-    """The first 1000 of each list are served, in its order; the warning says so, and the first port
-    has the first one.
-    """
+    """The first 1000 of each list are served; the warning says so, and the first port has it."""
     many = services.MOST_PORTS + 1
     ports = [{"name": f"p{number}", "port": number} for number in range(1, many + 1)]
     addresses = [f"203.0.{number >> 8}.{number & 255}" for number in range(many)]
@@ -344,7 +342,7 @@ def test_a_service_with_too_many_entries() -> None:
 
 
 def test_equal_lists_stay_the_same_objects() -> None:
-    """A version with the same addresses and ranges is compared with the former one at once."""
+    """A version with the same addresses and ranges is compared with the former one quickly."""
     spec: dict[str, Any] = {
         "externalIPs": ["192.0.2.1"],
         "ingress": [{"ip": "198.51.100.1"}],
@@ -360,7 +358,7 @@ def test_equal_lists_stay_the_same_objects() -> None:
 
 
 def test_few_of_many_warnings_are_kept() -> None:
-    """An object may have an error in each of its entries; what is beyond a limit comes first."""
+    """An object may have an error in each of its entries; those about limits come first."""
     found = services.parse(builders.service(externalIPs=["x"] * 1001))
     assert found.warnings[0] == "spec.externalIPs: too many: the first 1000 of 1001 are used"
     assert found.warnings[1] == 'spec.externalIPs[0]: "x" is not an IP address'
@@ -376,7 +374,7 @@ def test_few_of_many_warnings_are_kept() -> None:
     ],
 )
 def test_names_that_no_map_holds_are_invalid(field: str, made: Callable[[str], Any]) -> None:
-    """Kubernetes has names of 63 characters at most; only a manifest may have a longer one."""
+    """Kubernetes limits names to 63 characters; only a manifest may exceed that."""
     assert services.parse(made("x" * 63)).ports
     with pytest.raises(InvalidObject, match=re.escape(f"{field}: longer than 63 characters")):
         services.parse(made("x" * 64))

@@ -49,7 +49,7 @@ def unready(target: str, zones: str = "") -> Endpoint:
     ],
 )
 def test_zones(endpoints: list[Endpoint], kept: str) -> None:
-    """Zone mode: every ready endpoint is hinted, and at least one for this zone."""
+    """In zone mode every ready endpoint has a hint, and at least one is for this zone."""
     assert cluster(*endpoints) == kept
 
 
@@ -96,7 +96,7 @@ def test_zone_hint_of_no_name() -> None:
     ],
 )
 def test_nodes(endpoints: list[Endpoint], kept: str) -> None:
-    """Node mode comes first, by the same rule; where it is off, zone mode is tried."""
+    """Node mode comes first, by the same rule; if it is off, zone mode is tried."""
     assert cluster(*endpoints) == kept
 
 

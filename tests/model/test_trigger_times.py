@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trigger times of slices: which are remembered, and until when (kube-proxy.md 16.4)."""
+"""Trigger times of slices: which are kept, and how long (kube-proxy.md 16.4)."""
 
 from datetime import UTC, datetime
 
@@ -39,7 +39,7 @@ def test_each_change_is_remembered_until_a_sync_takes_it(triggers: TriggerTimes)
 
 @pytest.mark.parametrize("text", [EARLIER, "2026-11-21T10:00:00Z"])
 def test_changes_before_the_start_are_not_measured(triggers: TriggerTimes, text: str) -> None:
-    """Only what is later than this process' start is its delay."""
+    """Only later changes count as this process's delay."""
     triggers.changed(WEB, V4, text)
     assert triggers.take() == {}
 
@@ -72,21 +72,21 @@ def test_slice_deletion_clears_the_service(triggers: TriggerTimes) -> None:
     ],
 )
 def test_annotations_that_are_no_time_are_ignored(triggers: TriggerTimes, text: str | None) -> None:
-    """Missing or unparsable: nothing is measured, and nothing breaks."""
+    """A missing or invalid time is not measured, and breaks nothing."""
     assert trigger_time(text) is None
     triggers.changed(WEB, V4, text)
     assert triggers.take() == {}
 
 
 def test_rfc3339_nano_is_read() -> None:
-    """Fractions of any length, and offsets; to the microsecond."""
+    """Fractions of any length, and offsets, are read, to the microsecond."""
     assert trigger_time(FIRST) == pytest.approx(SINCE + 1.123456, abs=1e-6)
     assert trigger_time(SECOND) == SINCE + 2
     assert trigger_time("2026-11-21T10:00:01.5Z") == SINCE + 1.5
 
 
 def test_the_times_of_a_namespace_that_waits_stay(triggers: TriggerTimes) -> None:
-    """As many stay as for a Service that changes without end; other namespaces are not delayed."""
+    """The number of times is limited; other namespaces are not delayed."""
     waiting = Key("flood", "x")
     for _ in range(2 * MOST_TIMES):
         triggers.changed(waiting, V4, FIRST)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why an endpoint is not used: one reason, which is true, for each that is not."""
+"""Each unused endpoint has one true reason."""
 
 from collections.abc import Callable
 
@@ -37,7 +37,7 @@ def test_partition(port: ServicePort, found: tuple[Endpoint, ...]) -> None:
 
 
 def without(each: Endpoint, reason: UnusedReason) -> Endpoint:
-    """The same endpoint after what the reason asks for."""
+    """Return the endpoint changed as the reason demands."""
     match reason:
         case UnusedReason.NOT_LOCAL:
             return msgspec.structs.replace(each, local=True)
@@ -102,7 +102,7 @@ WEB = services.parse(builders.service(ports=[{"name": "http", "port": 80}])).por
     ],
 )
 def test_left_out(slice: objects.EndpointSlice, reason: UnusedReason) -> None:
-    """An entry that becomes no endpoint is named with its slice, and says why."""
+    """An entry that is no endpoint is named with its slice and the reason."""
     (found,) = left_out(slice, ports=WEB)
     assert (found.slice, found.reason) == ("web-abcde", reason)
     assert found.port == (WEB[0].name if reason == UnusedReason.NO_SUCH_PORT else None)
@@ -139,7 +139,7 @@ PORTS = [
 def test_every_entry_is_told(
     ports: tuple[ServicePort, ...], slices: list[objects.EndpointSlice]
 ) -> None:
-    """For each service port of a family, an entry is either an endpoint or left out."""
+    """For each service port of a family, an entry is an endpoint or left out."""
     for slice in slices:
         for each in slice.endpoints or ():
             one = msgspec.structs.replace(slice, endpoints=[each])

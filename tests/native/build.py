@@ -92,7 +92,7 @@ def folder() -> Path:
 
 
 def once(name: str, build: Callable[[Path], None]) -> Path:
-    """The file of this name, which is built where it is not there yet, by one process alone."""
+    """Return the file of this name; one process builds it if it is missing."""
     path = folder() / name
     with FileLock(path.with_suffix(".lock")):
         if not path.exists():
@@ -102,7 +102,7 @@ def once(name: str, build: Callable[[Path], None]) -> Path:
 
 
 def built(variant: str) -> Any:
-    """The module with the hooks of a variant."""
+    """Return the module with the hooks of a variant."""
     name = f"native_{variant}"
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     return _load(name, once(f"{name}{suffix}", lambda path: _build(path, name, VARIANTS[variant])))
@@ -133,7 +133,7 @@ def _load(name: str, library: Path) -> Any:
 
 
 def main() -> None:
-    """Builds every variant at once."""
+    """Build every variant at once."""
     with ThreadPoolExecutor() as pool:
         list(pool.map(built, VARIANTS))
 

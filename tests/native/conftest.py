@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native hooks, built once a session for kernels with and without bpf_set_retval."""
+"""The native hooks, built once per session, for kernels with and without bpf_set_retval."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ def modules() -> dict[str, Any]:
 
 @pytest.fixture(scope="session", params=list(VARIANTS))
 def new_node(request: pytest.FixtureRequest, modules: dict[str, Any]) -> Callable[[], NativeNode]:
-    """Makes empty nodes, for tests that need many."""
+    """Return a function that makes empty nodes, for tests that need many."""
     names_errno = request.param == "set_retval"
     return lambda: NativeNode(Kernel(modules[request.param], names_errno=names_errno))
 

@@ -44,7 +44,7 @@ class Table:
         return self.spec.kind == "HASH" and len(self.places) >= self.entries
 
     def lookup(self, key: bytes) -> Any:
-        """The value's place, or NULL."""
+        """Return the value's place, or NULL."""
         if self.is_array and key not in self.places:
             parts = COUNTER_PARTS if self.spec.kind == CPU_ARRAYS else 1
             if int.from_bytes(key, "little") >= self.spec.entries * parts:
@@ -105,7 +105,7 @@ class Kernel:
         self._bind()
 
     def get(self, name: str, key: Any) -> Any:
-        """A value, or None."""
+        """Return a value, or None."""
         table = self.tables[name]
         place = table.lookup(table.key.pack(key))
         return table.value.unpack(bytes(self.ffi.buffer(place))) if place else None
@@ -122,7 +122,7 @@ class Kernel:
         return dict(self.tables[name].items())
 
     def sockets(self) -> dict[int, SocketEntry]:
-        """What is remembered of sockets, by cookie, wherever it is."""
+        """Return what is remembered of sockets, by cookie, wherever it is."""
         places = (it for _, it in self.tables["socket_places"].items() if it.socket)
         return {it.socket: it.entry for it in places} | self.items("sockets")
 
@@ -135,17 +135,17 @@ class Kernel:
         self.drop("sockets", cookie)
 
     def take_places(self) -> None:
-        """Leave no places to sockets: all are in the hash ``sockets``."""
+        """Leave no places: all sockets are in the hash ``sockets``."""
         table = self.tables["socket_places"]
         table.spec = table.spec._replace(entries=0)
 
     def remembered(self) -> dict[str, int]:
-        """How much is remembered of sockets, by kind."""
+        """Return how many entries about sockets there are, by kind."""
         others = {name: len(self.items(name)) for name in ("assignments", "peers")}
         return {"sockets": len(self.sockets()), **others}
 
     def run(self, function: str, *arguments: Any, netns: int, cookie: int = 0) -> int:
-        """Calls a hook, or a look-up, for a socket. A helper that failed in Python fails here."""
+        """Call a hook, or a look-up, for a socket. A helper that failed in Python fails here."""
         self.netns, self.cookie, self.retval = netns, cookie, 0
         result: int = getattr(self.lib, function)(*arguments)
         for table in self.tables.values():
@@ -155,7 +155,7 @@ class Kernel:
         return result
 
     def _bind(self) -> None:
-        """The module's helpers become those of this kernel."""
+        """Make this kernel's helpers those of the module."""
         for helper in (
             self.bpf_map_lookup_elem,
             self.bpf_map_update_elem,
@@ -217,7 +217,7 @@ class Kernel:
         return self.now // NS_PER_JIFFY
 
     def bpf_skb_load_bytes(self, _context: Any, _offset: int, _to: Any, _size: int) -> int:
-        """There are no packets, only their notes (struct packet)."""
+        """Fail: there are no packets, only notes of them (struct packet)."""
         return -EFAULT
 
     def bpf_get_prandom_u32(self) -> int:

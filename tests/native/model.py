@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decision once more, from the documents and not from the C: small, slow and in Python.
+"""A second implementation of the decisions, from the documents, not from the C: small and slow.
 
-A ``Cluster`` knows services as people know them; ``decide`` says what a request leads to, and
-remembers what the datapath has to remember.
+A ``Cluster`` knows services by their names; ``decide`` returns where a request goes, and remembers
+what the datapath has to remember.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ PASSED, REFUSED, NO_LOCAL_ENDPOINT = "passed", "refused", "no_local_endpoint"
 
 
 class Service(NamedTuple):
-    """A service port: its lists, and for each frontend whether it is external and whether Local."""
+    """A service port: its lists, and whether each frontend is external, and Local."""
 
     number: int
     frontends: dict[tuple[Address, int, str], tuple[bool, bool]]
@@ -36,7 +36,7 @@ class Request(NamedTuple):
 
 
 def plain(address: Address) -> Address:
-    """An IPv4-mapped address is the IPv4 address."""
+    """Return an IPv4-mapped address as the IPv4 address."""
     return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
 
 
@@ -50,9 +50,9 @@ class Cluster:
     flows: dict[tuple[int, Address, int], tuple[int, str, int]] = field(default_factory=dict)
 
     def decide(self, request: Request, now: int, number: int) -> str:
-        """The backend's place, or why there is none; ``number`` is what the dice showed.
+        """Return the backend's place, or why there is none; ``number`` is the random number.
 
-        A socket that gets none is connected elsewhere, and has no flow any more.
+        A socket that gets no backend is connected elsewhere, and has no flow any more.
         """
         request = request._replace(address=plain(request.address))
         decided = self._decided(request, now, number)

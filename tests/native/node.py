@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node as the agent would leave it, and the sockets on it."""
+"""A node with the agent's maps, and its sockets."""
 
 import itertools
 from ipaddress import IPv4Address, IPv6Address
@@ -56,7 +56,7 @@ class NativeNode(Publisher):
         return Socket(self, int(number), netns, next(self.cookies))
 
     def counted(self) -> dict[str, int]:
-        """The verdicts so far, those that happened."""
+        """Return the verdicts counted so far, without zeros."""
         counts = {word: self.kernel.get("verdicts", n) for n, word in VERDICTS.items()}
         return {word: count for word, count in counts.items() if count}
 
@@ -81,7 +81,7 @@ class Socket:
         return answer
 
     def disconnect(self) -> None:
-        """connect() to AF_UNSPEC, which no hook sees."""
+        """Call connect() with AF_UNSPEC, which no hook sees."""
         self.state = CLOSED
 
     def sendmsg(self, to: str) -> Answer:

@@ -23,14 +23,14 @@ def goes(node: NativeNode, *, netns: int = POD, to: str = SERVICE) -> str:
 
 
 def test_sticks(node: NativeNode) -> None:
-    """All sockets of a namespace come to one backend; all but the first count as by affinity."""
+    """All sockets of a namespace get one backend; all but the first count as affinity's."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     assert len({goes(node) for _ in range(20)}) == 1
     assert node.kernel.get("service_stats", 1)[:2] == (20, 19)
 
 
 def test_namespaces_are_clients(node: NativeNode) -> None:
-    """Each namespace is a client of its own, and two of them do not share a backend."""
+    """Each namespace is a client of its own, with its own backend."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     homes = {netns: goes(node, netns=netns) for netns in range(1, 30)}
     assert len(set(homes.values())) > 10
@@ -57,7 +57,7 @@ def test_services_are_separate(node: NativeNode) -> None:
 
 @pytest.mark.parametrize("seconds", [1, 10_800, MONTH, 86_400, 0xFFFFFFFF])
 def test_edge(node: NativeNode, seconds: int) -> None:
-    """The timeout is over after it has passed, not when it is reached."""
+    """The affinity is valid until the timeout has passed, including its last moment."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=seconds)
     home = goes(node)
     node.kernel.now += seconds * SECOND
@@ -77,7 +77,7 @@ def test_slides(node: NativeNode) -> None:
 
 
 def test_used_meanwhile_on_another_cpu(node: NativeNode) -> None:
-    """A last use later than our look at the clock is recent, not an age ago."""
+    """A last use later than our reading of the clock is recent, not long ago."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     home = goes(node)
     number = node.backend_id(1, home)
@@ -109,7 +109,7 @@ def test_list_in_use(node: NativeNode) -> None:
 
 
 def test_backend_of_another_service(node: NativeNode) -> None:
-    """An id whose slot belongs to another service by now is not used."""
+    """A remembered id whose slot now belongs to another service is not used."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     home = goes(node)
     number = node.backend_id(1, home)
@@ -134,7 +134,7 @@ def test_off_and_on(node: NativeNode) -> None:
     steps=some.lists(some.tuples(some.sampled_from([HOST, POD, OTHER_POD]), some.integers(0, 9)))
 )
 def test_any_pace(new_node: Callable[[], NativeNode], steps: list[tuple[int, int]]) -> None:
-    """A client's flows leave its backend exactly where a pause exceeded the timeout."""
+    """A client changes its backend exactly when a pause exceeds the timeout."""
     node = new_node()
     node.publish(1, [SERVICE], cluster=MANY, affinity=5)
     service: ServiceEntry = node.kernel.get("services", frontend(SERVICE))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way back: what getpeername and recvmsg show."""
+"""The addresses that getpeername and recvmsg show."""
 
 import pytest
 
@@ -35,14 +35,16 @@ def test_getpeername(web: NativeNode, protocol: str, to: str, real: str, shown: 
 
 @pytest.mark.parametrize(("to", "real", "shown"), FAMILIES)
 def test_recvmsg(web: NativeNode, to: str, real: str, shown: str) -> None:
-    """An answer seems to come from where the question went."""
+    """An answer seems to come from the address that was asked."""
     socket = web.socket("udp")
     socket.sendmsg(to)
     assert socket.recvmsg(real) == shown
 
 
 def test_frontend_of_the_node(node: NativeNode) -> None:
-    """Through a NodePort the application sees the node's address that it named, not any-address."""
+    """With a NodePort the application sees the node's address that it used, not the unspecified
+    one.
+    """
     node.owns("192.0.2.1")
     node.publish(1, {"0.0.0.0:30080": "external"}, cluster=[POD])
     socket = node.socket()
@@ -81,7 +83,7 @@ def test_many_backends(node: NativeNode) -> None:
 
 
 def test_after_release(web: NativeNode) -> None:
-    """A released socket's cookie means nothing."""
+    """The cookie of a released socket has no meaning."""
     for protocol in ("tcp", "udp"):
         socket = web.socket(protocol)
         socket.connect(WEB)

@@ -12,7 +12,7 @@ NODE_ADDRESSES = ("192.0.2.1", "2001:db8::1")
 
 @pytest.fixture
 def both(node: NativeNode) -> NativeNode:
-    """NodePort 30080 in both families, TCP."""
+    """Publish NodePort 30080 in both families, TCP."""
     return with_node_ports(node, "0.0.0.0:30080", "[::]:30080")
 
 
@@ -45,7 +45,7 @@ TAKEN = [
 
 @pytest.mark.parametrize("at", TAKEN)
 def test_taken(both: NativeNode, at: str) -> None:
-    """Wherever the NodePort is served the bind fails, if the hook can set the errno."""
+    """Where the NodePort is served the bind fails, if the hook can set the errno."""
     assert is_taken(both, at) == both.kernel.names_errno
 
 

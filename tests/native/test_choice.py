@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every backend of a list is equally likely, and none beyond the list is chosen."""
+"""Every backend of a list is equally likely, and no other is chosen."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +17,7 @@ HIGHEST = 0xFFFFFFFF
 
 
 def publish_sized(node: NativeNode, base: int, size: int) -> None:
-    """A service with a list of any size, of which only the ends are written."""
+    """Publish a service with a list of any size, of which only the ends are written."""
     node.publish(1, [WEB], cluster=["10.1.0.1:8080"])
     entry = node.kernel.get("services", frontend(WEB))
     node.kernel.put("services", frontend(WEB), entry._replace(cluster=Range(base, size)))
@@ -29,7 +29,7 @@ def publish_sized(node: NativeNode, base: int, size: int) -> None:
 @pytest.mark.parametrize("base", [0, 1, 1000])
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 255, 256, 1000, 65_535, 65_536, 500_000])
 def test_ends(node: NativeNode, base: int, size: int) -> None:
-    """The lowest random number meets the first slot of the list, the highest the last."""
+    """The lowest random number gives the first slot of the list, the highest the last."""
     publish_sized(node, base, size)
     node.kernel.dice = lambda: 0
     first = "10.1.0.1:8080" if size > 1 else "10.1.0.2:8080"
@@ -65,7 +65,7 @@ def test_uniform(node: NativeNode, size: int) -> None:
 
 @given(data=some.data())
 def test_lists_of_a_block(new_node: Callable[[], NativeNode], data: some.DataObject) -> None:
-    """Wherever a service's lists overlap in its block, a choice stays in the list it is from."""
+    """However a service's lists overlap in its block, a choice is from its own list."""
     everyone = [f"10.1.0.1:{n}" for n in range(1, 9)]
     subset = some.lists(some.sampled_from(everyone), unique=True, min_size=1)
     cluster, local = data.draw(subset), data.draw(subset)

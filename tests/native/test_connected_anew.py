@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A socket that is connected elsewhere, or no longer: its former frontend is forgotten."""
+"""A socket that is connected elsewhere, or no longer, forgets its former frontend."""
 
 import pytest
 
@@ -11,7 +11,7 @@ BACKEND, ELSEWHERE = "10.1.0.1:8080", "198.51.100.7:53"
 
 @pytest.fixture(params=["tcp", "udp"])
 def socket(node: NativeNode, request: pytest.FixtureRequest) -> Socket:
-    """Connected to a backend; two services have it, and one of them has no other."""
+    """Return a socket connected to a backend of two services; one of them has no other."""
     protocol: str = request.param
     node.publish(1, [f"{WEB}/{protocol}"], cluster=[BACKEND])
     node.publish(2, [f"{OTHER}/{protocol}"], cluster=[BACKEND])
@@ -22,7 +22,7 @@ def socket(node: NativeNode, request: pytest.FixtureRequest) -> Socket:
 
 @pytest.mark.parametrize("to", [BACKEND, ELSEWHERE])
 def test_a_connect_that_is_left_alone_forgets(node: NativeNode, socket: Socket, to: str) -> None:
-    """A socket connected to the backend itself, or to anybody, shows whom it is connected to."""
+    """A socket connected to the backend itself, or to any host, shows that peer."""
     assert socket.connect(to).place == to
     assert socket.getpeername(to) == to
     assert socket.recvmsg(BACKEND) == BACKEND
@@ -47,7 +47,9 @@ def test_refused_elsewhere_forgets(node: NativeNode, socket: Socket) -> None:
 
 
 def test_a_disconnected_socket_has_no_frontend(node: NativeNode) -> None:
-    """After AF_UNSPEC the backend's datagrams come from the backend, until the service is asked."""
+    """After AF_UNSPEC the backend's datagrams have its own address, until the next request to the
+    service.
+    """
     node.publish(1, [f"{WEB}/udp"], cluster=[BACKEND])
     socket = node.socket("udp")
     socket.connect(WEB)

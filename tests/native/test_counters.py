@@ -14,7 +14,7 @@ ONE, TWO = "10.1.0.1:8080", "10.1.0.2:53"
 
 @pytest.fixture
 def busy(node: NativeNode) -> NativeNode:
-    """A node where every kind of event has happened once."""
+    """Return a node where every kind of event has happened once."""
     node.owns("192.0.2.1")
     node.publish(1, {WEB: "", "0.0.0.0:30080": "external"}, cluster=[ONE])
     node.publish(2, [f"{DNS}/udp"], cluster=[TWO], affinity=60)
@@ -56,7 +56,7 @@ def test_verdicts(busy: NativeNode) -> None:
     ],
 )
 def test_services(busy: NativeNode, service: int, counters: ServiceCounters) -> None:
-    """A service counts flows, not datagrams, and why it had no backend for a client."""
+    """A service counts flows, not datagrams, and the reasons for having no backend."""
     assert busy.kernel.get("service_stats", service) == counters
 
 
@@ -67,9 +67,9 @@ def test_every_verdict_has_a_counter() -> None:
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
 def test_ids_beyond_the_counters(node: NativeNode, protocol: str) -> None:
-    """A service or backend that the counters have no room for is served, uncounted.
+    """A service or backend beyond the counters is served, but not counted.
 
-    A slot names its service by 16 bits, which the counters have room for.
+    A slot names its service by 16 bits, for which there are counters.
     """
     service, backend = layout.MAPS["service_stats"].entries, layout.MAPS["backend_stats"].entries
     node.publish(service - 1, [f"{WEB}/{protocol}"], cluster=[ONE])
@@ -84,7 +84,7 @@ def test_ids_beyond_the_counters(node: NativeNode, protocol: str) -> None:
 
 @pytest.mark.parametrize(("cpu", "part"), [(0, 0), (31, 31), (32, 0), (239, 15)])
 def test_parts(node: NativeNode, cpu: int, part: int) -> None:
-    """Each CPU counts in a part of its own; beyond the last part they are shared."""
+    """Each CPU counts in its own part; CPUs beyond the last part share them."""
     node.publish(1, [WEB], cluster=[ONE])
     node.kernel.cpu = cpu
     node.socket().connect(WEB)
@@ -94,7 +94,7 @@ def test_parts(node: NativeNode, cpu: int, part: int) -> None:
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
 def test_counters_are_loaded_beside_the_slot(node: NativeNode, protocol: str) -> None:
-    """A socket's program asks for the counters of the drawn backend before it reads the slot."""
+    """A program prefetches the counters of the drawn backend before it reads the slot."""
     places = [f"10.1.0.{n}:8080" for n in range(1, FIRST_BACKENDS + 2)]
     node.publish(1, [f"{WEB}/{protocol}"], cluster=places)
     counters, asked = node.kernel.tables["backend_stats"], list[set[bytes]]()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datagram sockets: one backend a frontend while it serves, and nothing left after release."""
+"""Datagram sockets: one backend for each frontend while it serves, nothing left after release."""
 
 from collections.abc import Callable
 
@@ -68,7 +68,7 @@ def test_kept_by_the_last_one(dns: NativeNode) -> None:
 
 
 def test_kept_against_policy(dns: NativeNode) -> None:
-    """A change of policy moves no flow that its backend still serves."""
+    """A change of policy moves no flow whose backend still serves."""
     socket = dns.socket("udp")
     home = socket.sendmsg(ADDRESS).place
     other = next(backend for backend in MANY if backend != home)
@@ -78,7 +78,7 @@ def test_kept_against_policy(dns: NativeNode) -> None:
 
 
 def test_moved_when_gone(dns: NativeNode) -> None:
-    """A backend that has gone hands its flow to another, and its answers mean nothing more."""
+    """If a backend is removed its flow moves to another one, and its answers are ignored."""
     socket = dns.socket("udp")
     home = socket.sendmsg(ADDRESS).place
     dns.publish(1, [DNS], cluster=[backend for backend in MANY if backend != home])
@@ -100,7 +100,7 @@ def test_moved_with_the_frontend(dns: NativeNode) -> None:
 
 
 def test_id_given_again(dns: NativeNode) -> None:
-    """A backend's id that another service got meanwhile is another backend."""
+    """A backend's id that another service got meanwhile means another backend."""
     socket = dns.socket("udp")
     home = socket.sendmsg(ADDRESS).place
     dns.ids[2, "10.9.0.1:53"] = dns.backend_id(1, home)
@@ -197,7 +197,7 @@ def test_release_beyond_the_chain(node: NativeNode) -> None:
 
 
 def test_release_spares_others(dns: NativeNode) -> None:
-    """A socket's release is its own affair."""
+    """The release of a socket affects no other socket."""
     stays, goes = dns.socket("udp"), dns.socket("udp")
     home = stays.sendmsg(ADDRESS).place
     goes.sendmsg(ADDRESS)
@@ -235,7 +235,7 @@ STEPS = some.lists(
 def test_any_life(
     new_node: Callable[[], NativeNode], steps: list[tuple[int, int, set[int]]]
 ) -> None:
-    """Releases leave no entry, whatever two sockets send while backends come and go."""
+    """Releases leave no entry, whatever two sockets send while backends change."""
     node = new_node()
     sockets = [node.socket("udp"), node.socket("udp")]
     for sender, index, backends in steps:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What socket_opening notes of connections that open, or fail to."""
+"""The notes of socket_opening about connections that open or fail."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ CLIENTS = POD, OTHER_POD, HOST, HOST + 9
 
 
 def told(socket: Socket, op: int, **fields: Any) -> int:
-    """The kernel calls the program; returns which calls it wants from then on."""
+    """Call the program as the kernel does; return which calls it asks for next."""
     context = socket.kernel.ffi.new("struct bpf_sock_ops *", {"op": op, **fields})
     assert socket.kernel.run("socket_opening", context, netns=1, cookie=socket.cookie) == 1
     return int(context.bpf_sock_ops_cb_flags)
@@ -61,7 +61,7 @@ def reached(node: NativeNode, *clients: int, to: str = WEB) -> None:
 
 
 def test_three_clients_that_reached_the_service_count(node: NativeNode) -> None:
-    """Each once; a connection that opens clears them, and is noted."""
+    """Each client counts once; a connection that opens clears them, and is noted."""
     node.publish(1, [WEB], cluster=[ONE])
     reached(node, *CLIENTS)
     assert counted(node) is None
@@ -111,7 +111,7 @@ def test_a_socket_that_its_owner_closes_has_not_failed(node: NativeNode) -> None
 
 
 def test_only_connections_to_services_are_watched(node: NativeNode) -> None:
-    """Further calls are asked for beside those that other programs want."""
+    """Further calls are requested in addition to those of other programs."""
     node.publish(1, [WEB, f"{WEB}/udp"], cluster=[ONE])
     served, direct, datagrams = node.socket(), node.socket(), node.socket("udp")
     served.connect(WEB)
@@ -149,7 +149,9 @@ EVENTS = {"open": opens, "unanswered": is_unanswered, "refused": is_refused, "cl
 def test_any_sequence(
     new_node: Callable[[], NativeNode], sequence: list[tuple[int, str, str]]
 ) -> None:
-    """The hooks agree with a few lines of Python: who last reached the service, and who failed."""
+    """The hooks agree with a few lines of Python about who last reached the service, and who
+    failed.
+    """
     node = new_node()
     reaching: set[int] = set()
     failed: dict[str, list[int]] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sockets that ask for an external address without an endpoint, and are left to the network."""
+"""Sockets that connect to an external address without an endpoint, and are left to the network."""
 
 import pytest
 
@@ -16,7 +16,7 @@ FLAGS = "external local passthrough"
 def test_without_an_endpoint(
     node: NativeNode, netns: int, place: str, protocol: str, hook: str
 ) -> None:
-    """The call goes to the address itself, even if that is one of the node's."""
+    """The call goes to the address itself, even if it is one of the node's."""
     node.publish(1, {f"{place}/{protocol}": FLAGS})
     for count in (1, 2):
         socket = node.socket(protocol, netns=netns)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which addresses are frontends: exact matches first, then NodePorts on this node only."""
+"""Which addresses are frontends: exact matches first, then NodePorts of this node only."""
 
 import pytest
 
@@ -13,7 +13,7 @@ BACKEND6 = "[fd00:1::1]:8080"
 
 @pytest.fixture
 def node_port(node: NativeNode) -> NativeNode:
-    """NodePort 30080 in both families, on a node that owns an address of each."""
+    """Publish NodePort 30080 in both families, on a node with an address of each."""
     node.owns("192.0.2.1", "2001:db8::1")
     node.publish(1, {"0.0.0.0:30080": "external"}, cluster=[BACKEND])
     node.publish(2, {"[::]:30080": "external"}, cluster=[BACKEND6])
@@ -66,7 +66,7 @@ def test_node_port(node_port: NativeNode, netns: int, to: str, goes: str) -> Non
     ["192.0.2.2:30080", "[2001:db8::2]:30080", "[::ffff:192.0.2.2]:30080", "192.0.2.1:30081"],
 )
 def test_node_port_elsewhere(node_port: NativeNode, netns: int, to: str) -> None:
-    """Another node's NodePort is that node's business."""
+    """Another node's NodePort is left to that node."""
     assert node_port.socket(netns=netns).connect(to) == (True, 0, to)
     assert node_port.counted() == {"passed": 1}
 
@@ -90,7 +90,7 @@ def test_loopback_of_the_node(node_port: NativeNode, to: str, goes: str) -> None
 
 @pytest.mark.parametrize(("to", "goes"), LOOPBACK)
 def test_loopback_of_a_pod(node_port: NativeNode, to: str, goes: str) -> None:
-    """A pod's loopback is its own."""
+    """A pod's loopback serves no NodePorts."""
     answer = node_port.socket(netns=POD).connect(to)
     assert answer.place == to != goes
 
@@ -99,7 +99,7 @@ def test_loopback_of_a_pod(node_port: NativeNode, to: str, goes: str) -> None:
     "to", ["128.0.0.1:30080", "126.255.255.255:30080", "0.0.0.1:30080", "[::2]:30080"]
 )
 def test_not_quite_loopback(node_port: NativeNode, to: str) -> None:
-    """127.0.0.0/8, ::1 and the unspecified addresses are loopback, and nothing else is."""
+    """Only 127.0.0.0/8, ::1 and the unspecified addresses are loopback."""
     assert node_port.socket(netns=HOST).connect(to).place == to
 
 
@@ -135,7 +135,7 @@ def test_unknown_host(node_port: NativeNode, netns: int, goes: str) -> None:
 
 
 def test_withdrawn(node: NativeNode) -> None:
-    """A removed frontend is an address like any other."""
+    """The address of a removed frontend is not translated."""
     node.publish(1, ["172.30.0.1:80"], cluster=[BACKEND])
     node.withdraw(1, "172.30.0.1:80")
     assert node.socket().connect("172.30.0.1:80").place == "172.30.0.1:80"
@@ -143,7 +143,7 @@ def test_withdrawn(node: NativeNode) -> None:
 
 @pytest.mark.parametrize("at", ["127.0.0.1:7445", "[::1]:7445"])
 def test_loopback_is_the_nodes_alone(node: NativeNode, at: str) -> None:
-    """A frontend on loopback is not a pod's."""
+    """A frontend on loopback serves the node's processes only, not pods."""
     backend = BACKEND6 if "[" in at else BACKEND
     node.publish(1, {at: "external"}, cluster=[backend])
     assert node.socket(netns=HOST).connect(at) == (True, 0, backend)

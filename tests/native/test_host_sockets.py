@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--socket-translation=host leaves the sockets of pods alone, and forgets none that they had."""
+"""--socket-translation=host leaves pods' sockets alone, and keeps what is known of them."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def protocol(request: pytest.FixtureRequest, node: NativeNode) -> str:
 
 @pytest.mark.parametrize("to", [WEB, NOBODY, UNKNOWN])
 def test_a_pod_connects_to_the_service_itself(node: NativeNode, protocol: str, to: str) -> None:
-    """A pod's connect goes to the service's address: the device decides."""
+    """A pod's connect keeps the service's address: the program at the device decides."""
     socket = node.socket(protocol, netns=POD)
     assert socket.connect(to) == (True, 0, to)
     assert socket.getpeername(to) == to
@@ -39,14 +39,14 @@ def test_a_pods_datagrams_go_to_the_service_itself(node: NativeNode) -> None:
 
 
 def test_the_node_is_connected_to_the_backend(node: NativeNode, protocol: str) -> None:
-    """No device of the node could translate what itself sends."""
+    """No program at a device could translate the node's own packets."""
     socket = node.socket(protocol, netns=HOST)
     assert socket.connect(WEB).place == BACKEND
     assert socket.getpeername(BACKEND) == WEB
 
 
 def test_existing_sockets_go_on(node: NativeNode, protocol: str) -> None:
-    """A pod's socket from before is still shown the service, and forgotten when it is closed."""
+    """An earlier socket of a pod is still shown the service, and forgotten when it is closed."""
     node.settings(*ALL)
     socket = node.socket(protocol, netns=POD)
     assert socket.connect(WEB).place == BACKEND
@@ -58,7 +58,7 @@ def test_existing_sockets_go_on(node: NativeNode, protocol: str) -> None:
 
 
 def test_an_unconnected_socket_keeps_its_backend(node: NativeNode) -> None:
-    """A pod's socket that has a backend goes on sending to it: the device would draw another."""
+    """A pod's socket keeps its backend: at the device another one would be drawn."""
     node.publish(1, [f"{WEB}/udp"], cluster=[BACKEND])
     socket = node.socket("udp", netns=POD)
     assert socket.sendmsg(WEB).place == BACKEND

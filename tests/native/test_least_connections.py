@@ -31,13 +31,13 @@ def load(node: NativeNode, service: int, backend: str) -> int:
 
 
 def counted(node: NativeNode) -> dict[int, int]:
-    """Backend id -> the count, where it is not 0."""
+    """Return backend id -> the count, if it is not 0."""
     loads = node.kernel.items("backend_loads").items()
     return {id: found.open for id, found in loads if found.open}
 
 
 def held(node: NativeNode) -> dict[int, int]:
-    """Backend id -> how many elements name it: of stream sockets their entries."""
+    """Return backend id -> how many elements name it; for stream sockets, their entries."""
     streams = (each for each in node.kernel.sockets().values() if is_counted_stream(each))
     named = [each.backend for each in node.kernel.items("connections").values()]
     return dict(Counter([*named, *(each.peer.backend for each in streams)]))
@@ -63,7 +63,7 @@ def test_the_next_connection_goes_to_the_backend_with_fewer(node: NativeNode) ->
 
 
 def test_any_other_backend_may_be_the_second(node: NativeNode) -> None:
-    """By the rest of the first draw: here the second of three is always drawn first."""
+    """The rest of the first draw decides; here the second of three is always drawn first."""
     served(node)
     met = set()
     for number in range(2**32 // 3 + 1, 2 * 2**32 // 3, 2**27):
@@ -91,7 +91,7 @@ def test_released_sockets_make_space_at_their_backend(node: NativeNode) -> None:
     ("protocol", "full"), [("tcp", "sockets"), ("udp", "sockets"), ("udp", "connections")]
 )
 def test_a_full_map_costs_the_count_alone(node: NativeNode, protocol: str, full: str) -> None:
-    """The connection is made, and counted as one that was not counted."""
+    """The connection is made, but only counted as uncounted."""
     served(node)
     node.kernel.take_places()
     node.kernel.full.add(full)
@@ -121,7 +121,7 @@ def test_a_stream_needs_no_element_of_its_own(node: NativeNode) -> None:
 
 
 def test_a_full_table_that_empties_counts_again(node: NativeNode) -> None:
-    """A stream that is remembered connects again while the table is full, and once more after."""
+    """A remembered stream connects again while the table is full, and once more after."""
     served(node)
     node.kernel.take_places()
     one = node.socket()

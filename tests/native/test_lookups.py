@@ -47,7 +47,7 @@ def views(node: NativeNode) -> Any:
 
 
 def call(node: NativeNode, function: str, *arguments: Any, found: str) -> Any:
-    """The entry of the map ``found`` that the C look-up gives; None where it finds none."""
+    """Return the entry of the map ``found`` that the C look-up finds, or None."""
     kernel = node.kernel
     codec = kernel.tables[found].value
     out = kernel.ffi.new("char[]", layout.MAPS[found].value_size)
@@ -64,7 +64,7 @@ def call(node: NativeNode, function: str, *arguments: Any, found: str) -> Any:
 def test_service_find(
     new_node: NewNode, served: dict[Frontend, int], owned: set[Any], asked: list[Frontend]
 ) -> None:
-    """Exact frontends, NodePorts on the node's addresses and on loopback, and none at all."""
+    """Exact frontends, NodePorts at the node's addresses and loopback, or none: all agree."""
     node = new_node()
     node.owns(*map(str, owned))
     for at, id in served.items():
@@ -83,7 +83,7 @@ def test_service_find(
 def test_where_no_frontend_is(
     new_node: NewNode, served: set[Frontend], asked: list[Frontend]
 ) -> None:
-    """C finds the bits that the agent clears: of each frontend, and no others."""
+    """C reads exactly the bits that the agent clears for each frontend."""
     node, bits = new_node(), {bit_of(each) for each in served}
     for at in asked:
         own = at._replace(address=ip_address("::"))
@@ -104,7 +104,7 @@ def test_where_no_frontend_is(
 def test_socket_range(
     new_node: NewNode, flags: set[str], cluster: set[int], local: set[int], leaving: set[int]
 ) -> None:
-    """It is the range of slots from which a connect hook gives sockets their backends."""
+    """The result is the range of slots from which a connect hook gives sockets their backends."""
     node = new_node()
     lists = [[f"10.1.0.{n}:5353" for n in sorted(each)] for each in (cluster, local, leaving)]
     node.publish(1, {WEB: " ".join(flags)}, cluster=lists[0], local=lists[1], leaving=lists[2])
@@ -118,7 +118,7 @@ def test_socket_range(
 
 
 def given_to_sockets(node: NativeNode) -> set[Any]:
-    """The backends that evenly spread random numbers choose; none where all are refused."""
+    """Return the backends that evenly spread random numbers choose; none if all are refused."""
     places = set()
     for number in range(DRAWS):
         node.kernel.dice = lambda number=number: (number << 32) // DRAWS  # type: ignore[misc]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C and a model written independently decide alike, for all services and calls."""
+"""The C code and an independent model decide alike, for all services and calls."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -31,7 +31,7 @@ backends = some.lists(some.integers(1, 4), unique=True, max_size=3)
 
 @some.composite
 def services(draw: some.DrawFn) -> Service:
-    """Draw one of a few services, in one family and protocol."""
+    """Draw a few services of one family and protocol."""
     number = draw(some.integers(1, 3))
     protocol = draw(some.sampled_from(PROTOCOLS))
     version = draw(some.sampled_from([4, 6]))

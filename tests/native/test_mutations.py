@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mistake in bpf/rules does not get through: the tests of sockets or of packets find each.
+"""Mistakes in bpf/rules are found by the tests of sockets or of packets.
 
 Each mutation changes one place of a rule's text in a copy of the checkout, where the tests of one
 layer run until the first one fails.
@@ -39,7 +39,7 @@ FIRST = {
 
 
 class Mutation(NamedTuple):
-    """In the header ``file`` of bpf/rules ``old``, which stands there once, becomes ``new``."""
+    """In the header ``file`` of bpf/rules, ``old``, which occurs once, becomes ``new``."""
 
     layer: str
     file: str
@@ -192,7 +192,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def outcome(checkout: Path, layer: str, header: str = "") -> str:
-    """The last line that the tests of a layer print: how many failed, or passed."""
+    """Return the last line that the tests of a layer print: how many failed, or passed."""
     names = (f"{layer}/test_{name}.py" for name in FIRST.get(header, ()))
     tests = [*filter(lambda name: (checkout / name).exists(), names), layer]
     words = [sys.executable, "-m", "pytest", "-qx", "-m", "not extended", *PARTS[layer], *tests]
@@ -205,7 +205,7 @@ def outcome(checkout: Path, layer: str, header: str = "") -> str:
 
 @pytest.mark.parametrize("layer", [SOCKETS, PACKETS])
 def test_the_rules_as_they_are_pass(checkout: Path, layer: str) -> None:
-    """Otherwise the tests below would say nothing."""
+    """Otherwise the tests below would show nothing."""
     assert "failed" not in (said := outcome(checkout, layer)) and "error" not in said, said
 
 

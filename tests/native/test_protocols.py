@@ -10,7 +10,7 @@ ICMP, UDPLITE, RAW, SEQPACKET = 1, 136, 3, 5
 
 @pytest.fixture
 def both(node: NativeNode) -> NativeNode:
-    """One address and port, served by TCP and by UDP, with one backend each."""
+    """Publish one address and port for TCP and UDP, with one backend each."""
     node.publish(1, ["172.30.0.1:53/tcp"], cluster=["10.1.0.1:5301"])
     node.publish(2, ["172.30.0.1:53/udp"], cluster=["10.1.0.1:5302"])
     node.publish(3, ["172.30.0.1:53/sctp"], cluster=["10.1.0.1:5303"])
@@ -51,7 +51,7 @@ NOT_OURS = [
 
 @pytest.mark.parametrize(("kind", "protocol"), NOT_OURS)
 def test_untouched(both: NativeNode, kind: int, protocol: int) -> None:
-    """Sockets of other kinds pass every hook unchanged, uncounted and unremembered."""
+    """Sockets of other kinds pass every hook unchanged, uncounted, and are not remembered."""
     socket = typed(both, kind, protocol)
     for hook in (socket.connect, socket.sendmsg):
         assert hook("172.30.0.1:53") == (True, 0, "172.30.0.1:53")

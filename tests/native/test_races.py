@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results of a hook while the agent rewrites the maps under it."""
+"""The results of a hook while the agent rewrites the maps."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ ECONNREFUSED = 111
 
 @pytest.fixture(params=["tcp", "udp"])
 def torn(node: NativeNode, request: pytest.FixtureRequest) -> NativeNode:
-    """A service that points to the slots of another one."""
+    """Publish a service that points to the slots of another one."""
     node.publish(1, [f"{WEB}/{request.param}"], cluster=[OLD])
     node.publish(2, ["172.30.0.2:80"], cluster=[OTHER])
     entry = node.kernel.get("services", frontend(f"{WEB}/{request.param}"))
@@ -43,7 +43,7 @@ def test_lost_once(torn: NativeNode) -> None:
 
 
 def test_lost_twice(torn: NativeNode) -> None:
-    """Twice in a row: refused at once, never sent to another service's backend."""
+    """After two wrong slots in a row the call is refused, never sent to another service."""
     answer = torn.socket(protocol(torn)).connect(WEB)
     if torn.kernel.names_errno:
         assert answer == (False, ECONNREFUSED, WEB)
@@ -68,7 +68,7 @@ def test_recycled_leaves_no_entry(torn: NativeNode) -> None:
 
 
 def test_frontend_goes_meanwhile(torn: NativeNode) -> None:
-    """If the second look finds no frontend, the address is like any other."""
+    """If the second look-up finds no frontend, the address is not translated."""
     name = f"{WEB}/{protocol(torn)}"
     torn.kernel.meanwhile["slots"] = [lambda: torn.kernel.drop("services", frontend(name))]
     socket = torn.socket(protocol(torn))
@@ -77,7 +77,7 @@ def test_frontend_goes_meanwhile(torn: NativeNode) -> None:
 
 
 def test_last_endpoint_goes_meanwhile(torn: NativeNode) -> None:
-    """If the second look finds a service without endpoints, that is the answer."""
+    """If the second look-up finds a service without endpoints, the call is refused."""
     torn.kernel.meanwhile["slots"] = [lambda: torn.publish(1, [f"{WEB}/{protocol(torn)}"])]
     torn.socket(protocol(torn)).connect(WEB)
     assert torn.counted() == {"retried": 1, "refused": 1}
@@ -94,7 +94,7 @@ def test_slots_beyond_the_array(node: NativeNode) -> None:
 
 
 def test_recycled_service(node: NativeNode) -> None:
-    """An element that was given to another frontend while it was read is never believed."""
+    """An element that was given to another frontend while it was read is not used."""
     node.publish(1, [WEB], cluster=[OLD])
     node.publish(2, ["172.30.0.2:80"], cluster=[OTHER])
     own = node.kernel.get("services", frontend(WEB))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a packet got last counts for its own tuple, for a while, and while that backend serves."""
+"""A packet's last choice is valid for its own tuple, for a while, and while the backend serves."""
 
 from ipaddress import ip_address
 
@@ -24,7 +24,7 @@ both = pytest.mark.parametrize("packet", [SEGMENT, DATAGRAM], ids=["tcp", "udp"]
 
 @pytest.fixture
 def node(node: NativeNode) -> NativeNode:
-    """Return a node with two Services, each with a backend, at the begin of an epoch."""
+    """Return a node with two Services with a backend each, at the beginning of an epoch."""
     node.publish(1, {}, cluster=[WEB])
     node.publish(2, {}, cluster=[DNS])
     node.kernel.now = 1000 * EPOCH[SEGMENT]
@@ -44,7 +44,7 @@ def repeated(node: NativeNode, packet: Tuple) -> int:
 
 @both
 def test_only_its_own_tuple(node: NativeNode, packet: Tuple) -> None:
-    """It is repeated for packets of the same tuple; any other tuple is unknown."""
+    """The choice is repeated for packets of the same tuple; other tuples are unknown."""
     chosen = remember(node, packet, 1, WEB)
     assert repeated(node, packet) == chosen
     for other in (
@@ -66,7 +66,7 @@ def test_nothing(node: NativeNode, packet: Tuple) -> None:
 @both
 @pytest.mark.parametrize("becomes", ["gone", "another's", "another service's"])
 def test_its_backend(node: NativeNode, packet: Tuple, becomes: str) -> None:
-    """It ends when the backend goes, also if the id was given to another service's backend."""
+    """The choice ends when the backend is removed, even if another backend has its id."""
     remember(node, packet, 1, WEB)
     id = node.backend_id(1, WEB)
     slot = node.kernel.get("backend_slots", node.backend_id(2, DNS))
@@ -83,7 +83,7 @@ def test_its_backend(node: NativeNode, packet: Tuple, becomes: str) -> None:
 
 @both
 def test_two_cpus_write_at_once(node: NativeNode, packet: Tuple) -> None:
-    """A place with halves of two writes is no tuple's."""
+    """A place with halves of two writes matches no tuple."""
     remember(node, packet, 1, WEB)
     ((place, one),) = node.kernel.items("recent_choices").items()
     remember(node, packet._replace(source=OTHER), 2, DNS)
@@ -95,9 +95,7 @@ def test_two_cpus_write_at_once(node: NativeNode, packet: Tuple) -> None:
 
 
 def test_segments_are_remembered_while_they_come(node: NativeNode) -> None:
-    """A segment in each epoch is enough; after a whole epoch without any the choice is
-    forgotten.
-    """
+    """One segment in each epoch is enough; after an epoch without any, the choice is forgotten."""
     chosen = remember(node, SEGMENT, 1, WEB)
     for _ in range(3):
         node.kernel.now += EPOCH[SEGMENT]
@@ -107,7 +105,7 @@ def test_segments_are_remembered_while_they_come(node: NativeNode) -> None:
 
 
 def test_datagrams_are_asked_for_again(node: NativeNode) -> None:
-    """In each epoch, and after frontends have moved, `udp_choices` has to tell."""
+    """In each epoch, and after frontends have moved, `udp_choices` is read again."""
     chosen = remember(node, DATAGRAM, 1, WEB)
     node.kernel.now += EPOCH[DATAGRAM] - 1
     assert repeated(node, DATAGRAM) == chosen

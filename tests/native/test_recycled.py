@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A service or slot that is written while a program reads it is whole in its copy, or not believed.
+"""A service or slot that is written while it is read is complete in its copy, or not used.
 
-A copy is any mixture of the words before and after: processors such as arm64's may write and read
-them in any order.
+A copy may be any mixture of the words before and after: processors such as arm64's may write and
+read them in any order.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def packed(name: str, key: Any, value: Any) -> tuple[bytes, bytes]:
 
 
 def mixture(own: bytes, foreign: bytes, mask: list[bool]) -> bytes:
-    """Some words of each."""
+    """Return some words of each."""
     places = range(0, len(own), 4)
     words = ((foreign if mask[at // 4] else own)[at : at + 4] for at in places)
     return b"".join(words)
@@ -57,7 +57,7 @@ def is_believed(node: NativeNode, what: str, key: bytes, value: bytes) -> bool:
 def test_only_whole_services_of_a_frontend_are_believed(
     new_node: NewNode, key: Any, own: Any, other_key: Any, other: Any, mask: list[bool]
 ) -> None:
-    """A value of another frontend, or one that is half replaced by the agent, is not used."""
+    """A value of another frontend, or a half-written one, is not used."""
     check(new_node(), "service", packed("services", key, own), [
         packed("services", other_key, other), packed("services", key, other)
     ], mask)  # fmt: skip
@@ -67,7 +67,7 @@ def test_only_whole_services_of_a_frontend_are_believed(
 def test_only_whole_slots_are_believed(
     new_node: NewNode, key: int, own: Any, other_key: int, other: Any, mask: list[bool]
 ) -> None:
-    """A slot that is given to another backend meanwhile is one of both, or none."""
+    """A slot that gets another backend meanwhile is read as one of both, or not at all."""
     check(new_node(), "backend", packed("slots", key, own), [
         packed("slots", other_key, other), packed("slots", key, other)
     ], mask)  # fmt: skip
@@ -90,7 +90,7 @@ def check(
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
 def test_a_service_that_is_half_written_is_read_again(node: NativeNode, protocol: str) -> None:
-    """The connection goes to the backend that the service has then; twice half written, nowhere."""
+    """The connection goes to the service's new backend; after two half-written reads, nowhere."""
     node.publish(1, [f"{WEB}/{protocol}"], cluster=[OLD])
     table = node.kernel.tables["services"]
     place = table.lookup(table.key.pack(frontend(f"{WEB}/{protocol}")))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a socket is refused where there is no endpoint, and when it must not be."""
+"""How a socket without an endpoint is refused, and when it must not be."""
 
 from collections.abc import Mapping
 
@@ -33,7 +33,7 @@ def is_refused(node: NativeNode, socket: Socket, hook: str, to: str, loopback: s
 @pytest.mark.parametrize(("to", "loopback"), REFUSING)
 @pytest.mark.parametrize(("protocol", "hook"), [("tcp", "connect"), ("udp", "sendmsg")])
 def test_no_endpoint(node: NativeNode, to: str, loopback: str, protocol: str, hook: str) -> None:
-    """Without an endpoint anywhere the connection is refused at once, and that is counted."""
+    """Without any endpoint the connection is refused at once, and counted."""
     node.publish(1, [f"172.30.0.1:80/{protocol}", f"[fd00:30::1]:80/{protocol}"])
     assert is_refused(node, node.socket(protocol), hook, to, loopback)
     assert node.counted() == {"refused": 1}
@@ -56,7 +56,7 @@ def test_udp_connect_succeeds_without_endpoints(node: NativeNode, to: str, netns
 
 
 def test_connected_again_when_served(node: NativeNode) -> None:
-    """A waiting socket's entry ends when the socket gets a backend."""
+    """The entry of a waiting socket ends when the socket gets a backend."""
     node.publish(1, ["172.30.0.1:80/udp"])
     socket = node.socket("udp", netns=HOST)
     socket.connect("172.30.0.1:80")
@@ -68,7 +68,7 @@ def test_connected_again_when_served(node: NativeNode) -> None:
 
 
 def test_refused_leaves_no_trace(node: NativeNode) -> None:
-    """A refused call leaves neither a peer nor an assignment."""
+    """A refused call leaves no peer and no assignment."""
     node.publish(1, ["172.30.0.1:80", "172.30.0.1:80/udp"], affinity=60)
     node.socket("tcp").connect("172.30.0.1:80")
     node.socket("udp").sendmsg("172.30.0.1:80")
@@ -103,7 +103,7 @@ def test_node_port_without_endpoint(
 
 @pytest.mark.parametrize("at", ["127.0.0.1", "[::1]"])
 def test_datagrams_to_loopback_without_endpoint(node: NativeNode, at: str) -> None:
-    """They go to a port without a process: no device refuses them there, as it does elsewhere."""
+    """They go to an unused port: elsewhere a device refuses them, but not here."""
     node.publish(1, {"0.0.0.0:30080/udp": "external", "[::]:30080/udp": "external"})
     assert node.socket("udp", netns=HOST).connect(f"{at}:30080") == (True, 0, f"{at}:1")
 
@@ -113,7 +113,7 @@ INTERNAL, EXTERNAL = {"172.30.0.1:80": "local"}, {"203.0.113.1:80": "external lo
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
 def test_no_local_endpoint(node: NativeNode, protocol: str) -> None:
-    """Endpoints elsewhere under the internal policy Local: no answer at all, and counted."""
+    """With endpoints only elsewhere and internal policy Local there is no answer, and a count."""
     node.publish(1, {f"172.30.0.1:80/{protocol}": "local"}, cluster=[BACKEND])
     assert node.socket(protocol).connect("172.30.0.1:80") == (True, 0, "172.30.0.1:80")
     assert node.counted() == {"no_local_endpoint": 1}
@@ -169,7 +169,7 @@ def test_dropped_at_an_own_address(
     ],
 )  # fmt: skip
 def test_policies(node: NativeNode, frontends: Mapping[str, str], to: str, goes: set[str]) -> None:
-    """Sockets are on this node, so only the internal policy Local confines them to it."""
+    """Sockets are on this node, so only the internal policy Local restricts them to it."""
     node.owns("192.0.2.1")
     node.publish(1, frontends, cluster=["10.2.0.1:8080", BACKEND], local=[BACKEND])
     for netns in (HOST, 7):

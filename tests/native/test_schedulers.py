@@ -25,7 +25,7 @@ def backends(count: int) -> list[str]:
 def test_round_robin_is_an_exact_rotation(
     new_node: Callable[[], NativeNode], size: int, rounds: int, drawn: int
 ) -> None:
-    """Each backend once, in the same order in every round; where it begins is drawn."""
+    """Each backend comes once, in the same order in every round; the first one is drawn."""
     node = new_node()
     node.kernel.dice = lambda: drawn
     node.publish(1, {WEB: TURN}, cluster=backends(size))
@@ -46,7 +46,7 @@ def test_frontends_of_a_service_share_its_rotation(node: NativeNode) -> None:
 
 
 def test_the_lists_of_a_service_rotate_on_their_own(node: NativeNode) -> None:
-    """Connections that go by one of them, in turns with those of the other, skip nothing there."""
+    """Connections by two lists in turn skip nothing in either list."""
     frontends = {WEB: TURN, OTHER: f"{TURN} local"}
     node.publish(1, frontends, cluster=backends(6), local=backends(2))
     met = [node.socket().connect(to).place for to in (WEB, OTHER) * 6]
@@ -65,7 +65,7 @@ def test_a_change_of_the_backends_goes_on_with_the_rotation(node: NativeNode) ->
 
 
 def test_affinity_takes_no_turn(node: NativeNode) -> None:
-    """A client that is sent to its backend again does not disturb the others' rotation."""
+    """A client that returns to its backend does not disturb the rotation."""
     node.publish(1, {WEB: TURN}, cluster=backends(3), affinity=60)
     clients = [node.socket(netns=number).connect(WEB).place for number in (1, 1, 2, 1, 3, 2)]
     assert sorted({*clients}) == backends(3)
@@ -96,7 +96,9 @@ def test_by_client_a_namespace_meets_one_backend(node: NativeNode) -> None:
 def test_a_socket_draws_of_a_table_only_where_weights_differ(
     node: NativeNode, words: str, by_table: bool
 ) -> None:
-    """Or where its client is to meet one backend; here all places of the table are the first's."""
+    """Or if its client is to meet one backend; here all places of the table are the first
+    backend's.
+    """
     node.publish(1, {WEB: words}, cluster=backends(4))
     service = node.kernel.get("services", frontend(WEB))
     for at in range(7):
@@ -125,7 +127,7 @@ def test_each_list_draws_of_its_own_part_of_the_table(node: NativeNode) -> None:
 def test_the_rest_of_a_draw_decides_between_the_two_slots_of_a_place(
     new_node: Callable[[], NativeNode], number: int, below: int
 ) -> None:
-    """A table with one place leaves the number that was drawn as the rest."""
+    """With one place in the table, the rest is the drawn number."""
     node = new_node()
     node.publish(1, {WEB: "by_tuple"}, cluster=backends(2))
     service = node.kernel.get("services", frontend(WEB))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With --shadow every call goes on unchanged, and the node's own decisions are counted."""
+"""With --shadow every call is unchanged, and the decisions for the node itself are counted."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def protocol(request: pytest.FixtureRequest, node: NativeNode) -> str:
 def test_calls_go_on_and_are_counted(
     node: NativeNode, protocol: str, to: str, verdict: str
 ) -> None:
-    """The node's own; nothing is remembered of the socket."""
+    """Only the node's own calls are counted; nothing is remembered of the socket."""
     socket = node.socket(protocol, netns=HOST)
     assert socket.connect(to) == (True, 0, to)
     assert socket.getpeername(to) == to

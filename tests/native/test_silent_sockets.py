@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An unconnected UDP socket keeps its backend as long as conntrack would keep its flow."""
+"""An unconnected UDP socket keeps its backend as long as conntrack would keep the flow."""
 
 import pytest
 
@@ -12,7 +12,7 @@ UDP, STREAM = 30, 120  # nf_conntrack_udp_timeout, nf_conntrack_udp_timeout_stre
 
 @pytest.fixture
 def socket(node: NativeNode) -> Socket:
-    """A socket that has sent to the only backend; now any new choice gives another backend."""
+    """Return a socket that has sent to the only backend; any new choice gives another one."""
     node.publish(1, [f"{DNS}/udp"], cluster=[OLD])
     made = node.socket("udp")
     assert made.sendmsg(DNS).place == OLD
@@ -67,7 +67,7 @@ def test_a_new_flow_is_no_stream(socket: Socket) -> None:
 
 
 def test_getpeername_is_no_reply(socket: Socket) -> None:
-    """Only what is received counts."""
+    """Only received datagrams count."""
     assert socket.getpeername(OLD) == DNS
     assert after(socket, 3) == OLD
     assert after(socket, UDP) == ADDED

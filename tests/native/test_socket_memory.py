@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory that a socket takes, and the effects of a full table."""
+"""The memory for a socket, and the effects of a full table."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ KEPT = ("sockets", "assignments", "peers")
 
 @pytest.fixture(params=["places", "elsewhere"])
 def serving(node: NativeNode, request: pytest.FixtureRequest) -> NativeNode:
-    """Sockets have their places, or all of them are in the hash."""
+    """Give sockets their places, or put all of them into the hash."""
     if request.param == "elsewhere":
         node.kernel.take_places()
     node.publish(1, [f"{WEB}/tcp"], cluster=[ONE])
@@ -25,7 +25,7 @@ def serving(node: NativeNode, request: pytest.FixtureRequest) -> NativeNode:
 
 @pytest.fixture
 def full(serving: NativeNode) -> NativeNode:
-    """There is room for one socket, and one that is connected has it."""
+    """Leave room for one socket only, which a connected one has."""
     serving.kernel.take_places()
     serving.kernel.tables["sockets"].entries = 1
     assert serving.socket().connect(WEB).place == ONE
@@ -38,14 +38,14 @@ def full_counts(node: NativeNode) -> tuple[int, int]:
 
 
 def test_one_entry(serving: NativeNode) -> None:
-    """The first datagram of a socket is one entry, as a connection is."""
+    """The first datagram of a socket makes one entry, as a connection does."""
     serving.socket().connect(WEB)
     serving.socket("udp").sendmsg(DNS)
     assert serving.kernel.remembered() == {"sockets": 2, "assignments": 0, "peers": 0}
 
 
 def test_full_table_costs_the_name(full: NativeNode) -> None:
-    """With a full table a connection goes to its backend, and getpeername shows the backend."""
+    """With a full table a connection reaches its backend, but getpeername shows the backend."""
     socket = full.socket()
     assert socket.connect(WEB).place == ONE
     assert socket.getpeername(ONE) == ONE
@@ -66,7 +66,7 @@ def test_full_table_keeps_counts_exact(full: NativeNode) -> None:
 
 
 def test_full_table_keeps_flows(full: NativeNode) -> None:
-    """Datagrams go on to one backend, and their replies are from the frontend, as ever."""
+    """Datagrams still go to one backend, and their replies come from the frontend."""
     full.publish(2, [f"{DNS}/udp"], cluster=[TWO, THREE])
     socket = full.socket("udp")
     home = socket.sendmsg(DNS).place
@@ -88,7 +88,7 @@ def test_full_table_keeps_counts_of_moved_flows(full: NativeNode) -> None:
 
 
 def test_full_table_gets_room(full: NativeNode) -> None:
-    """As soon as there is room, sockets are remembered again; earlier flows go on."""
+    """As soon as there is room, sockets are remembered again; earlier flows continue."""
     socket = full.socket("udp")
     socket.sendmsg(DNS)
     full.kernel.tables["sockets"].entries = 2
@@ -111,7 +111,7 @@ def test_connected_anew_in_a_full_table(full: NativeNode) -> None:
 
 
 def shared(node: NativeNode) -> Socket:
-    """A socket with two frontends that have one backend."""
+    """Return a socket with two frontends that have one backend."""
     socket = node.socket("udp")
     assert socket.sendmsg(DNS).place == socket.sendmsg(OTHER).place == TWO
     return socket
@@ -128,7 +128,7 @@ def test_shared_backend(serving: NativeNode) -> None:
 
 
 def test_shared_backend_moves(serving: NativeNode) -> None:
-    """When the first frontend gets another backend, the former one's replies are the other's."""
+    """When the first frontend gets another backend, the former one's replies are the second's."""
     socket = shared(serving)
     serving.publish(2, [f"{DNS}/udp"], cluster=[THREE])
     assert socket.sendmsg(DNS).place == THREE

@@ -25,7 +25,7 @@ def serving(node: NativeNode) -> NativeNode:
 
 
 def pair(node: NativeNode, protocol: str) -> tuple[Socket, Socket]:
-    """Two sockets with the same place."""
+    """Return two sockets with the same place."""
     one, other = node.socket(protocol), node.socket(protocol)
     other.cookie = one.cookie + PLACES
     return one, other
@@ -39,14 +39,14 @@ def elsewhere(node: NativeNode) -> int:
 
 
 def sees(socket: Socket, protocol: str) -> str:
-    """Return what the peer of a connected socket is called."""
+    """Return the peer that a connected socket shows."""
     _, place, _ = WHERE[protocol]
     return socket.getpeername(place) if protocol == "tcp" else socket.recvmsg(place)
 
 
 @both_protocols
 def test_two_sockets_with_one_place(serving: NativeNode, protocol: str) -> None:
-    """The second one is in the hash; each keeps its frontend until it is released."""
+    """The second socket is in the hash; each keeps its frontend until it is released."""
     frontend, place, service = WHERE[protocol]
     one, other = pair(serving, protocol)
     for socket in (one, other):

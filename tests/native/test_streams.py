@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stream sockets: one peer at a time, counted from connect to release."""
+"""Stream sockets have one peer at a time, counted from connect to release."""
 
 from tests.native.node import NativeNode
 
@@ -37,7 +37,7 @@ def test_reconnect(node: NativeNode) -> None:
 
 
 def test_every_connect_is_a_choice(node: NativeNode) -> None:
-    """A stream has no memory: each connection is balanced afresh."""
+    """Each connection of a stream socket is balanced anew."""
     many = [f"10.1.0.{n}:8080" for n in range(1, 101)]
     node.publish(1, [WEB], cluster=many)
     socket = node.socket()
@@ -46,7 +46,7 @@ def test_every_connect_is_a_choice(node: NativeNode) -> None:
 
 
 def test_never_ours(node: NativeNode) -> None:
-    """A socket that was not translated opens and closes nothing."""
+    """A socket that was not translated counts nothing."""
     two_services(node)
     socket = node.socket()
     socket.connect("192.0.2.9:80")

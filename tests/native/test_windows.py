@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A FIN or RST that its receiver believes is believed, and one that someone guesses is not.
+"""A FIN or RST that its receiver accepts ends the flow, a guessed one does not.
 
 The reference is a TCP (RFC 9293, RFC 5961 3.2) of two sides, whose segments get lost before the
 node or after it.
@@ -66,7 +66,7 @@ class Side:
         return Segment(self.sent - 1, FIN | ACK, self.awaits)
 
     def take(self, got: Segment) -> bool:
-        """Whether a FIN or RST in it is believed, if there is one."""
+        """Take a segment; return whether its FIN or RST, if any, is accepted."""
         if got.control & RST:
             return got.seq == self.awaits
         self.acked = max(self.acked, got.ack)
@@ -80,7 +80,7 @@ class Side:
 
 
 class Connection:
-    """Established through a node; either side is 0 (the client) or 1 (the backend)."""
+    """A connection through a node; a side is 0 (the client) or 1 (the backend)."""
 
     def __init__(self, node: NativeNode, numbers: tuple[int, int]) -> None:
         self.node = node
@@ -98,7 +98,7 @@ class Connection:
         self.passes(0, Segment(client + 1, ACK, backend + 1))
 
     def passes(self, side: int, segment: Segment) -> None:
-        """The node gets it."""
+        """Let the node process the segment."""
         ends = "RST" if segment.control & RST else "FIN" if segment.control & FIN else ""
         opens = segment.control == SYN
         key = REPLY if side else REQUEST
@@ -110,7 +110,7 @@ class Connection:
         assert self.node.kernel.run("pass_packet", PACKET.pack(packet), netns=POD)
 
     def sends(self, side: int, segment: Segment, fate: str) -> bool:
-        """Whether a FIN or RST in it is believed by the other side."""
+        """Send a segment; return whether the other side accepts its FIN or RST."""
         if fate != "lost before":
             self.passes(side, segment)
         return fate == "arrives" and self.sides[1 - side].take(segment)
@@ -146,7 +146,7 @@ def begun(new_node: NewNode, numbers: tuple[int, int], history: list[Any]) -> Co
 def test_real_reset(
     new_node: NewNode, numbers: tuple[int, int], history: list[Any], side: int
 ) -> None:
-    """A reset is believed if its receiver believes it; else the answer to a challenge is."""
+    """A reset ends the flow if its receiver accepts it; else the answer to a challenge does."""
     made = begun(new_node, numbers, history)
     one, other = made.sides[side], made.sides[1 - side]
     if made.sends(side, one.reset(), "arrives"):
@@ -162,7 +162,7 @@ def test_real_reset(
 def test_reset_answers_data(
     new_node: NewNode, numbers: tuple[int, int], history: list[Any], side: int
 ) -> None:
-    """A host without the connection resets it with the number that the segment acknowledged."""
+    """A host without the connection sends a reset with the acknowledged number."""
     made = begun(new_node, numbers, history)
     asked = made.sides[1 - side].data(10)
     made.sends(1 - side, asked, "lost after")
@@ -174,7 +174,7 @@ def test_reset_answers_data(
 def test_real_fin(
     new_node: NewNode, numbers: tuple[int, int], history: list[Any], side: int, fate: str
 ) -> None:
-    """A FIN that arrives is believed, also if what was sent before it has not arrived."""
+    """A FIN that arrives counts, even if earlier segments have not arrived."""
     made = begun(new_node, numbers, history)
     fin = made.sides[side].fin()
     arrived = made.sends(side, fin, fate) or made.sends(side, fin, "arrives")
@@ -199,7 +199,7 @@ def test_guessed(
     control: int,
     primed: list[int],
 ) -> None:
-    """Segments whose numbers are far off, one after another, end nothing and change no numbers."""
+    """Segments whose numbers are far off end nothing and change no numbers."""
     made = begun(new_node, numbers, history)
     before = made.node.kernel.items("tcp_flows")
     at, ack = made.sides[side].sent + off, made.sides[1 - side].sent + off

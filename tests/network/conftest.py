@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster for each file of tests, gone when the file is done."""
+"""A cluster for each file of tests, removed after its last test."""
 
 import os
 from collections.abc import Iterator
@@ -32,19 +32,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def pod(cluster: Cluster) -> Sockets:
-    """The sockets of the pod called client."""
+    """Return the sockets of the pod called client."""
     return cluster.sockets(cluster.client)
 
 
 @pytest.fixture
 def host(cluster: Cluster) -> Sockets:
-    """The sockets of the node itself."""
+    """Return the sockets of the node itself."""
     return cluster.sockets(cluster.node)
 
 
 @pytest.fixture(params=["pod", "host"])
 def sockets(request: pytest.FixtureRequest) -> Sockets:
-    """The client is the pod, or the node itself, as a pod of the host's network."""
+    """Return the client's sockets: a pod, or the node itself, as a pod of the host's network."""
     found: Sockets = request.getfixturevalue(request.param)
     return found
 
@@ -57,7 +57,7 @@ def pods(cluster: Cluster) -> list[Host]:
 
 @pytest.fixture
 def opened() -> Iterator[ExitStack]:
-    """Sockets that are closed when the test is done."""
+    """Open sockets, and close them after the test."""
     with ExitStack() as stack:
         yield stack
 
@@ -73,8 +73,8 @@ def changes(cluster: Cluster) -> Iterator[Changes]:
 def two(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TwoNodes]:
-    """Two nodes that tell pods from others by their addresses, with one of ENGINES; with the flow
-    tables where a file does not ask for others.
+    """Yield two nodes that recognize pods by their addresses, with one of ENGINES; by default the
+    flow tables.
     """
     engine = getattr(request, "param", Engine.FLOWS)
     folder = tmp_path_factory.mktemp("two")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operators and CNIs do to a node that a load balancer must live with; all of it counts.
+"""Settings of operators and CNIs with which a load balancer must work; each counts packets.
 
 Each takes a node. ``touched`` tells how many packets the rules have dropped or masqueraded.
 """
@@ -14,7 +14,7 @@ V4, V6 = cni.NETWORKS
 
 
 def strict_reverse_path(node: Host) -> None:
-    """rp_filter=1 on all devices; for IPv6 the rule that firewalld has in its place."""
+    """Set rp_filter=1 on all devices; for IPv6 add firewalld's rule instead."""
     for device in ("all", "default"):
         node.sysctl(f"net.ipv4.conf.{device}.rp_filter", 1)
     node.nft("""
@@ -29,7 +29,7 @@ def strict_reverse_path(node: Host) -> None:
 
 
 def drop_invalid(node: Host) -> None:
-    """``ct state invalid drop`` wherever a packet can pass; redirects always are, or may be."""
+    """Drop ``ct state invalid`` at every hook; redirects always are, or may be, invalid."""
     for hook in ("input", "forward", "output"):
         node.nft(f"""
             table inet tracked {{
@@ -44,7 +44,7 @@ def drop_invalid(node: Host) -> None:
 
 
 def drop_forwarded(node: Host) -> None:
-    """Nothing is forwarded but connections that are known, and what the CNI lets pass: pods'."""
+    """Forward only known connections, and what the CNI accepts: pods' packets."""
     node.nft(f"""
         table inet forwarding {{
             counter unwanted {{}}
@@ -62,7 +62,7 @@ def drop_forwarded(node: Host) -> None:
 
 
 def masquerade_pods(node: Host) -> None:
-    """The CNI's own rule: pods go out into the world as their node."""
+    """Masquerade pods' packets to other hosts as the node, as a CNI does."""
     node.nft(f"""
         table inet cni {{
             counter masked {{}}
@@ -75,7 +75,7 @@ def masquerade_pods(node: Host) -> None:
 
 
 def filter_bridged(node: Host) -> None:
-    """br_netfilter: what the bridge switches passes the packet filter too."""
+    """Load br_netfilter: bridged packets pass the packet filter too."""
     for table in ("iptables", "ip6tables"):
         node.sysctl(f"net.bridge.bridge-nf-call-{table}", 1)
 
@@ -90,7 +90,7 @@ EVERYTHING = (
 
 
 def touched(node: Host) -> dict[str, int]:
-    """Packets of each rule that counted some since the last call."""
+    """Return the packets since the last call, of each rule that counted some."""
     process = node.start(["nft", "-j", "reset", "counters"], stdout=subprocess.PIPE)
     said, _ = process.communicate()
     counters = (it["counter"] for it in json.loads(said)["nftables"] if "counter" in it)

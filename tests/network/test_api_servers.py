@@ -78,7 +78,7 @@ class Servers:
                 api.put(change)
 
     def name(self, *pods: Host) -> None:
-        """These are the endpoints; returns when the agent has written that."""
+        """Make these the endpoints; return when the agent has written them."""
         slice: Any = manifests.endpoint_slice("kubernetes", "IPv4", [], SLICE)
         self.put(slice | {"endpoints": [{"addresses": [pod.v4]} for pod in pods]})
         wait_until("the agent knows", lambda: used(self.cluster) == {pod.v4 for pod in pods})
@@ -123,13 +123,13 @@ def servers(cluster: Cluster, tmp_path: Path) -> Iterator[Servers]:
 
 
 def page(cluster: Cluster) -> Any:
-    """The page of default/kubernetes: {} while no agent answers."""
+    """Return the page of default/kubernetes: {} while no agent answers."""
     done = cluster.ebpflb("services", "get", "default/kubernetes", "-o", "json")
     return json.loads(done.stdout) if done.returncode == 0 and done.stdout else {}
 
 
 def used(cluster: Cluster) -> set[str]:
-    """The addresses of the API servers that get new connections."""
+    """Return the addresses of the API servers that get new connections."""
     rows = [row for port in page(cluster).get("ports", ()) for row in port["endpoints"]]
     return {row["endpoint"].partition(":")[0] for row in rows if row["state"] == "used"}
 
@@ -152,7 +152,7 @@ def loads(cluster: Cluster, *pods: Host, pause: float) -> "list[subprocess.Popen
 
 
 def failed(running: "list[subprocess.Popen[str]]") -> list[tuple[float, str]]:
-    """When each failed request began, and why."""
+    """Return when each failed request began, and why."""
     found: list[tuple[float, str]] = []
     for process in running:
         said, _ = process.communicate("", timeout=60)
@@ -163,7 +163,7 @@ def failed(running: "list[subprocess.Popen[str]]") -> list[tuple[float, str]]:
 
 
 def test_replaced_one_after_the_other(cluster: Cluster, servers: Servers) -> None:
-    """No connection fails: one is no endpoint any more before it is stopped."""
+    """No connection fails: each server stops being an endpoint before it is stopped."""
     running = loads(cluster, pause=PAUSE)
     for pod in servers.pods:
         servers.name(*(each for each in servers.pods if each != pod))
@@ -175,8 +175,8 @@ def test_replaced_one_after_the_other(cluster: Cluster, servers: Servers) -> Non
 
 
 def test_one_dies_unannounced(cluster: Cluster, servers: Servers) -> None:
-    """It is set aside when three clients could not reach it, and none fails from then on; the
-    agent, whose only own server it is, goes on by the others, also after a reboot.
+    """The server is set aside after three clients failed, and no other connection fails. The agent,
+    whose only own server it was, uses the others, also after a reboot.
     """
     dead, *others = servers.pods
     alive = {pod.v4 for pod in others}
@@ -199,7 +199,7 @@ def listed(cluster: Cluster) -> str:
 
 
 def reboot(cluster: Cluster) -> None:
-    """Programs, maps and the agent's status are gone; its cache is not."""
+    """Remove programs, maps and the agent's status; its cache stays."""
     agent = cluster.agent
     agent.stop(signal.SIGKILL)
     cluster.close_maps()
@@ -211,8 +211,8 @@ def reboot(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("kind", ["externalIPs", "status.loadBalancer"])
 def test_no_service_hides_an_api_server(cluster: Cluster, servers: Servers, kind: str) -> None:
-    """A Service asks for the API servers' addresses and port: agent, node and pod go on asking
-    them; also after a start at maps in which an earlier agent has given that place to the Service.
+    """If a Service claims the API servers' addresses and port, agent, node and pod still reach
+    them; also if an earlier agent's maps gave that place to the Service.
     """
     addresses, agent, group = [pod.v4 for pod in servers.pods], cluster.agent, cluster.node.cgroup
     assert agent.process
@@ -244,7 +244,7 @@ def test_no_service_hides_an_api_server(cluster: Cluster, servers: Servers, kind
 
 
 def let_in(cluster: Cluster, addresses: list[str]) -> None:
-    """Write the frontends of the thief, as an earlier version did."""
+    """Write the frontends of the claiming Service, as an earlier version did."""
     maps = cluster.maps
     own = maps["services"].get(Frontend(ip_address("10.96.0.66"), API_PORT, 6))
     taken = own._replace(flags=own.flags | {"external"})
@@ -253,7 +253,7 @@ def let_in(cluster: Cluster, addresses: list[str]) -> None:
 
 
 def follows(cluster: Cluster, servers: Servers, name: str) -> None:
-    """The agent connects to an API server again, and node and pod can."""
+    """Check that the agent connects to an API server again, and node and pod can."""
     for api in servers.live.values():
         api.hang_up()
     servers.put(manifests.service(name, [f"10.96.0.{90 + len(name)}"], SERVICE))

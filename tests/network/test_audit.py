@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever others remove of the data plane a running agent notices, names and puts back."""
+"""A running agent notices, names and restores all parts of the data plane that others remove."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, bpffs: Path) -> Iterator[C
 
 @pytest.fixture(autouse=True)
 def ready(cluster: Cluster) -> None:
-    """Before each test; what the log says is counted from here on."""
+    """Wait until all is well before each test; the log counts from here on."""
     wait_until("it is ready", lambda: is_ready(cluster))
     cluster.logged_before = len(cluster.agent.log())  # type: ignore[attr-defined]
 
@@ -70,7 +70,7 @@ def state(cluster: Cluster) -> StateDir:
 
 
 def ask(cluster: Cluster, url: str) -> tuple[int, str]:
-    """The code and the body of one request in the node's namespace."""
+    """Return status and body of one request in the node's namespace."""
     command = [*cluster.node.enter, "curl", "-s", "-m", "60", "-w", "\n%{http_code}", url]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     body, _, code = done.stdout.rpartition("\n")
@@ -115,7 +115,7 @@ def names_nothing(cluster: Cluster) -> bool:
 
 
 def put_back(cluster: Cluster, named: str) -> None:
-    """It was named in the log since the test began, and is as before."""
+    """Wait until the log has named it since the test began, and it is restored."""
     wait_until(f"{named} is said", lambda: named in said(cluster))
     wait_until("it is ready", lambda: is_ready(cluster))
     wait_until("its status names nothing", lambda: names_nothing(cluster))
@@ -124,7 +124,7 @@ def put_back(cluster: Cluster, named: str) -> None:
 
 @pytest.mark.parametrize("hook", cgroup_links.CGROUP_HOOKS)
 def test_a_detached_hook_is_attached_again(cluster: Cluster, state: StateDir, hook: str) -> None:
-    """A link that others detach keeps its pin, and serves nothing: the next look finds that."""
+    """A detached link keeps its pin, but serves nothing: the next comparison finds that."""
     before = cgroup_links.attached(state)
     detach(state.links_directory / hook)
     wait_until("it is attached", lambda: cgroup_links.attached(state) == before)
@@ -132,9 +132,9 @@ def test_a_detached_hook_is_attached_again(cluster: Cluster, state: StateDir, ho
 
 
 def test_removed_pins_cost_nothing(cluster: Cluster, state: StateDir) -> None:
-    """The agent holds the links: they are the same ones when they are pinned again.
+    """The agent holds the links, and pins the same ones again.
 
-    One that goes between the agent's look and the repair is pinned again without being named.
+    A pin that is removed between comparison and repair is pinned again without being named.
     """
     before = link_ids(state)
     for pin in list(state.links()):
@@ -154,9 +154,9 @@ def test_an_unpinned_map_is_pinned_again(cluster: Cluster, state: StateDir, name
 
 
 def test_an_unknown_pin_is_replaced(cluster: Cluster, state: StateDir, bpffs: Path) -> None:
-    """Another map under the name of ours would be adopted by the next agent.
+    """The next agent would adopt another map under the name of ours.
 
-    It comes by one rename: the agent could see that no pin is there, between two calls.
+    The pin is replaced by a rename, so that the agent never sees it missing.
     """
     pin, other = (next(state.directory.glob(f"*/{name}")) for name in ("secret", "verdicts"))
     number = map_id(pin)
@@ -180,8 +180,8 @@ def map_id(pin: Path) -> int:
 
 
 def test_detached_from_a_device(cluster: Cluster, state: StateDir) -> None:
-    """At one hook of one device, without an event of that, and with its pin left where it was; or
-    its filters removed, where the kernel has no tcx.
+    """The link is detached at one hook of one device without an event, and its pin stays; without
+    tcx, the filters are removed.
     """
     before = sorted(path.name for path in state.devices_directory.iterdir())
     if tcx.works():
@@ -221,7 +221,7 @@ def test_the_bpffs_goes_and_another_comes(cluster: Cluster, state: StateDir, bpf
 
 
 def judged(cluster: Cluster) -> tuple[str, set[str]]:
-    """The verdict of `ebpflb status`, and the causes of its reasons."""
+    """Return the verdict of `ebpflb status`, and the causes of its reasons."""
     said = cluster.ebpflb("status", "-o", "json")
     found = json.loads(said.stdout)
     return found["verdict"], {reason["cause"] for reason in found["reasons"]}
@@ -244,7 +244,7 @@ def test_an_agent_that_ends_without_its_bpffs_says_that_nothing_serves(
 
 
 def test_no_other_agent_gets_a_bpffs_that_came(cluster: Cluster, bpffs: Path) -> None:
-    """The lock and the record of the run directory are in the new one too."""
+    """Lock and record of the run directory are also in the new bpffs."""
     subprocess.run(["umount", "--lazy", str(bpffs)], check=True)
     mount(bpffs)
     paths = cluster.agent.paths
@@ -261,7 +261,7 @@ def elsewhere(paths: Paths) -> Paths:
 
 @pytest.mark.extended
 def test_not_ready_while_another_answers_on_10256(tmp_path: Path) -> None:
-    """Beside a kube-proxy that has the port and says 200, readiness is the agent's own."""
+    """Beside a kube-proxy that has the port and answers 200, readiness is the agent's own."""
     with running(tmp_path) as made:
         made.publish(web(*map(endpoint, made.web)))
         wait_until("it is ready", lambda: is_ready(made))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever others write into the maps that the agent writes is named and put back."""
+"""Changes by others in the maps that the agent writes are named and corrected."""
 
 from collections.abc import Callable, Iterator, Mapping
 from ipaddress import ip_address, ip_network
@@ -65,7 +65,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def maps(cluster: Cluster) -> Iterator[Maps]:
-    """The agent's maps, open to be written."""
+    """Return the agent's maps, opened for writing."""
     pinned = StateDir(cluster.agent.paths.state).open_maps()
     yield pinned
     for opened in pinned.values():
@@ -76,7 +76,7 @@ def maps(cluster: Cluster) -> Iterator[Maps]:
 def logged(cluster: Cluster) -> Callable[[str], bool]:
     """Whether the log has named something since the test began.
 
-    Before that nothing differs any more: what is found again is no news.
+    Wait first until nothing differs: a repeated difference is not logged.
     """
     wait_until("nothing differs", lambda: not drift(cluster))
     before = len(cluster.agent.log())
@@ -84,7 +84,7 @@ def logged(cluster: Cluster) -> Callable[[str], bool]:
 
 
 def drift(cluster: Cluster) -> Mapping[str, str]:
-    """What the agent has found last."""
+    """Return the agent's last findings."""
     told = status.read(cluster.agent.paths)
     assert told
     return told.drift
@@ -102,7 +102,7 @@ def settled(cluster: Cluster, logged: Callable[[str], bool], named: str) -> None
 
 @pytest.mark.extended
 def test_each_map_is_compared_or_the_programs_own() -> None:
-    """A new map has to be in one of the two lists, and to get its test here."""
+    """A new map must be in one of the two lists, and get its test here."""
     arrays = {"slots", "backend_slots", "choices", "settings", "secret", "no_frontends"}
     assert set(layout.MAPS) == {*HASHES, *arrays, *EMPTY, *NOT_PLANNED}
 
@@ -112,7 +112,7 @@ EMPTY = {"route_sources": (route_key(1, ip_network("198.51.100.0/24")), UNPLANNE
 
 
 def other(value: Any) -> Any:
-    """Another value of the same kind."""
+    """Return another value of the same kind."""
     if isinstance(value, int):
         return value + 1
     if isinstance(value, BackendName):  # type: ignore[misc]
@@ -125,7 +125,7 @@ def other(value: Any) -> Any:
 
 
 def unplanned(key: Any) -> Any:
-    """A key that no map has."""
+    """Return a key that no map has."""
     if isinstance(key, int):
         return 60000
     if isinstance(key, str):
@@ -152,7 +152,7 @@ CHANGES: dict[str, Change] = {
 def test_an_entry_that_others_change_is_corrected(
     cluster: Cluster, maps: Maps, logged: Callable[[str], bool], change: Change, name: str
 ) -> None:
-    """It has the value that it had, and one that no one planned goes."""
+    """The entry has its former value again, and an unplanned one is removed."""
     before = content(maps, name)
     change(maps[name], *next(iter(before.items())))
     wait_until("it is corrected", lambda: content(maps, name) == before)
@@ -178,7 +178,7 @@ def slot_of_a_backend(maps: Maps) -> tuple[int, Any]:
 
 
 def secret(maps: Maps) -> tuple[int, Any]:
-    """With another one packets of one flow would get other backends."""
+    """Return another secret, with which packets of one flow would get other backends."""
     return 0, maps["secret"].get(0) ^ 2
 
 
@@ -205,7 +205,7 @@ def test_a_place_of_an_array_is_corrected(
     changed: Callable[[Maps], tuple[int, Any]],
     name: str,
 ) -> None:
-    """Whoever changes it."""
+    """An element is corrected, whoever changes it."""
     at, value = changed(maps)
     before = maps[name].get(at)
     maps[name].write([(at, value)])
@@ -217,7 +217,7 @@ def test_a_place_of_an_array_is_corrected(
 def test_a_setting_is_corrected(
     cluster: Cluster, maps: Maps, logged: Callable[[str], bool], field: str
 ) -> None:
-    """Whoever changes one changes how every packet is handled."""
+    """A changed setting would change how every packet is handled."""
     before = maps["settings"].get(0)
     value = {"flags": before.flags ^ {"masquerade_all"}, "node_v4": UNPLANNED}.get(field)
     if field == "span_v4":

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node whose uplink is the only port of a bridge: the bridge has the programs, and not the port,
-as long as no frame can bypass it and netfilter does not run at the port.
+"""A node whose uplink is the only port of a bridge. The bridge has the programs instead of the
+port, as long as no frame can bypass it and netfilter does not run at the port.
 """
 
 import socket
@@ -50,8 +50,8 @@ CHANGES = [
 
 
 def add_qdisc(two: TwoNodes) -> None:
-    """Gives the port the qdisc that its programs need without tcx. While a device gets its first
-    qdisc, the kernel drops what leaves by it (docs/limits.md), so the test adds the qdisc before.
+    """Give the port the qdisc that its programs need without tcx. While a device gets its first
+    qdisc, the kernel drops outgoing packets (docs/limits.md), so the test adds the qdisc before.
     """
     if not tcx.works():
         subprocess.run([*two.near.enter, "tc", "qdisc", "add", "dev", "up0", "clsact"], check=True)
@@ -70,7 +70,7 @@ def two(
 
 
 def programmed(two: TwoNodes) -> set[str]:
-    """The names of the near node's devices that have our programs now."""
+    """Return the names of the near node's devices that have our programs now."""
     attached = attacher(StateDir(Path(two.agents[0].paths.state))).attached
     found = call_in(NETNS / two.near.netns, lambda: set(map(socket.if_indextoname, attached())))
     return found & {"br0", "up0"}
@@ -82,7 +82,7 @@ def until_programmed(two: TwoNodes, *names: str) -> None:
 
 @contextmanager
 def clients(two: TwoNodes, frontends: Frontends) -> Iterator[None]:
-    """Sends requests from outside; none may fail meanwhile."""
+    """Send requests from outside; none may fail meanwhile."""
     both = [frontends.to("nodeport", two.near, v6=v6) for v6 in (False, True)]
     started = [two.start_client(two.outside, p, *to) for p in ("tcp", "udp") for to in both]
     yield

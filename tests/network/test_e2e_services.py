@@ -17,12 +17,12 @@ HOST_PORT, HOST_UDP_PORT = 10180, 10181
 
 
 def up(sockets: Sockets, *pods: str, host: str = VIP, port: int = 80) -> None:
-    """These endpoints answer, and no others."""
+    """Let only these endpoints answer."""
     assert requests.backends(sockets, host, port=port).keys() == set(pods)
 
 
 def reaches(sockets: Sockets, host: str, port: int, *, is_up: bool = True) -> bool:
-    """Whether a connection comes about; only one that ``is_up`` is waited for long."""
+    """Whether a connection opens; only one that ``is_up`` gets a long wait."""
     with requests.tcp_socket(sockets, host) as client:
         client.settimeout(CALL_SECONDS if is_up else A_MOMENT)
         try:
@@ -33,7 +33,7 @@ def reaches(sockets: Sockets, host: str, port: int, *, is_up: bool = True) -> bo
 
 
 def test_in_time(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
-    """An endpoint's change is seen within 30 s, a Service's within 2 min: e2e's time budgets."""
+    """A change of an endpoint is seen within 30 s, of a Service within 2 min, as e2e requires."""
     cluster.publish(web(endpoint(pods[0])))
     cluster.write(web(endpoint(pods[1])))
     seen = lambda: requests.backends(sockets, VIP, times=5).keys() == {"web-2"}  # noqa: E731
@@ -44,7 +44,7 @@ def test_in_time(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
 
 
 def test_types(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
-    """ExternalName, ClusterIP and NodePort in turn: each change of the type is programmed."""
+    """ExternalName, ClusterIP and NodePort are programmed in turn, after each change."""
     alias = web(endpoint(pods[0]), type="ExternalName", externalName="example.org")
     node = cluster.node.v4
     for published, cluster_ip, nodeport in (
@@ -61,7 +61,7 @@ def test_types(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
 
 
 def test_route_localnet(cluster: Cluster, host: Sockets, pods: list[Host]) -> None:
-    """NodePorts are served on the node's loopback, and route_localnet is not touched for it."""
+    """NodePorts are served on the node's loopback without setting route_localnet."""
     cluster.publish(web(endpoint(pods[0]), nodeport=NODEPORT))
     up(host, "web-1", host="127.0.0.1", port=NODEPORT)
     sysctl = ["cat", "/proc/sys/net/ipv4/conf/all/route_localnet"]
@@ -78,7 +78,7 @@ def test_host_network_endpoint(cluster: Cluster, sockets: Sockets) -> None:
 
 
 def test_host_network_endpoint_by_udp(cluster: Cluster, sockets: Sockets, host: Sockets) -> None:
-    """The same for datagrams, to a server that answers from the address that it got them at."""
+    """The same holds for UDP, with a server that answers from the address it was asked at."""
     host_network(cluster)
     with requests.udp_socket(host, VIP) as server, requests.udp_socket(sockets, VIP) as client:
         server.bind((cluster.node.v4, HOST_UDP_PORT))
@@ -90,7 +90,7 @@ def test_host_network_endpoint_by_udp(cluster: Cluster, sockets: Sockets, host: 
 
 
 def host_network(cluster: Cluster) -> None:
-    """The node itself as the only endpoint."""
+    """Return the node itself as the only endpoint."""
     endpoint = manifests.endpoint(cluster.node.v4, node="node", target="the-node")
     listed = [
         {"name": "tcp", "port": HOST_PORT, "protocol": "TCP"},
@@ -101,7 +101,7 @@ def host_network(cluster: Cluster) -> None:
 
 
 def test_sctp_service(cluster: Cluster, pods: list[Host]) -> None:
-    """An SCTP service is programmed, and no protocol comes to the kernel for its sake."""
+    """An SCTP service is programmed without loading the protocol into the kernel."""
     before = protocols()
     sctp = [{"name": "s", "port": 80, "protocol": "SCTP"}]
     cluster.publish(

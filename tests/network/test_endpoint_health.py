@@ -44,7 +44,7 @@ class Watched(Cluster):
 def module_cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Watched]:
-    """Of sockets, and of packets on each engine."""
+    """Yield a cluster for sockets, and for packets on each engine."""
     engine, hooked = request.param
     require(engine)
     folder = tmp_path_factory.mktemp("watched")
@@ -60,7 +60,7 @@ def set_aside(cluster: Watched) -> bool:
 
 @pytest.fixture
 def cluster(module_cluster: Watched) -> Iterator[Watched]:
-    """The endpoints are new, and each client has reached the Service."""
+    """Return the cluster with new endpoints, after each client has reached the Service."""
     made = module_cluster
     made.publish()
     wait_until("none is set aside any more", lambda: not set_aside(made))
@@ -76,7 +76,7 @@ def cluster(module_cluster: Watched) -> Iterator[Watched]:
 
 
 def break_input(pod: Host, how: str, whose: str = "") -> None:
-    """Connections to the pod's server get this answer."""
+    """Answer connections to the pod's server in this way."""
     rule = f"{whose}tcp dport {TARGET} {how}"
     pod.nft(
         f"table inet broken {{\nchain i {{\ntype filter hook input priority 0; {rule};\n}}\n}}\n"
@@ -84,7 +84,7 @@ def break_input(pod: Host, how: str, whose: str = "") -> None:
 
 
 def attempt(sockets: Sockets, address: str) -> str:
-    """The endpoint that answers; "" if none does in time."""
+    """Return the endpoint that answers; "" if none does in time."""
     with requests.tcp_socket(sockets, address) as client:
         client.settimeout(PATIENCE)
         try:
@@ -95,7 +95,7 @@ def attempt(sockets: Sockets, address: str) -> str:
 
 
 def rows(cluster: Cluster, address: str = VIP) -> list[dict[str, Any]]:
-    """The endpoints of the TCP port in this family, as `ebpflb services get` has them."""
+    """Return the endpoints of the TCP port in this family, as in `ebpflb services get`."""
     page = json.loads(cluster.ebpflb("services", "get", "default/web", "-o", "json").stdout)
     family = "IPv6" if ":" in address else "IPv4"
     (found,) = (it for it in page["ports"] if (it["family"], it["protocol"]) == (family, "TCP"))
@@ -110,16 +110,16 @@ def used(cluster: Cluster, address: str = VIP) -> set[str]:
 def test_an_endpoint_that_does_not_answer_is_set_aside(
     cluster: Watched, way: str, address: str
 ) -> None:
-    """Its clients are three; then all others are asked, and it is asked again after its time.
+    """After three clients failed, only others are used, until its time has passed.
 
-    That is longer each time, so that a slow machine sees it too.
+    That time grows, so that a slow machine sees it too.
     """
     dead = cluster.web[0]
     others, place = NAMES - {dead.name}, f"[{dead.v6}]" if ":" in address else dead.v4
     break_input(dead, WAYS[way])
 
     def until(what: str, is_true: Callable[[], bool]) -> None:
-        """Clients try meanwhile."""
+        """Wait for a condition while clients keep connecting."""
 
         def found() -> bool:
             for client in cluster.clients:
@@ -146,7 +146,7 @@ def test_an_endpoint_that_does_not_answer_is_set_aside(
 
 
 def waiting(sockets: Sockets, address: str) -> Socket:
-    """A socket whose connection is not answered, among those that are."""
+    """Return a socket whose connection is not answered, among those that are."""
     while True:
         client = requests.tcp_socket(sockets, address)
         client.setblocking(False)
@@ -161,8 +161,8 @@ def waiting(sockets: Sockets, address: str) -> Socket:
 
 @pytest.mark.parametrize("address", [VIP, VIP6])
 def test_what_it_has_not_answered_begins_again(cluster: Watched, address: str) -> None:
-    """A client that still waits reaches another endpoint, from the same port; a socket that the
-    hooks see fails at once.
+    """A client that still waits reaches another endpoint from the same port; a hooked socket fails
+    at once.
     """
     dead = cluster.web[0]
     break_input(dead, "drop")
@@ -183,7 +183,7 @@ def test_what_it_has_not_answered_begins_again(cluster: Watched, address: str) -
 
 
 def test_a_denied_pod_is_no_weapon(cluster: Watched) -> None:
-    """Its connections fail to each endpoint, all day; they count once, until it reaches one."""
+    """The failures of a pod that reaches no endpoint count once, until it reaches one."""
     denied, *others = cluster.clients
     for pod in cluster.web:
         break_input(pod, "drop", f"ip saddr {denied.v4} ")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb explain``: what it says is what connections then do, and asking changes nothing; for
+"""``ebpflb explain`` predicts what connections do, and asking changes nothing. This is tested for
 sockets, and for clients whose packets are translated, by both engines.
 """
 
@@ -23,7 +23,7 @@ from tests.kit.sockets import Sockets
 
 
 class Said:
-    """What the command printed and returned."""
+    """The command's output and exit status."""
 
     def __init__(self, done: "subprocess.CompletedProcess[str]") -> None:
         self.status, self.out, self.err = done.returncode, done.stdout, done.stderr
@@ -39,9 +39,7 @@ class Said:
 
 
 def ask(cluster: Cluster, *words: str, output: str = "json", netns: str | None = None) -> Said:
-    """Ask from elsewhere than the node, unless the kernel names no network namespace
-    (before 5.14).
-    """
+    """Ask from outside the node's namespace, unless the kernel has no cookies (before 5.14)."""
     if namespaces.cookie(namespaces.OWN_NETNS) is None:
         netns = cluster.node.netns
     return Said(forked.run("explain", *words, *cluster.agent.where, "-o", output, netns=netns))
@@ -71,7 +69,7 @@ def contents(cluster: Cluster) -> dict[str, Any]:
 
 @pytest.fixture
 def cluster(cluster: Cluster) -> Cluster:
-    """The usual one, which serves two endpoints of IPv6 and all of IPv4."""
+    """Yield the usual cluster, which serves two endpoints of IPv6 and all of IPv4."""
     v6 = [endpoint(pod, v6=True) for pod in cluster.web[:2]]
     cluster.publish(web(*map(endpoint, cluster.web), v6=v6, nodeport=NODEPORT))
     return cluster
@@ -79,7 +77,7 @@ def cluster(cluster: Cluster) -> Cluster:
 
 @pytest.mark.extended
 def test_asking_changes_no_map(cluster: Cluster, pods: list[Host]) -> None:
-    """Every map has the same content before and after, whoever asks for whatever."""
+    """Every map has the same content before and after any question."""
     affinity: dict[str, Any] = {"sessionAffinity": "ClientIP"}
     cluster.publish(web(endpoint(pods[0]), endpoint(pods[1]), nodeport=NODEPORT, **affinity))
     requests.tcp(cluster.sockets(cluster.client), VIP)
@@ -126,9 +124,7 @@ def unhooked(folder: Path, engine: Engine, *options: str) -> Iterator[tuple[Clus
 
 
 def test_an_open_connection(tmp_path: Path) -> None:
-    """With its client's port, the answer names the endpoint that conntrack has for an open
-    connection, whatever would be chosen for a new one.
-    """
+    """With the client's port, the answer has the endpoint of conntrack's entry."""
     with (
         unhooked(tmp_path, Engine.NETFILTER) as (cluster, pod),
         requests.tcp_socket(cluster.sockets(pod), VIP) as client,
@@ -148,8 +144,8 @@ def test_an_open_connection(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", list(Engine))
 @pytest.mark.parametrize("options", [(), ("--masquerade-all",)], ids=["client", "masqueraded"])
 def test_whom_the_endpoint_sees(tmp_path: Path, engine: Engine, options: tuple[str, ...]) -> None:
-    """The answer says that the endpoint sees this node just where the endpoint does: in a pod, and
-    in a process of the node itself, for which nothing is masqueraded.
+    """The answer says that the endpoint sees this node exactly if it does, in a pod and in a
+    process of the node, which is never masqueraded.
     """
     with unhooked(tmp_path, engine, *options) as (cluster, pod):
         sockets = cluster.sockets(pod)

@@ -42,7 +42,7 @@ class Clusters(NamedTuple):
         return found
 
     def answer(self, host: Host, send: Send, where: tuple[str, int]) -> str:
-        """Who answers; "refused", or "" if there is no answer."""
+        """Return who answers; "refused", or "" without an answer."""
         try:
             return send(self.two.sockets(host), *where).name
         except ConnectionRefusedError:
@@ -79,7 +79,7 @@ def clusters(two: TwoNodes) -> Clusters:
 def test_clients_outside_reach_the_other_cluster(
     clusters: Clusters, kind: str, send: Send, v6: bool
 ) -> None:
-    """While no endpoint is on the node; those on other nodes do not matter."""
+    """This holds while no endpoint is on the node; other nodes' do not matter."""
     two, where = clusters.two, WEB.to(kind, clusters.two.near, v6=v6)
     for pods in ([two.there], []):
         clusters.publish(*pods)
@@ -89,7 +89,7 @@ def test_clients_outside_reach_the_other_cluster(
 
 
 def test_it_is_shown(clusters: Clusters) -> None:
-    """`explain`, `services get` and the verdict's counter show it."""
+    """`explain`, `services get` and the verdict's counter show the failover."""
     two = clusters.two
     clusters.publish(two.there)
     asked = f"{WEB.balancer[0]}:{PORT}"

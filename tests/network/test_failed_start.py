@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A first start that fails leaves the node as it was: settings, ports, pins, tables, files."""
+"""A first start that fails leaves the node unchanged: settings, ports, pins, tables, files."""
 
 import json
 import os
@@ -66,7 +66,7 @@ class Node:
         (folder / "tmp").mkdir()
 
     def look(self) -> tuple[str, bool, bool, list[str]]:
-        """The node's settings and tables; whether there are pins, and records; temporary files."""
+        """Return the node's settings and tables, its pins and records, and temporary files."""
         command = [*self.namespace.enter, sys.executable, "-IS", "-c", READ, *SETTINGS]
         seen = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         files = os.listdir(self.run) if self.run.exists() else []
@@ -83,7 +83,7 @@ class Node:
         )
 
     def fail(self, *options: object) -> str:
-        """What a start that fails has to say."""
+        """Return the message of a start that must fail."""
         process = self.start(*options)
         try:
             said, _ = process.communicate(timeout=120)
@@ -107,7 +107,7 @@ LEFT_TABLES = (("ip", "kube-proxy"), ("ip6", "kube-proxy"))
 
 
 def use(namespace: Namespace) -> None:
-    """Leaves it as a node where a kube-proxy and an agent have run."""
+    """Leave the node as after a kube-proxy and an agent."""
     for name, value in LEFT_SETTINGS.items():
         namespace.sysctl(name, value)
     for table in LEFT_TABLES:
@@ -116,7 +116,7 @@ def use(namespace: Namespace) -> None:
 
 @pytest.fixture(params=[False, True], ids=["new", "used"])
 def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
-    """A new one, and one on which others have run before."""
+    """Yield a new node, and one on which others have run before."""
     made = Node(f"ebpflb-failing-{os.getpid()}", tmp_path)
     made.namespace.create()
     made.cgroup.mkdir()
@@ -151,9 +151,7 @@ UNUSABLE = {
 
 @pytest.mark.parametrize("content", UNUSABLE.values(), ids=UNUSABLE)
 def test_an_unusable_kubeconfig_changes_nothing(node: Node, tmp_path: Path, content: str) -> None:
-    """Conntrack's timeouts, reserved ports, pins and tables stay as they were; the file is
-    named.
-    """
+    """Timeouts, reserved ports, pins and tables are unchanged; the file is named."""
     (kubeconfig := tmp_path / "kubeconfig").write_text(content)
     before = node.look()
     assert str(kubeconfig) in node.fail("--kubeconfig", kubeconfig)
@@ -161,7 +159,7 @@ def test_an_unusable_kubeconfig_changes_nothing(node: Node, tmp_path: Path, cont
 
 
 def test_a_start_that_fails_late_is_undone(node: Node, tmp_path: Path) -> None:
-    """The Node has no pod CIDR of its primary family: then maps and programs are there already."""
+    """Without a pod CIDR of the primary family the start fails after making maps and programs."""
     (folder := tmp_path / "manifests").mkdir()
     found = manifests.node("node-1", "192.0.2.1", podCIDRs=["fd00::/64"], podCIDR="fd00::/64")
     (folder / "node.json").write_text(json.dumps(found))
@@ -172,7 +170,7 @@ def test_a_start_that_fails_late_is_undone(node: Node, tmp_path: Path) -> None:
 
 
 def test_settings_that_were_made_are_undone(node: Node, tmp_path: Path) -> None:
-    """If attaching ends the start for good, after the last change of the node."""
+    """Attaching, after the last change of the node, ends the start for good."""
     with nodes.entered(node.namespace.netns):
         program = MAKE_AND_FAIL.format(state=str(node.state), run=str(node.run))
         before = node.look()
@@ -210,8 +208,8 @@ with host_changes(options) as host:
 def test_an_agent_that_waits_or_is_still_being_built_is_stopped(
     node: Node, tmp_path: Path, until: str
 ) -> None:
-    """An API server that cannot be reached is no error of the configuration, and is waited for.
-    SIGTERM ends the agent without an error, and the node's settings stay.
+    """An agent waits for an API server that cannot be reached. SIGTERM ends it without an error,
+    and the node's settings stay.
     """
     before = node.look()[0]
     with FakeApiServer() as api:

@@ -52,7 +52,9 @@ def is_served(two: TwoNodes) -> bool:
     ],
 )
 def test_a_rule_is_named_if_it_drops_requests(two: TwoNodes, priority: int, rule: str) -> None:
-    """In raw and mangle on netfilter; nowhere on flows, where requests have their endpoint then."""
+    """In raw and mangle only on netfilter: with the flow tables requests already have their
+    endpoint.
+    """
     two.near.nft(TABLE.format(priority, rule))
     found = named(two, "check")
     assert bool(found) == (not is_served(two))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/firewalls.md says what netfilter sees at each hook: counters at the hooks say the same."""
+"""Counters at netfilter's hooks agree with docs/firewalls.md about what each hook sees."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ BEHIND_NAT = "type filter hook postrouting priority 200"
 
 
 def said(section: str, column: str) -> dict[str, str]:
-    """The column of the table below a heading of the page, by hook."""
+    """Return the column of the table below a heading of the page, by hook."""
     lines = PAGE.read_text().partition(f"## {section}\n")[2].partition("\n## ")[0].splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "|" in line]
     shown = [(row[0].split(", "), row[rows[0].index(column)]) for row in rows[2:]]
@@ -53,7 +53,7 @@ def services(two: TwoNodes) -> None:
 
 
 class Way(NamedTuple):
-    """One request: its client and endpoint, the service that is asked, and how."""
+    """One request: its client and endpoint, the requested frontend, and the protocol."""
 
     client: str
     endpoint: str
@@ -62,7 +62,7 @@ class Way(NamedTuple):
     node: str  # the address that it is masqueraded with
 
     def directions(self) -> dict[str, str]:
-        """What rules ask of each direction; those of conntrack begin with "ct"."""
+        """Return the conditions of rules on each direction; those of conntrack begin with "ct"."""
         ip = "ip6" if ":" in self.client else "ip"
         protocol = "tcp" if self.send is requests.tcp else "udp"
         to = {"service": self.service, "endpoint": (self.endpoint, TARGET)}
@@ -81,7 +81,7 @@ class Way(NamedTuple):
 
 
 def rules(way: Way) -> str:
-    """A table that counts each direction at each hook, and those of conntrack behind all NAT."""
+    """Return a table that counts each direction at each hook, and conntrack's after all NAT."""
     text = "table inet lab_seen {\n"
     for number, (hook, type_) in enumerate([*HOOKS.items(), ("", BEHIND_NAT)]):
         text += f"chain c{number} {{ {type_};\n"
@@ -95,7 +95,9 @@ def rules(way: Way) -> str:
 
 
 def seen(two: TwoNodes, way: Way, who: Host, name: str) -> dict[str, set[str]]:
-    """What counters at the hooks saw of one request and its reply, by hook, and of conntrack."""
+    """Return what counters at the hooks saw of one request and its reply, by hook, and of
+    conntrack.
+    """
     two.near.nft(rules(way))
     try:
         assert way.send(two.sockets(who), *way.service).name == name
@@ -114,7 +116,7 @@ def seen(two: TwoNodes, way: Way, who: Host, name: str) -> dict[str, set[str]]:
 
 
 def expected(requests_of: str, replies_of: str) -> dict[str, set[str]]:
-    """A column of each of the page's two tables, as ``seen`` gives it."""
+    """Return a column of each of the page's two tables, as ``seen`` has it."""
     found: dict[str, set[str]] = {}
     for section, column in (("Requests", requests_of), ("Replies", replies_of)):
         for hook, way in said(section, column).items():
@@ -133,7 +135,7 @@ def way_in(two: TwoNodes, frontends: Frontends, endpoint: Host, send: Send, v6: 
 @families
 @protocols
 def test_packets_at_each_hook(two: TwoNodes, send: Send, v6: bool) -> None:
-    """A client outside that sends to a NodePort, whose endpoint is on this node."""
+    """A client outside sends to a NodePort whose endpoint is on this node."""
     way = way_in(two, WEB, two.here, send, v6)
     found = seen(two, way, two.outside, "here")
     assert found == expected(two.engine, two.engine)
@@ -142,7 +144,7 @@ def test_packets_at_each_hook(two: TwoNodes, send: Send, v6: bool) -> None:
 @families
 @protocols
 def test_masqueraded_packets_at_each_hook(two: TwoNodes, send: Send, v6: bool) -> None:
-    """The same, and the endpoint is on another node: the request is masqueraded."""
+    """The endpoint is on another node, so the request is masqueraded."""
     way = way_in(two, FAR, two.there, send, v6)
     found = seen(two, way, two.outside, "there")
     replies = "netfilter, masqueraded" if two.engine is Engine.NETFILTER else two.engine
@@ -152,7 +154,7 @@ def test_masqueraded_packets_at_each_hook(two: TwoNodes, send: Send, v6: bool) -
 @families
 @protocols
 def test_sockets_at_each_hook(two: TwoNodes, send: Send, v6: bool) -> None:
-    """A process of the node that connects to a cluster IP, with either engine."""
+    """A process of the node connects to a cluster IP, with either engine."""
     node = cni.addresses(1, 1)[v6]  # the address from which the node reaches its pods
     to, near = (it.v6 if v6 else it.v4 for it in (two.here, two.near))
     way = Way(node, to, WEB.to("cluster", two.near, v6=v6), send, near)

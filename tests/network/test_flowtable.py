@@ -33,7 +33,7 @@ both_protocols = pytest.mark.parametrize("kind", [SOCK_STREAM, SOCK_DGRAM], ids=
 
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingOutside]:
-    """A node with a flowtable."""
+    """Yield a node with a flowtable."""
     needs.flowtable()
     with serving_outside(tmp_path_factory.mktemp("fast"), Engine.NETFILTER, *FAST) as made:
         yield made
@@ -41,7 +41,7 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingOutside]:
 
 @pytest.fixture
 def node(fast: ServingOutside) -> Iterator[ServingOutside]:
-    """The test's thread is in the node's namespace; packets of the connections are counted."""
+    """Enter the node's namespace; packets of the connections are counted."""
     match = f"ct original proto-dst {{ {NODEPORT}, {OTHERS_PORT} }} counter name seen"
     counted = (f"meta l4proto {protocol} {match}" for protocol in ("tcp", "udp"))
     chain = firewall.chain("forward", "filter", *counted)
@@ -53,7 +53,7 @@ def node(fast: ServingOutside) -> Iterator[ServingOutside]:
 
 
 def seen(node: ServingOutside) -> int:
-    """Packets in FORWARD until now, of connections to the NodePort."""
+    """Return the packets in FORWARD so far, of connections to the NodePort."""
     said = json.loads(nodes.run("nft", "-j", "list", "counter", "inet", "firewall", "seen"))
     return int(said["nftables"][-1]["counter"]["packets"])
 
@@ -64,14 +64,14 @@ def goes_on(client: Socket) -> bool:
 
 
 def passes(node: ServingOutside, done: Callable[[], object]) -> int:
-    """How many packets pass FORWARD while something is done."""
+    """Return how many packets pass FORWARD meanwhile."""
     before = seen(node)
     done()
     return seen(node) - before
 
 
 def is_forwarded(node: ServingOutside, client: Socket) -> bool:
-    """Whether the connection goes on past the stack."""
+    """Whether the connection continues without the stack."""
     return passes(node, lambda: goes_on(client)) == 0
 
 
@@ -81,7 +81,7 @@ def exchange(client: Socket) -> None:
 
 
 def established(node: ServingOutside, kind: int = SOCK_STREAM, *, v6: bool = False) -> Socket:
-    """A connection in the flowtable."""
+    """Return a connection in the flowtable."""
     client = node.connection(kind, v6=v6)
     wait_until("the connection is in the flowtable", lambda: is_forwarded(node, client))
     return client
@@ -90,7 +90,7 @@ def established(node: ServingOutside, kind: int = SOCK_STREAM, *, v6: bool = Fal
 @both_protocols
 @families
 def test_forward_sees_only_openings(node: ServingOutside, kind: int, v6: bool) -> None:
-    """FORWARD sees a connection's opening, and TCP's end, and no other packet."""
+    """FORWARD sees only a connection's opening, and TCP's end."""
     assert passes(node, lambda: node.connection(kind, v6=v6).close()) > 0
     client = established(node, kind, v6=v6)
     assert passes(node, lambda: exchange(client)) == 0
@@ -102,7 +102,7 @@ def test_forward_sees_only_openings(node: ServingOutside, kind: int, v6: bool) -
 
 @both_protocols
 def test_connections_live_through_restarts(node: ServingOutside, kind: int) -> None:
-    """Killed or stopped, with the option and without: they go on, past the stack or by it."""
+    """Connections continue after a kill or a stop, with the option and without."""
     client = established(node, kind)
     node.agent.stop(signal.SIGKILL)
     assert passes(node, lambda: exchange(client)) == 0, "while no agent runs too"
@@ -135,7 +135,7 @@ UNSEEN = f"""table inet ebpflb-test {{
     ids=["rule", "policy"],
 )
 def test_a_drop_that_appears_holds_for_open_connections(node: ServingOutside, rule: str) -> None:
-    """With --fast-forward=auto, within a second; the flowtable stays in use."""
+    """With --fast-forward=auto it applies within a second; the flowtable stays in use."""
     nodes.run("nft", "flush chain inet firewall forward")  # its counter acts on each packet
     nodes.run("nft", UNSEEN)
     node.agent.stop()
@@ -165,7 +165,7 @@ def answers(client: Socket) -> bool:
 
 
 def unseen(done: Callable[[], object]) -> int:
-    """How many packets pass the rules meanwhile."""
+    """Return how many packets pass the rules meanwhile."""
     before = counted()
     done()
     return counted() - before
@@ -177,7 +177,7 @@ def counted() -> int:
 
 
 def becomes(is_there: bool) -> None:
-    """Waits until the flowtable is there, or is not."""
+    """Wait until the flowtable exists, or does not."""
     wait_until("the flowtable is as chosen", lambda: has_flowtable() == is_there)
 
 

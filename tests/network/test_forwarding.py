@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node whose FORWARD drops by default, and accepts requests to pods by kube-proxy's rules alone:
-every command that looks says so, before ebpflb serves and after, until a rule accepts them.
+"""A node whose FORWARD drops by default, and accepts requests to pods only by kube-proxy's rules.
+Every command that looks says so, before ebpflb serves and after, until a rule accepts them.
 """
 
 import json
@@ -42,7 +42,7 @@ def run(node: KubeProxyNode, command: str) -> None:
 
 
 def is_served(node: KubeProxyNode) -> bool:
-    """Whether a client outside is connected by the NodePort."""
+    """Whether a client outside can connect by the NodePort."""
     with node.sockets(node.outside).open(AF_INET, SOCK_STREAM) as client:
         client.settimeout(SECONDS)
         try:
@@ -53,7 +53,7 @@ def is_served(node: KubeProxyNode) -> bool:
 
 
 def status(node: KubeProxyNode) -> dict[str, str]:
-    """What it says of FORWARD, "" for nothing: as a reason of the verdict, and in a line."""
+    """Return status's text about FORWARD, "" for none: a reason of the verdict, and a line."""
     found = json.loads(node.ebpflb("status", "-o", "json").stdout)
     reasons = [it["text"] for it in found["reasons"] if it["cause"] == "not forwarded"]
     lines = [f"{tool}: {text}" for tool, text in found["forwarding"].items()]
@@ -61,14 +61,14 @@ def status(node: KubeProxyNode) -> dict[str, str]:
 
 
 def results(node: KubeProxyNode, *words: str) -> str:
-    """What `check` or `doctor` warns of FORWARD."""
+    """Return the warnings of `check` or `doctor` about FORWARD."""
     found = answers.results(node.ebpflb(*words, "-o", "json").stdout)
     of_forward = (it for it in found if it["feature"] == "forwarded packets" and not it["ok"])
     return "; ".join(it["detail"] for it in of_forward)
 
 
 def said(node: KubeProxyNode) -> dict[str, str]:
-    """What every command says."""
+    """Return the output of every command."""
     dry_run = node.ebpflb("cleanup", "--kube-proxy", "--dry-run").stdout.splitlines()
     return {
         **status(node),
@@ -79,7 +79,7 @@ def said(node: KubeProxyNode) -> dict[str, str]:
 
 
 def test_each_command_says_it(node: KubeProxyNode) -> None:
-    """Each command names it, and a client outside confirms it."""
+    """Each command reports it, and a client outside confirms it."""
     masquerades = "--masquerade-local-backends" in node.agent.options
     assert is_served(node)
     before = said(node)

@@ -27,7 +27,7 @@ class Reply(NamedTuple):
 
 
 def get(two: TwoNodes, client: Host, host: str, port: int = PORT, path: str = "/") -> Reply:
-    """Raises OSError; ConnectionResetError as well if nothing was answered."""
+    """Send a request. Raises OSError; ConnectionResetError also if nothing was answered."""
     with two.sockets(client).open(family_of(host), SOCK_STREAM) as stream:
         stream.connect((host, port))
         stream.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
@@ -57,7 +57,7 @@ def address(host: Host, v6: bool) -> str:
 
 
 def tells(two: TwoNodes, node: Host, v6: bool, code: int) -> None:
-    """Returns when the node answers so; its counts are updated shortly after a sync."""
+    """Return when the node gives this answer; counts are updated shortly after a sync."""
     host = address(node, v6)
 
     def said() -> bool:

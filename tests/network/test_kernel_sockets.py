@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sockets of the kernel itself, as NFS, iSCSI and 9p have them, reach services by the socket hooks.
+"""Sockets of the kernel itself (NFS, iSCSI, 9p) reach services by the socket hooks.
 
 They are created in the cgroup of the process that mounts, or in the root cgroup where a thread of
 the kernel creates them, and connect() calls the hooks for them as for any others.
@@ -36,7 +36,7 @@ def can_mount(name: str) -> bool:
 
 
 def publish(two: TwoNodes, pod: Host) -> None:
-    """A service whose only endpoint is this pod."""
+    """Publish a service whose only endpoint is this pod."""
     ports = [{"name": "files", "port": PORT, "protocol": "TCP"}]
     target = [{"name": "files", "port": TARGET, "protocol": "TCP"}]
     two.publish(
@@ -56,7 +56,7 @@ def listening(two: TwoNodes, pod: Host) -> Iterator[Socket]:
 
 @contextmanager
 def mounting(host: Host, kind: str, what: str, options: str) -> Iterator["subprocess.Popen[str]"]:
-    """mount(8), which asks the kernel on this host; nothing is left of it."""
+    """Run mount(8) on this host; nothing is left of it."""
     command = ["unshare", "-m", "mount", "-i", "-t", kind, "-o", options, what, "/mnt"]
     process = host.start(command, stderr=subprocess.DEVNULL)
     try:
@@ -69,7 +69,7 @@ def mounting(host: Host, kind: str, what: str, options: str) -> Iterator["subpro
 @pytest.mark.skipif(not can_mount("9p"), reason="this kernel has no 9p")
 @pytest.mark.parametrize("client", ["near", "hooked"], ids=["node", "pod"])
 def test_a_mount_reaches_an_endpoint(two: TwoNodes, client: str) -> None:
-    """The kernel's connection to a cluster IP arrives at the endpoint, a pod's from its address."""
+    """The kernel's connection to a cluster IP reaches the endpoint, a pod's from its address."""
     publish(two, two.here)
     host = getattr(two, client)
     with (
@@ -84,7 +84,7 @@ def test_a_mount_reaches_an_endpoint(two: TwoNodes, client: str) -> None:
 
 @pytest.fixture
 def at_the_root(two: TwoNodes) -> Iterator[TwoNodes]:
-    """The near node's hooks are at the root cgroup, as those of a real node."""
+    """Attach the near node's hooks to the root cgroup, as on a real node."""
     usual = two.agents[0].options
     attach_anew(two, *usual, f"--cgroup-root={ROOT}")
     yield two
@@ -101,8 +101,8 @@ def attach_anew(two: TwoNodes, *options: str) -> None:
 @pytest.mark.skipif("LAB_KERNEL" not in os.environ, reason="all of this machine would be hooked")
 @pytest.mark.skipif(not can_mount("nfs"), reason="this kernel has no NFS")
 def test_a_connection_anew_reaches_the_endpoint_of_then(at_the_root: TwoNodes) -> None:
-    """NFS connects to the cluster IP again, from a thread of the kernel, when its connection has
-    ended: it still knows that address, and reaches the endpoint that has come instead.
+    """When its connection ends, NFS connects to the cluster IP again from a thread of the kernel,
+    and reaches the current endpoint.
     """
     two = at_the_root
     publish(two, two.here)
@@ -123,7 +123,7 @@ def test_a_connection_anew_reaches_the_endpoint_of_then(at_the_root: TwoNodes) -
 
 
 def is_answered(connection: Socket) -> bool:
-    """Whether the next call (RFC 5531) only asked whether there is a server, and was answered."""
+    """Whether the next call (RFC 5531), which only tests for a server, is answered."""
     call = connection.recv(1 << 16)
     _, number, _, _, _, _, procedure = struct.unpack_from(">7I", call)
     if procedure != NULL:

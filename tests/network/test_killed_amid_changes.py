@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent is killed while it writes other weights and schedulers, again and again, under traffic.
 
-What it left is served until the next one has written the rest; then shares and counts are right.
+The maps that it left serve until the next agent has written the rest; then shares and counts are
+right.
 """
 
 import signal
@@ -41,9 +42,7 @@ pytestmark = both_engines
 
 
 def others(chance: Random) -> list[Manifest]:
-    """Services whose scheduler and weights change too, at addresses that no one asks; their
-    tables all fit.
-    """
+    """Return unused Services whose scheduler and weights change too; all tables fit."""
     found = []
     for number in range(OTHERS):
         port = [{"name": "tcp", "port": 80, "protocol": "TCP"}]
@@ -63,7 +62,7 @@ def others(chance: Random) -> list[Manifest]:
 
 
 def change(two: TwoNodes, chance: Random) -> str:
-    """Writes another scheduler and other weights of all Services; one endpoint has a weight."""
+    """Write another scheduler and other weights for all Services; one endpoint has a weight."""
     name = chance.choice(SCHEDULERS)
     its = [chance.choice(WEIGHTS) for _ in ENDPOINTS]
     its[chance.randrange(len(its))] = MOST
@@ -72,7 +71,7 @@ def change(two: TwoNodes, chance: Random) -> str:
 
 
 def kill_amid_writes(two: TwoNodes, chance: Random) -> tuple[str, bool]:
-    """The scheduler that comes, and whether the near node's agent died before all was written."""
+    """Return the new scheduler, and whether the near node's agent died before all was written."""
     settings, agent = two.maps["settings"], two.agents[0]
     before, deadline = settings.get(0).writes, time.monotonic() + 240
     name = change(two, chance)
@@ -85,7 +84,9 @@ def kill_amid_writes(two: TwoNodes, chance: Random) -> tuple[str, bool]:
 def test_no_connection_is_lost_and_all_is_right_afterwards(
     two: TwoNodes, opened: ExitStack
 ) -> None:
-    """New connections and open ones of sockets and packets; then each scheduler's shares."""
+    """New and open connections, of sockets and of packets, succeed; then each scheduler's shares
+    are right.
+    """
     chance, held, counted = Random(SEED), list[Socket](), len(CLIENTS)
     kills, amid = 0, False
     two.publish(spread.weighted(two, LEAST_CONNECTIONS, chances.EVEN), others(chance))
@@ -130,7 +131,7 @@ def assert_counts(two: TwoNodes, counted: int, opened: ExitStack) -> None:
 
 
 def assert_shares(two: TwoNodes) -> None:
-    """Exact turns, and draws by weight; the audit finds in the maps what was published last."""
+    """Check exact turns, and draws by weight; the audit finds the last published state."""
     its = dict(zip(ENDPOINTS, chances.UNEVEN, strict=True))
     turns = {name: weight // gcd(*its.values()) for name, weight in its.items()}
     two.publish(spread.weighted(two, "round-robin", its.values()))

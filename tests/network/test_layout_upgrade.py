@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From one build to another whose maps have another layout, and back, under load."""
+"""Upgrade to a build whose maps have another layout, and back, under load."""
 
 import re
 import shutil
@@ -53,7 +53,7 @@ def idle_service(number: int) -> list[Manifest]:
 
 @pytest.fixture
 def other_build(tmp_path: Path) -> Path:
-    """What PYTHONPATH leads to: this build with NEW_FIELDS."""
+    """Return the PYTHONPATH of this build with NEW_FIELDS."""
     shutil.copytree(Path(ebpflb.__file__).parent, tmp_path / "other/ebpflb")
     sources = Path(shutil.copytree(layout.SOURCES, tmp_path / "other/bpf"))
     for header, struct in NEW_FIELDS.items():
@@ -68,7 +68,7 @@ def other_build(tmp_path: Path) -> Path:
 
 
 def _forget_sizes(header: Path) -> None:
-    """The sizes that the other build asserts are those of this one."""
+    """Remove the checks of sizes, which differ in the other build."""
     text, count = re.subn(
         r"(?<=\bSIZE\(type, bytes\)) .*", " extern int ignored", header.read_text()
     )
@@ -77,7 +77,7 @@ def _forget_sizes(header: Path) -> None:
 
 
 def ways(two: TwoNodes) -> Iterator[tuple[str, str, tuple[str, int]]]:
-    """Who asks, whose name comes back, and by which address and port."""
+    """Yield who asks, whose name comes back, and by which address and port."""
     for who, kind in (("outside", "nodeport"), ("unhooked", "cluster"), ("hooked", "cluster")):
         for name, frontends in (("here", FIRST), ("there", SECOND)):
             for v6 in (False, True):
@@ -85,7 +85,7 @@ def ways(two: TwoNodes) -> Iterator[tuple[str, str, tuple[str, int]]]:
 
 
 def dropped(two: TwoNodes) -> int:
-    """Packets whose choice had no endpoint, since the agent on the near node was started."""
+    """Return the packets whose choice had no endpoint, since the near node's agent was started."""
     command = [*two.near.enter, "nft", "list", "chain", "inet", "ebpflb", "translate"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     (count,) = re.findall(r"counter packets (\d+) .*the endpoint was removed", text)
