@@ -86,7 +86,7 @@ def test_rfc3339_nano_is_read() -> None:
 
 
 def test_the_times_of_a_namespace_that_waits_stay(triggers: TriggerTimes) -> None:
-    """The number of times is limited; other namespaces are not delayed."""
+    """A limited number of its times stays; other namespaces are not delayed."""
     waiting = Key("flood", "x")
     for _ in range(2 * MOST_TIMES):
         triggers.changed(waiting, V4, FIRST)

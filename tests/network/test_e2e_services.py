@@ -90,7 +90,7 @@ def test_host_network_endpoint_by_udp(cluster: Cluster, sockets: Sockets, host: 
 
 
 def host_network(cluster: Cluster) -> None:
-    """Return the node itself as the only endpoint."""
+    """Make the node itself the only endpoint."""
     endpoint = manifests.endpoint(cluster.node.v4, node="node", target="the-node")
     listed = [
         {"name": "tcp", "port": HOST_PORT, "protocol": "TCP"},

@@ -170,7 +170,7 @@ def test_a_start_that_fails_late_is_undone(node: Node, tmp_path: Path) -> None:
 
 
 def test_settings_that_were_made_are_undone(node: Node, tmp_path: Path) -> None:
-    """Attaching, after the last change of the node, ends the start for good."""
+    """They are undone even if attaching, the last step, ends the start for good."""
     with nodes.entered(node.namespace.netns):
         program = MAKE_AND_FAIL.format(state=str(node.state), run=str(node.run))
         before = node.look()

@@ -93,14 +93,14 @@ def dropped(two: TwoNodes) -> int:
 
 
 def ask(two: TwoNodes, environment: Environment, *words: str) -> "subprocess.CompletedProcess[str]":
-    """The command of a build, on the near node and about its agent."""
+    """Run a command of a build on the near node, about its agent."""
     agent = two.agents[0]
     command = [*two.near.enter, *environment, sys.executable, "-P", "-m", "ebpflb", *words]
     return subprocess.run([*command, *agent.where], capture_output=True, text=True, check=False)
 
 
 def ask_another_build(two: TwoNodes, command: Environment) -> None:
-    """`status` and `services` know what the agent knows; others say which command to use."""
+    """`status` and `services` get the agent's answers; other commands name the right one."""
     status, services = ask(two, command, "status"), ask(two, command, "services", "list")
     assert (status.returncode, services.returncode) == (0, 0)
     assert "OK: " in status.stdout

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's beginning and end: alone on its maps, serving after it, and gone without a trace;
-whatever its run directory, mounts and container.
+"""The agent's start and end: alone on its maps, serving afterwards, and removed without a trace.
+This holds for any run directory, mounts and container.
 """
 
 import json
@@ -27,14 +27,14 @@ A_MOMENT = 0.1  # seconds in which nothing may happen
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """One for each test."""
+    """Yield a cluster for one test."""
     with running(tmp_path) as made:
         made.publish(web(*map(endpoint, made.web)))
         yield made
 
 
 def hooks(cluster: Cluster) -> dict[str, list[str]]:
-    """Everything attached to the node's cgroup, whoever's it is."""
+    """Return everything attached to the node's cgroup, by any program."""
     return cgroup_links.foreign_programs(cluster.node.cgroup, ())
 
 
@@ -62,7 +62,7 @@ def test_cleanup(cluster: Cluster, pod: Sockets) -> None:
 
 
 def mounting(cluster: Cluster, before: str, *words: str) -> "subprocess.CompletedProcess[str]":
-    """A command on the node, in a mount namespace of its own where ``before`` mounts something."""
+    """Run a command on the node, in a mount namespace where ``before`` mounts something."""
     command = ["unshare", "--mount", "sh", "-ec", f'{before}; exec "$@"', "sh"]
     enter = [*cluster.node.enter, *command, sys.executable, "-P", "-m", "ebpflb", *words]
     return subprocess.run(enter, capture_output=True, text=True, check=False, timeout=120)
@@ -70,7 +70,7 @@ def mounting(cluster: Cluster, before: str, *words: str) -> "subprocess.Complete
 
 @pytest.mark.parametrize("where", ["the same directories", "another run directory", "a container"])
 def test_second_agent(cluster: Cluster, pod: Sockets, tmp_path: Path, where: str) -> None:
-    """It is refused with the first one's pid, in one line, and disturbs nothing."""
+    """A second agent is refused in one line with the first one's pid, and disturbs nothing."""
     state, run, before = cluster.agent.paths.state, tmp_path / "other", "true"
     attached = hooks(cluster)
     container = where == "a container"
@@ -93,7 +93,7 @@ def test_second_agent(cluster: Cluster, pod: Sockets, tmp_path: Path, where: str
 
 
 def test_nobody_may_hold_its_locks(cluster: Cluster) -> None:
-    """No other user may read its files either: 0600 in folders of 0700."""
+    """Other users cannot read its files: they have mode 0600 in folders of 0700."""
     paths = cluster.agent.paths
     for folder in (paths.state, paths.run):
         assert folder.stat().st_mode & 0o777 == 0o700
@@ -110,7 +110,7 @@ def reserved_ports(cluster: Cluster) -> str:
 
 
 def test_cleanup_below_another_mount_point(cluster: Cluster, tmp_path: Path) -> None:
-    """`kubectl debug` sees the node under /host. Everything is found, also the reserved ports."""
+    """`kubectl debug` sees the node under /host. Everything is found, also reserved ports."""
     paths, host = cluster.agent.paths, tmp_path / "host"
     host.mkdir()
     before = f"mount --rbind / {host}"
@@ -126,7 +126,7 @@ def test_cleanup_below_another_mount_point(cluster: Cluster, tmp_path: Path) -> 
 
 
 def test_another_run_directory_after_a_kill(cluster: Cluster, tmp_path: Path) -> None:
-    """The next agent takes over what the last one recorded; its files are removed."""
+    """The next agent takes over what the last one recorded, and removes its files."""
     agent, former = cluster.agent, cluster.agent.paths
     agent.stop()
     record = former.ports_file.read_bytes()

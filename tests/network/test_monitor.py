@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb monitor``: what it shows is what connections do, and looking breaks nothing; of sockets,
-and of packets with both engines.
+"""``ebpflb monitor`` shows what connections do, and watching breaks nothing. This is tested for
+sockets, and for packets with both engines.
 """
 
 import json
@@ -25,7 +25,7 @@ OTHER_VIP = "10.96.0.40"
 
 @pytest.fixture
 def cluster(cluster: Cluster) -> Cluster:
-    """The usual one, which serves all its pods."""
+    """Yield the usual cluster, which serves all its pods."""
     cluster.publish(web(*map(endpoint, cluster.web), nodeport=NODEPORT))
     return cluster
 
@@ -34,7 +34,7 @@ def cluster(cluster: Cluster) -> Cluster:
 def test_a_connection_of_a_socket_is_told(
     cluster: Cluster, pod: Sockets, pods: list[Host], tmp_path: Path
 ) -> None:
-    """Its backend is the one that has answered; process, pod, service and verdict are told."""
+    """The event has the backend that answered, process, pod, service and verdict."""
     with watching(cluster.agent, tmp_path) as monitor:
         answers = [requests.tcp(pod, VIP) for _ in range(5)]
         found: list[dict[str, Any]] = []
@@ -60,9 +60,7 @@ def test_a_connection_of_a_socket_is_told(
 
 
 def test_filters(cluster: Cluster, pod: Sockets, host: Sockets, tmp_path: Path) -> None:
-    """Events are filtered by service and client; others are not shown, though they happened
-    before.
-    """
+    """Events are filtered by service and client; others, which came before, are not shown."""
     other = manifests.service("other", [OTHER_VIP], [{"port": 80}])
     cluster.publish(web(endpoint(cluster.web[0])), other)
     words = ("-o", "json", "--service", "default/web", "--client", f"{cluster.client.v4}/32")
@@ -81,8 +79,8 @@ def test_filters(cluster: Cluster, pod: Sockets, host: Sockets, tmp_path: Path) 
 def test_killed_monitors_leave_the_usual_programs(
     cluster: Cluster, pod: Sockets, tmp_path: Path
 ) -> None:
-    """While one runs all hooks have other programs, which no audit complains of and status tells;
-    after kill -9 the very ones of before, also where two ran.
+    """While a monitor runs all hooks have other programs, without drift, and the status says so.
+    After kill -9, even of two monitors, the same programs as before are attached.
     """
     before = monitors.programs(cluster.agent)
     with watching(cluster.agent, tmp_path) as first:
@@ -108,7 +106,7 @@ def test_killed_monitors_leave_the_usual_programs(
 
 
 def answers_by_client(sockets: Sockets, pod: Host) -> dict[str, str]:
-    """The name of the backend that has answered, by the client's address and port."""
+    """Return the name of the backend that answered, by the client's address and port."""
     answers = {}
     for port in range(20_000, 20_005):
         with requests.tcp_socket(sockets, VIP) as client:
@@ -123,9 +121,9 @@ def answers_by_client(sockets: Sockets, pod: Host) -> dict[str, str]:
 def test_packets_are_told_with_their_backend(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, engine: Engine
 ) -> None:
-    """Each connection of a pod without hooks: its client's port, frontend, the backend that has
-    answered, the device and the verdict; what is refused too. Connections go on during the
-    exchange, and the usual programs are back afterwards.
+    """The event of an unhooked pod's connection has its port, frontend, answering backend, device
+    and verdict; refused ones are shown too. Connections continue during the exchange, and the usual
+    programs are back afterwards.
     """
     two_nodes.require(engine)
     with running(tmp_path_factory.mktemp("monitored"), engine=engine) as cluster:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""UDP flows on the engine netfilter are moved by their own next datagram, without a search."""
+"""On the engine netfilter a UDP flow moves with its own next datagram, without a search."""
 
 import signal
 import time
@@ -31,7 +31,7 @@ FRONTENDS = Frontends(10)
 
 @pytest.fixture
 def client(two: TwoNodes, v6: bool) -> Iterator[Socket]:
-    """A socket outside whose flow leads to the pod ``here``."""
+    """Return a socket outside whose flow leads to the pod ``here``."""
     two.publish(two.service("web", 10, two.here))
     to = FRONTENDS.to("nodeport", two.near, v6=v6)
     with requests.udp_socket(two.sockets(two.outside), to[0]) as opened:
@@ -42,7 +42,7 @@ def client(two: TwoNodes, v6: bool) -> Iterator[Socket]:
 
 
 def ask(client: Socket) -> str:
-    """Who answers; "" if the entry was deleted before the answer came back."""
+    """Return who answers; "" if the entry was deleted before the answer came back."""
     client.send(b"?")
     try:
         return requests.receive(client).name
@@ -68,7 +68,7 @@ def test_an_entry_that_comes_after_the_searches(two: TwoNodes, client: Socket, v
 
 
 def of_udp(two: TwoNodes, name: str, number: int, *pods: Host) -> list[Manifest]:
-    """A Service by UDP with these endpoints, by IPv4 alone."""
+    """Return a UDP Service with these endpoints, for IPv4 only."""
     service, slice, _ = two.one_port(name, number, two.here, TARGET, "UDP")
     return [service, slice | {"endpoints": two.endpoints(*pods)}]
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""UDP clients and their endpoint: they keep it as long as it serves, and follow every change.
+"""UDP clients keep their endpoint as long as it serves, and follow every change.
 
-Where flows are to move tests wait for conntrack (tests.kit.moved_flows); the flow tables have moved
-them with the change itself. What becomes of sockets is in tests/native/test_datagrams, and of
-connected ones in test_stale_udp.
+When flows must move, tests wait for conntrack (tests.kit.moved_flows); the flow tables move them
+with the change itself. Sockets are tested in tests/native/test_datagrams, connected ones in
+test_stale_udp.
 """
 
 import pytest
@@ -34,9 +34,9 @@ def afresh(two: TwoNodes) -> None:
 def from_one_port(
     two: TwoNodes, who: str, kind: str, seconds: float = CALL_SECONDS, *, v6: bool
 ) -> str:
-    """The backend that answers a datagram from CLIENT_PORT in so many seconds; "" if none does from
-    the Service's address: an answer that is on its way while conntrack's entry is deleted keeps the
-    endpoint's, as with kube-proxy.
+    """Return the backend that answers a datagram from CLIENT_PORT in time. It is "" if no answer
+    comes from the Service's address: while conntrack's entry is deleted, an answer on its way keeps
+    the endpoint's, as with kube-proxy.
     """
     where = FRONTENDS.to(kind, two.near, v6=v6)
     with requests.udp_socket(two.sockets(getattr(two, who)), where[0]) as client:
@@ -56,8 +56,8 @@ def from_one_port(
 def test_udp_when_the_server_pod_cycles(
     two: TwoNodes, who: str, kind: str, policy: str, v6: bool
 ) -> None:
-    """From one and the same port: the pod goes, another comes, at once or after a while without
-    endpoints, and the client reaches it.
+    """From the same port the client reaches the new pod, which comes at once or after a while
+    without endpoints.
     """
     for pod in (two.here, two.twin, two.here):
         two.publish(two.service("web", 10, pod, internalTrafficPolicy=policy))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds because a rule of nftables translates the packets: netfilter sees the original
-destination, knows every flow, and finds a port as it does for every other rule.
+"""Properties of translation by nftables rules: netfilter sees the original destination, knows every
+flow, and chooses ports as for any other rule.
 """
 
 import pytest
@@ -22,14 +22,14 @@ pytestmark = netfilter
 
 @pytest.fixture(autouse=True)
 def service(two: TwoNodes) -> None:
-    """Two endpoints, one on each node; no flow of a former test."""
+    """Publish an endpoint on each node; no flow of a former test is left."""
     two.publish(two.service("web", 10, two.here, two.there))
     for table in FLOW_MAPS:
         two.delete_flows(table)
 
 
 def answered(two: TwoNodes, send: Send, *, v6: bool, times: int = 8) -> set[tuple[str, str]]:
-    """Who answered the client outside at near's NodePort, and whom it saw."""
+    """Return who answered the client outside at near's NodePort, and which client it saw."""
     client, where = two.sockets(two.outside), FRONTENDS.to("nodeport", two.near, v6=v6)
     found = (send(client, *where) for _ in range(times))
     return {(answer.name, answer.source) for answer in found}
@@ -44,8 +44,8 @@ def is_lost(two: TwoNodes, send: Send, *, v6: bool) -> bool:
 @families
 @protocols
 def test_pods_whose_route_a_mark_of_prerouting_chooses(two: TwoNodes, v6: bool, send: Send) -> None:
-    """As the AWS VPC CNI has it: what comes in for a local address is marked, and the mark lets the
-    answers leave by the main table, which pods' own packets do not use.
+    """As with the AWS VPC CNI, packets to a local address are marked, and by the mark answers use
+    the main table, which pods' own packets do not use.
     """
     two.publish(two.service("web", 10, two.here, externalTrafficPolicy="Local"))
     pod = two.here.v6 if v6 else two.here.v4
@@ -79,8 +79,8 @@ def test_pods_whose_route_a_mark_of_prerouting_chooses(two: TwoNodes, v6: bool, 
 @families
 @protocols
 def test_what_a_cni_masquerades(two: TwoNodes, v6: bool, send: Send) -> None:
-    """A pod asks a service with an endpoint outside the pods' ranges, as the API server is: the
-    CNI's rule in POSTROUTING applies, because ours masquerades only what has the mark.
+    """If the endpoint is outside the pods' ranges, as the API server, the CNI's rule in POSTROUTING
+    applies: ours masquerades only marked packets.
     """
     two.publish(two.service("web", 10, two.outside))
     server = two.start_program(two.outside, "serve", "outside", str(TARGET))
@@ -100,7 +100,7 @@ def test_what_a_cni_masquerades(two: TwoNodes, v6: bool, send: Send) -> None:
 
 @pytest.mark.parametrize("before", list(Engine))
 def test_a_change_of_the_engine_breaks_nothing(two: TwoNodes, before: Engine) -> None:
-    """Flows of either engine are followed by the other one: same backend, and no error."""
+    """The other engine continues each flow: same backend, no error."""
     after = next(engine for engine in Engine if engine is not before)
     _restart(two, before)
     streams, datagrams, firsts = [], [], []
@@ -126,7 +126,7 @@ def test_a_change_of_the_engine_breaks_nothing(two: TwoNodes, before: Engine) ->
 
 
 def _restart(two: TwoNodes, engine: Engine) -> None:
-    """Near's agent, by which all of these flows go; it goes on where it has this engine."""
+    """Restart near's agent, on the path of all these flows; it continues if it has this engine."""
     (agent,) = (agent for agent in two.agents if agent.node is two.near)
     chosen = (f"--packet-path={engine}",)
     if agent.defaults == chosen:

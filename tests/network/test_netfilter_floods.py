@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What floods leave in conntrack with the engine netfilter, beside a node with kube-proxy's rules.
+"""Conntrack entries after floods with the engine netfilter, and with kube-proxy's rules.
 
-The same packets go to a NodePort of each. The endpoint is on another node, so both masquerade.
+The same packets go to a NodePort of each node. The endpoint is on another node, so both masquerade.
 """
 
 from contextlib import ExitStack
@@ -30,7 +30,7 @@ def flooded(pair: BesideKubeProxy, count: int, source_port: int = SOURCE_PORT) -
 def test_a_syn_flood_leaves_the_table_as_kube_proxys_would(
     pair: BesideKubeProxy, answers: bool
 ) -> None:
-    """As many entries, in the same states, translated alike, with the same time to live."""
+    """Number, states, translations and timeouts of the entries are the same."""
     with ExitStack() as stack:
         if not answers:
             stack.enter_context(pair.mute())
@@ -51,7 +51,7 @@ def test_a_syn_flood_leaves_the_table_as_kube_proxys_would(
     ids=["raw", "mangle", "forward"],
 )
 def test_dropped_packets_leave_no_entry(pair: BesideKubeProxy, hook: str, priority: str) -> None:
-    """Wherever a firewall drops them."""
+    """This holds wherever a firewall drops them."""
     drop = "ip saddr 172.16.0.0/16 meta l4proto tcp drop"
     for node in pair.nodes:
         with rules(node, chain(hook, priority, drop)):
@@ -77,7 +77,7 @@ def is_lost(pair: BesideKubeProxy, node: Host, kind: str) -> bool:
 
 @pytest.mark.extended
 def test_a_full_table_is_no_worse_than_kube_proxys(pair: BesideKubeProxy) -> None:
-    """New clients are dropped, and served when there is room; connections go on."""
+    """New clients are dropped, and served when there is room; connections continue."""
     for node in pair.nodes:
         with requests.tcp_socket(pair.sockets(pair.outside), node.v4) as client:
             client.connect((node.v4, NODEPORT))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine netfilter in operation: its table, which others change or flush.
+"""The engine netfilter's table while others change or flush it.
 
 The clients are outside: their packets are translated, not their sockets.
 """
@@ -31,7 +31,7 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingOutside
 
 @pytest.fixture
 def node(tracked: ServingOutside) -> Iterator[ServingOutside]:
-    """The test's thread is in the node's namespace."""
+    """Move the test's thread into the node's namespace."""
     with nodes.entered(tracked.node.netns):
         tracked.serve(*tracked.web)
         yield tracked
@@ -43,8 +43,8 @@ def goes_on(client: Socket) -> bool:
 
 
 def test_a_flush_of_all_rules_harms_nothing(node: ServingOutside) -> None:
-    """`nft flush ruleset` while the agent runs: open connections and flows of datagrams go on, and
-    new ones are served.
+    """After `nft flush ruleset` beside an agent, open connections and UDP flows continue, and new
+    ones are served.
     """
     needs.owned_tables()
     clients = [node.connection(kind) for kind in (SOCK_STREAM, SOCK_DGRAM)]
@@ -55,7 +55,7 @@ def test_a_flush_of_all_rules_harms_nothing(node: ServingOutside) -> None:
 
 
 def test_a_table_that_goes_while_no_agent_runs_is_named(node: ServingOutside) -> None:
-    """`status` names it: connections end, and only an agent puts the table back."""
+    """`status` names it: connections end, and only an agent restores the table."""
     client = node.connection()
     node.agent.stop()
     assert goes_on(client)
@@ -74,8 +74,8 @@ FIREWALLS = Path(__file__).parents[2] / "docs/firewalls.md"
 
 
 def test_saved_rules(node: ServingOutside, tmp_path: Path) -> None:
-    """Those of all tables are refused, together with the operator's own; by the command of
-    docs/firewalls.md only these are saved, and loaded.
+    """A file with the rules of all tables cannot be loaded; the command of docs/firewalls.md saves
+    only the operator's own, which can.
     """
     needs.owned_tables()
     node.node.nft("table inet own { chain c { type filter hook input priority 0; }; }")

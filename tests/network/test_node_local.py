@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A listener on the node at a cluster IP, as NodeLocal DNSCache has one (docs/node-local.md).
+"""A listener on the node at a cluster IP, such as NodeLocal DNSCache (docs/node-local.md).
 
 The node `theirs` has kube-proxy's rules instead of an agent.
 """
@@ -41,7 +41,7 @@ chain raw { type filter hook prerouting priority raw; meta l4proto { tcp, udp } 
 
 
 class Listening(NamedTuple):
-    """The nodes, and the one with kube-proxy's rules and its pod."""
+    """The nodes, and the pod of the one with kube-proxy's rules."""
 
     two: TwoNodes
     theirs: Host
@@ -53,7 +53,7 @@ two = two_nodes.fixture("--node-local-addresses", ",".join(LISTENERS))
 
 @pytest.fixture(scope="module")
 def listening(two: TwoNodes) -> Listening:
-    """The addresses of the listener are on a device of their own, as in its default set-up."""
+    """Put the listener's addresses on a device of their own, as NodeLocal DNSCache does."""
     theirs = two.lab.node("theirs", 3)
     pod, web = (
         two.lab.pod(theirs, name, i, hooked=False) for i, name in ((4, "asks"), (11, "web"))
@@ -84,7 +84,7 @@ def listener(two: TwoNodes, node: Host, *addresses: str) -> Iterator[None]:
 
 @contextmanager
 def exempted(node: Host, tool: str) -> Iterator[None]:
-    """As NodeLocal DNSCache writes the rules; of a comment its tool makes one, too."""
+    """Add rules as NodeLocal DNSCache writes them; its tool also turns a comment into a rule."""
     if tool == "nft":
         node.nft(_BY_NFT % {"port": PORT, "v4": DNS.cluster[0], "v6": DNS.cluster[1]})
     else:
@@ -117,7 +117,7 @@ def service(
 
 
 def answer(two: TwoNodes, host: Host, send: Send, v6: bool) -> str:
-    """Who answers at the cluster IP; "refused", or "" if there is no answer yet."""
+    """Return who answers at the cluster IP; "refused", or "" without an answer."""
     sockets, address = two.sockets(host), DNS.cluster[v6]
     try:
         if send is not requests.udp:
@@ -136,7 +136,7 @@ def answer(two: TwoNodes, host: Host, send: Send, v6: bool) -> str:
 def test_what_rules_in_raw_exempt_goes_to_the_listener(
     listening: Listening, tool: str, send: Send
 ) -> None:
-    """As with kube-proxy; without the rules the packets go to an endpoint again."""
+    """As with kube-proxy, packets go to an endpoint again without the rules."""
     two = listening.two
     two.publish(service(two, two.here))
     clients = [(two.near, two.unhooked), (listening.theirs, listening.pod)]
@@ -175,14 +175,14 @@ def test_sockets_go_to_the_listener_while_it_answers(
 
 
 def rows(two: TwoNodes, protocol: str) -> dict[str, dict[str, Any]]:
-    """The endpoints of the IPv4 port, as `ebpflb services get` has them."""
+    """Return the endpoints of the IPv4 port, as in `ebpflb services get`."""
     page = json.loads(two.ebpflb("services", "get", "default/dns", "-o", "json").stdout)
     (found,) = (it for it in page["ports"] if (it["family"], it["protocol"]) == ("IPv4", protocol))
     return {row["endpoint"]: row for row in found["endpoints"]}
 
 
 def test_it_is_shown_and_outlives_the_agent(listening: Listening) -> None:
-    """`services get` and `explain` name the listener; a restart of the agent does not leave it."""
+    """`services get` and `explain` name the listener, which stays after a restart."""
     two = listening.two
     two.publish(service(two, two.here, annotations=ANNOTATION))
     place, asked = f"{LISTENERS[0]}:{PORT}", f"{DNS.cluster[0]}:{PORT}"

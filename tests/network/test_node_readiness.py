@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Node says that its Services work when they do, and what it says when the agent has gone
-(docs/node-readiness.md).
-"""
+"""The Node says whether Services work, also without an agent (docs/node-readiness.md)."""
 
 import signal
 from collections.abc import Iterator
@@ -28,7 +26,7 @@ OTHER: Json = {"key": "dedicated", "effect": "NoSchedule"}
 
 
 class Node:
-    """The node whose agent is not started yet, and the API server that it asks."""
+    """The node, whose agent is not started yet, and its API server."""
 
     def __init__(self, cluster: ServingOutside, api: FakeApiServer) -> None:
         self.cluster, self.api = cluster, api
@@ -83,7 +81,7 @@ def node(
 
 @contextmanager
 def inside(namespace: str, address: str) -> Iterator[FakeApiServer]:
-    """An API server in a pod."""
+    """Run an API server in a pod."""
     with nodes.entered(namespace):
         made = FakeApiServer(port=API_PORT, address=address)
     with made:
@@ -93,7 +91,7 @@ def inside(namespace: str, address: str) -> Iterator[FakeApiServer]:
 
 @pytest.mark.parametrize("kind", [CONDITION, TAINT])
 def test_the_first_connection_after_the_node_says_so_is_served(node: Node, kind: str) -> None:
-    """A pod of the node and a client outside connect. Nothing else of the Node is written."""
+    """A pod of the node and a client outside connect. The rest of the Node is not written."""
     for host in (node.cluster.client, node.cluster.outside):
         node.cluster.sockets(host)  # is ready before
     with ThreadPoolExecutor(1) as beside:
@@ -107,8 +105,8 @@ def test_the_first_connection_after_the_node_says_so_is_served(node: Node, kind:
 
 
 def test_what_it_says_without_an_agent(node: Node) -> None:
-    """After a stop nothing is known; a killed agent cannot say that, and its successor does. The
-    programs serve all the time.
+    """After a stop the condition is Unknown; a killed agent cannot set it, but its successor does.
+    The programs keep serving.
     """
     node.start(CONDITION)
     wait_until("the Node says that Services work", lambda: node.status() == "True")

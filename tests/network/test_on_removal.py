@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of connections when their endpoint goes: on-removal, of sockets and of packets."""
+"""Connections whose endpoint is removed, with on-removal, of sockets and of packets."""
 
 import socket
 from collections.abc import Iterator
@@ -43,21 +43,19 @@ def stack(two: TwoNodes) -> Iterator[ExitStack]:
 
 
 def web(two: TwoNodes, value: str | None, *pods: Host) -> list[Manifest]:
-    """The Service with these endpoints, which says this of their removal."""
+    """Return the Service with these endpoints and this value of on-removal."""
     return saying(two.service("web", 10, *pods), value)
 
 
 def beside(two: TwoNodes, pod: Host, value: str | None = SOON) -> list[Manifest]:
-    """Another Service: when its endpoint goes its connections are reset at once, which shows that
-    the search is over.
-    """
+    """Publish another Service: resets of its connections show that the search is over."""
     return saying(two.service("beside", 20, pod), value)
 
 
 def open_each(
     two: TwoNodes, stack: ExitStack, who: str, *names: str, to: Frontends = WEB
 ) -> dict[str, Socket]:
-    """Connections of a client by the cluster IP, one to each of these endpoints."""
+    """Open connections of a client by the cluster IP, one to each of these endpoints."""
     sockets, where = two.sockets(getattr(two, who)), to.to("cluster", two.near)
     return one_each(stack, lambda: connected(sockets, *where), *names)
 
@@ -69,8 +67,8 @@ def open_each(
 def test_sockets_of_endpoints_that_go_are_ended(
     two: TwoNodes, stack: ExitStack, who: str, family: str
 ) -> None:
-    """Of clients that only wait, and at the endpoints: on this node, on another. Others live: to an
-    endpoint that stays, and to the address of one that goes.
+    """Sockets of waiting clients, and of servers on either node, are ended. Connections to other
+    endpoints, or directly to the removed one's address, stay.
     """
     two.publish(web(two, SOON, two.here, two.twin, two.there))
     sockets = two.sockets(getattr(two, who))
@@ -114,9 +112,9 @@ def test_a_client_of_packets_is_reset_when_it_sends(
     loose: bool,
     conntrack_settings: None,
 ) -> None:
-    """Its segment goes to another endpoint, whose reset is translated back. If conntrack takes up
-    no connections in the middle, it is lost, or reset by the node whose address it has. A client of
-    an endpoint that stays lives.
+    """Its segment goes to another endpoint, whose reset is translated back. If conntrack picks up
+    no connection in the middle, the segment is lost, or reset by the node with that address.
+    Clients of other endpoints keep theirs.
     """
     two.publish(web(two, SOON, two.here, two.there))
     sockets, to = two.sockets(getattr(two, who)), WEB.to(kind, two.near, v6=v6)
@@ -138,8 +136,8 @@ def test_a_client_of_packets_is_reset_when_it_sends(
 def test_connections_are_kept_unless_their_grace_is_over(
     two: TwoNodes, stack: ExitStack, who: str, value: str | None
 ) -> None:
-    """They are kept by default, by choice, with a wrong annotation, which is named once, and within
-    the grace.
+    """They are kept by default, by choice, with an invalid annotation, which is named once, and
+    within the grace.
     """
     said = 'metadata.annotations[ebpflb.io/on-removal]: "drop" is not keep, reset or reset=DURATION'
     two.publish(web(two, None, two.here, two.twin))  # the same warning again would not be named
@@ -158,7 +156,7 @@ def test_connections_are_kept_unless_their_grace_is_over(
 def test_operators_see_the_setting_the_log_the_counter_and_the_history(
     two: TwoNodes, stack: ExitStack
 ) -> None:
-    """In `services` and `history`. What was removed of it is named in `status` and `check`."""
+    """`services` and `history` show it; `status` and `check` name a removed part of the value."""
     two.publish(web(two, f"{SOON},terminating=5s/30s", two.here, two.twin))
     assert "reset=0s" in two.ebpflb("services", "get", "default/web").stdout
     what = "metadata.annotations[ebpflb.io/on-removal]: terminating was removed"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tc programs of others beside ours, and the fields of a packet that both use.
+"""tc programs of others before and after ours, and packet fields that both use.
 
-Ours write a choice into the packet's priority. Cilium's have flags in some bits of its tc_index.
+Ours write a choice into the packet's priority; Cilium's keep flags in some bits of its tc_index.
 """
 
 import os
@@ -79,7 +79,7 @@ def by_tcx(program: int, index: int, hook: str, priority: int) -> Iterator[None]
 def running(
     code: bytes, node: Host, device: str, attached: Attached, *where: str | int
 ) -> Iterator[None]:
-    """Run a program at a device of the node: ``where`` are a hook and a priority."""
+    """Run a program at a device of the node: ``where`` has a hook and a priority."""
     program = bpf.prog_load(
         name="other", program_type=SCHED_CLS, attach_type=0, code=code, log=None
     )
@@ -96,7 +96,7 @@ def running(
 def test_a_program_behind_ours_lets_the_choice_pass(
     two: TwoNodes, send: requests.Send, attached: Attached
 ) -> None:
-    """Most programs end the chain of programs, as this one does."""
+    """This program ends the chain of programs, as most do."""
     two.publish(two.service("web", 10, two.here))
     with running(PASS, two.near, "eth0", attached, "ingress", BEHIND_OURS):
         for v6 in (False, True):
@@ -105,7 +105,7 @@ def test_a_program_behind_ours_lets_the_choice_pass(
 
 
 def canaries(two: TwoNodes) -> list[str]:
-    """What is left of the canary at the near node: service ports, and its table."""
+    """Return what is left of the canary at the near node: service ports, and its table."""
     names = [str(name) for _, name in two.maps["service_names"].items() if is_canary(name)]
     with nodes.entered(two.near.netns):
         tables = nodes.run("nft", "list", "tables").split()
@@ -115,7 +115,7 @@ def canaries(two: TwoNodes) -> list[str]:
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("two", [Engine.NETFILTER], indirect=True)
 def test_an_uplink_that_loses_choices_is_noticed(two: TwoNodes, loss: str) -> None:
-    """The agent, which is not ready meanwhile, and doctor name the device."""
+    """The agent, not ready meanwhile, and doctor name the device."""
     code, arrival = LOSSES[loss]
 
     def lost() -> dict[str, str]:

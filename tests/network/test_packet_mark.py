@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--packet-mark: a FORWARD chain that drops accepts what was translated, by its mark."""
+"""--packet-mark: a FORWARD chain that drops by default accepts translated packets by their mark."""
 
 import pytest
 
@@ -27,7 +27,7 @@ table inet lab_forward {
 
 
 def publish(two: TwoNodes) -> None:
-    """The near node drops what it forwards, unless it has the mark or belongs to a connection."""
+    """Publish a Service; the near node forwards only marked packets and known connections."""
     two.publish(two.service("web", 10, two.here, two.there))
     two.near.nft(DROP)
 
@@ -42,7 +42,7 @@ two = two_nodes.fixture(*MARK, engines=[Engine.FLOWS], publish=publish)
 def test_default_drop_forward_accepts_translated_packets(
     two: TwoNodes, who: str, kind: str, send: Send, v6: bool
 ) -> None:
-    """Requests, and their replies: masqueraded (to the other node) or not."""
+    """Requests, masqueraded to the other node or not, and their replies pass."""
     where = WEB.to(kind, two.near, v6=v6)
     answers = [send(two.sockets(getattr(two, who)), *where) for _ in range(20)]
     assert {answer.name for answer in answers} == {"here", "there"}
@@ -50,7 +50,7 @@ def test_default_drop_forward_accepts_translated_packets(
 
 @families
 def test_default_drop_forward_drops_the_rest(two: TwoNodes, v6: bool) -> None:
-    """What asks an endpoint itself is not translated, and has no mark."""
+    """A packet to an endpoint itself is not translated, and has no mark."""
     where = address(two.here, "::" if v6 else ""), TARGET
     two.outside.ip(f"route replace {where[0]} via {ROUTER[v6]}", v6=v6)
     two.lab.router.ip(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices and addresses that come and go, and devices that are left alone."""
+"""Devices and addresses that are added and removed, and devices that are not served."""
 
 import signal
 from collections.abc import Iterator
@@ -35,13 +35,13 @@ def service(two: TwoNodes) -> None:
 
 @pytest.fixture(scope="module")
 def late(two: TwoNodes) -> Host:
-    """An unhooked pod that comes when the agent has long been at work."""
+    """Add an unhooked pod after the agent's start."""
     return two.lab.pod(two.near, "late", 50, hooked=False)
 
 
 @contextmanager
 def stopped(agent: LabAgent) -> Iterator[None]:
-    """It does nothing meanwhile."""
+    """Stop the agent meanwhile."""
     assert agent.process
     agent.process.send_signal(signal.SIGSTOP)
     try:
@@ -53,7 +53,7 @@ def stopped(agent: LabAgent) -> Iterator[None]:
 @pytest.mark.extended
 @families
 def test_a_pod_that_asks_before_its_device_is_served(two: TwoNodes, v6: bool) -> None:
-    """Its connection comes about when its first segment is sent again."""
+    """Its connection opens when its first segment is sent again."""
     where = FRONTENDS.to("cluster", two.near, v6=v6)
     with stopped(two.agents[0]):
         pod = two.lab.pod(two.near, f"early-{v6:d}", 70 + v6, hooked=False)
@@ -71,7 +71,7 @@ def test_a_pod_that_asks_before_its_device_is_served(two: TwoNodes, v6: bool) ->
 
 
 def test_devices_that_come_and_go_fail_no_connection(two: TwoNodes) -> None:
-    """Dozens at once, while clients at other devices connect without pause."""
+    """Dozens change at once while clients at other devices connect without pause."""
     pods = [FRONTENDS.to("cluster", two.near, v6=v6) for v6 in (False, True)]
     clients = [two.start_client(two.unhooked, "tcp", *where) for where in pods]
     nodeport = FRONTENDS.to("nodeport", two.near)
@@ -91,9 +91,7 @@ def test_devices_that_come_and_go_fail_no_connection(two: TwoNodes) -> None:
 @families
 @protocols
 def test_new_address(two: TwoNodes, send: Send, v6: bool) -> None:
-    """A new address of the node serves NodePorts to outside clients and pods, as long as the node
-    has it.
-    """
+    """A new address of the node serves NodePorts to outside clients and pods while it exists."""
     addresses, address = two.maps["node_addresses"], ip_address(LATE[v6])
     two.near.ip(f"address add {address} dev eth0")
     wait_until("the address is served", lambda: addresses.get(address) is not None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checksums of refusals; test_packets_table has what becomes of packets without a backend."""
+"""The checksums of refusals; test_packets_table tests packets without a backend."""
 
 import ctypes
 import fcntl
@@ -29,7 +29,7 @@ def services(two: TwoNodes) -> None:
 
 @pytest.fixture
 def without_checksums(two: TwoNodes) -> Iterator[None]:
-    """near's devices to both clients make no checksums: the kernel makes those of what leaves."""
+    """Turn off checksum offload at near's devices to both clients: the kernel computes them."""
     with nodes.entered(two.near.netns):
         for device in ("veth3", "eth0"):
             checksum_offload(device, on=False)
@@ -40,7 +40,7 @@ def without_checksums(two: TwoNodes) -> Iterator[None]:
 
 
 def checksum_offload(device: str, *, on: bool) -> None:
-    """Switch the offload as ethtool -K DEVICE tx does."""
+    """Switch the offload as `ethtool -K DEVICE tx` does."""
     value = ctypes.create_string_buffer(struct.pack("II", ETHTOOL_STXCSUM, on), 8)
     request = struct.pack("16sP16x", device.encode(), ctypes.addressof(value))
     with socket.socket() as any_socket:
@@ -54,6 +54,6 @@ def checksum_offload(device: str, *, on: bool) -> None:
 def test_refused_by_a_device_that_makes_no_checksums(
     two: TwoNodes, who: str, send: Send, v6: bool
 ) -> None:
-    """A refusal of a packet whose checksum was still to be made has a right one all the same."""
+    """The refusal of a packet whose checksum was not computed yet has a correct one."""
     with pytest.raises(ConnectionRefusedError):
         send(two.sockets(getattr(two, who)), *NOBODY.to("cluster", two.near, v6=v6))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Beside any CNI, on nodes that are hardened in any way: nothing fails, nothing is dropped.
+"""With any CNI, on nodes hardened in any way, nothing fails and nothing is dropped.
 
-The packets of unhooked pods and of outside clients, to an endpoint on this node and one on another.
+The packets are those of unhooked pods and outside clients, to an endpoint on this node and one on
+another.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -95,7 +96,7 @@ def two(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 
 @pytest.fixture(autouse=True)
 def untouched(two: TwoNodes) -> Iterator[None]:
-    """Checks at the end of each test what the node's rules have seen."""
+    """Check at the end of each test which packets the node's rules have seen."""
     yield
     assert [hardening.touched(node) for node in (two.near, two.far)] == [{}, {}]
 
@@ -104,7 +105,7 @@ def untouched(two: TwoNodes) -> Iterator[None]:
 @pytest.mark.parametrize("protocol", ["tcp", "udp", "connected-udp"])
 @pytest.mark.parametrize("who", CLIENTS)
 def test_nothing_fails(two: TwoNodes, who: str, protocol: str, v6: bool) -> None:
-    """Every connection and datagram is answered, from the address that it was sent to."""
+    """Every connection and datagram is answered, from the requested address."""
     where = Frontends(NUMBER).to(CLIENTS[who], two.near, v6=v6)
     said = two.request(getattr(two, who), protocol, *where, TIMES)
     assert not said["errors"]
@@ -115,7 +116,7 @@ def test_nothing_fails(two: TwoNodes, who: str, protocol: str, v6: bool) -> None
 @families
 @pytest.mark.parametrize("who", CLIENTS)
 def test_bulk(two: TwoNodes, who: str, v6: bool) -> None:
-    """A megabyte goes and comes back unchanged, with large segments on."""
+    """A megabyte is sent and returned unchanged, with large segments."""
     client: Host = getattr(two, who)
     where = Frontends(NUMBER).to(CLIENTS[who], two.near, v6=v6)
     names: set[str] = set()
@@ -130,8 +131,8 @@ def test_bulk(two: TwoNodes, who: str, v6: bool) -> None:
 
 @families
 def test_the_client_is_seen(two: TwoNodes, request: pytest.FixtureRequest, v6: bool) -> None:
-    """An endpoint on the client's way sees the client's address, because its replies pass there;
-    where routes lead them another way it sees the node's, as with kube-proxy.
+    """An endpoint whose replies pass this node sees the client's address; if routes lead them
+    another way, it sees the node's, as with kube-proxy.
     """
     sockets, where = two.sockets(two.outside), Frontends(NUMBER).to("nodeport", two.near, v6=v6)
     answers = (requests.tcp(sockets, *where) for _ in range(40))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packets of any size: fragments, large segments, and a bottleneck in the middle of the path.
+"""Packets of any size: fragments, large segments, and a bottleneck on the path.
 
-With netfilter the pods are routed: at a bridge the kernel forgets how small fragments have to be
-(test_bridged_pods). test_packets_setups has the others with netfilter on a bridge.
+With netfilter the pods are routed: at a bridge the kernel forgets how small fragments must be
+(test_bridged_pods). test_packets_setups tests the others with netfilter on a bridge.
 """
 
 import subprocess
@@ -53,7 +53,7 @@ def services(two: TwoNodes) -> None:
 
 
 def limit_packets(two: TwoNodes, mtu: int) -> None:
-    """Limit them at the router, by routes that precede the kernel's own."""
+    """Limit their size at the router, by routes that precede the kernel's own."""
     for segment in (NODES, OUTSIDE):
         v4, v6 = segment.networks
         for network in (v4, f"{v6} metric 256"):
@@ -62,7 +62,7 @@ def limit_packets(two: TwoNodes, mtu: int) -> None:
 
 @pytest.fixture
 def narrow(two: TwoNodes) -> Iterator[int]:
-    """The least between nodes and outside."""
+    """Set the least MTU between nodes and outside."""
     limit_packets(two, NARROW)
     yield NARROW
     limit_packets(two, 1500)
@@ -73,13 +73,13 @@ def narrow(two: TwoNodes) -> Iterator[int]:
 
 @pytest.fixture
 def where(two: TwoNodes, frontends: Frontends, v6: bool) -> Place:
-    """The NodePort of the endpoint."""
+    """Return the NodePort of the endpoint."""
     return frontends.to("nodeport", two.near, v6=v6)
 
 
 @pytest.fixture
 def client(two: TwoNodes, where: Place) -> Iterator[Socket]:
-    """A datagram socket outside."""
+    """Return a datagram socket outside."""
     with requests.udp_socket(two.sockets(two.outside), where[0]) as opened:
         yield opened
 
@@ -89,7 +89,7 @@ def client(two: TwoNodes, where: Place) -> Iterator[Socket]:
 def test_answers_through_a_bottleneck(
     two: TwoNodes, narrow: int, client: Socket, where: Place, frontends: Frontends, v6: bool
 ) -> None:
-    """An endpoint whose answer was too big gets the ICMP error, and its next answers arrive."""
+    """An endpoint whose answer is too long gets the ICMP error, and its next answers arrive."""
     client.settimeout(0.2)
     wait_until("an answer comes", lambda: answered(client, where))
     assert path_mtu(two, frontends, v6=v6) == narrow
@@ -100,7 +100,7 @@ def test_answers_through_a_bottleneck(
 def test_questions_through_a_bottleneck(
     narrow: int, client: Socket, where: Place, v6: bool
 ) -> None:
-    """A client that forbids fragmentation gets the ICMP error that its datagrams are too big."""
+    """A client that forbids fragmentation gets the ICMP error."""
     forbid_fragments(client, v6)
     client.connect(where)
     with pytest.raises(OSError) as caught:
@@ -111,7 +111,7 @@ def test_questions_through_a_bottleneck(
 
 
 def answered(client: Socket, where: tuple[str, int]) -> bool:
-    """The question just fits through the bottleneck; the answer is longer by a line."""
+    """Ask with a datagram that just fits; the answer is a line longer."""
     headers = 40 + 8 if ":" in where[0] else 20 + 8
     client.sendto(bytes(NARROW - headers), where)
     try:
@@ -126,7 +126,7 @@ def forbid_fragments(client: Socket, v6: bool) -> None:
 
 
 def path_mtu(two: TwoNodes, frontends: Frontends, *, v6: bool) -> int:
-    """The path MTU that the endpoint has to the client address that it sees; 0: none."""
+    """Return the endpoint's path MTU to the client address that it sees; 0: none."""
     pod, client = (two.here, two.outside) if frontends is HERE else (two.there, two.near)
     words = ["ip", "-o", "route", "get", address(client, "::" if v6 else "")]
     said = pod.start(words, stdout=subprocess.PIPE).communicate()[0].split()

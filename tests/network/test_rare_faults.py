@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What seldom happens to a node, each with clients beside it who notice nothing: the kernel kills
-the agent for its memory, the API server sends what no one can use, the clock jumps.
+"""Rare faults, none of which clients notice.
 
-The agent takes its objects from an API server. A client who is not answered fails the test.
+The kernel kills the agent for its memory, the API server sends unusable data, the clock jumps. The
+agent takes its objects from an API server. A client without an answer fails the test.
 """
 
 import gzip
@@ -85,7 +85,7 @@ class OfApi(LabCluster):
     params=[pytest.param(Engine.FLOWS, marks=pytest.mark.extended), Engine.NETFILTER], ids=str
 )
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OfApi]:
-    """Its clients have failed no request at the end."""
+    """Yield a node; at the end no request of its clients has failed."""
     if request.param is Engine.NETFILTER:
         needs.netfilter()
     with new_lab() as lab:
@@ -109,7 +109,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OfApi]:
 
 @pytest.mark.extended
 def test_killed_for_its_memory(cluster: OfApi) -> None:
-    """It is started again, and what changed meanwhile is in force."""
+    """The agent is started again, and changes made meanwhile are in force."""
     agent = cluster.agent
     assert agent.process
     with memory_limit.memory_limit(cluster.node.netns) as limit:
@@ -138,7 +138,7 @@ def peak_memory(pid: int) -> int:
 
 
 def test_answers_that_nobody_can_use(cluster: OfApi) -> None:
-    """A list that is a gigabyte when it is expanded, and garbage: they are asked for again."""
+    """After a list that expands to a gigabyte, or garbage, the agent asks again."""
     assert cluster.agent.process
     before = peak_memory(cluster.agent.process.pid)
     bomb = gzip.compress(bytes(BOMB_SIZE), 1)
@@ -162,7 +162,7 @@ def test_answers_that_nobody_can_use(cluster: OfApi) -> None:
 
 
 class Clock:
-    """The time of day of processes that are started with ``under``."""
+    """The clock of processes that are started with ``under``."""
 
     def __init__(self, folder: Path) -> None:
         library, self._file = folder / "clock.so", folder / "shift"
@@ -172,13 +172,13 @@ class Clock:
         self.under = ["env", f"LD_PRELOAD={library}", f"CLOCK_SHIFT={self._file}"]
 
     def shift(self, seconds: int) -> None:
-        """Return the seconds from the kernel's clock."""
+        """Return the difference from the kernel's clock, in seconds."""
         with self._file.open("r+b") as opened:
             opened.write(struct.pack("=q", seconds))
 
 
 def reasons(cluster: OfApi, clock: Clock) -> list[Any]:
-    """Why `status` does not say OK; its clock jumps too."""
+    """Return why `status` does not say OK; its clock jumps too."""
     command = [*cluster.node.enter, *clock.under, sys.executable, "-P", "-m", "ebpflb", "status"]
     command += ["-o", "json", *cluster.agent.where]
     said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
@@ -187,7 +187,7 @@ def reasons(cluster: OfApi, clock: Clock) -> list[Any]:
 
 @pytest.mark.extended
 def test_a_clock_that_jumps(cluster: OfApi, tmp_path: Path) -> None:
-    """A day forth and two back: changes are in force all the same, and the node stays ready."""
+    """After a jump of a day ahead and two back, changes are applied and the node is ready."""
     clock = Clock(tmp_path)
     cluster.agent.stop()
     cluster.agent.under = clock.under

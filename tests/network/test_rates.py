@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page's rates are those of the connections that were made."""
+"""The page's rates equal the connections that were made."""
 
 import pytest
 
@@ -17,7 +17,7 @@ TCP = {"name": "tcp", "port": TARGET, "protocol": "TCP"}
 
 @pytest.fixture(autouse=True)
 def published(cluster: Cluster, pods: list[Host]) -> None:
-    """default/web with two endpoints, default/quiet with another one, default/empty with none."""
+    """Publish default/web with two endpoints, default/quiet with one, default/empty with none."""
     cluster.publish(
         web(endpoint(pods[0]), endpoint(pods[1])),
         manifests.service("quiet", [QUIET_VIP], [{**TCP, "port": 80}]),
@@ -29,8 +29,8 @@ def published(cluster: Cluster, pods: list[Host]) -> None:
 def test_rates_are_the_connections_that_were_made(
     cluster: Cluster, pod: Sockets, pods: list[Host]
 ) -> None:
-    """In one second of which the length is set: so many of each Service and of each backend, and
-    so many that were refused; what is open is that of now.
+    """In one second of known length, the page has the connections of each Service and backend,
+    refused ones, and those open now.
     """
     before = rates.sample(cluster.maps)
     answers = [requests.tcp(pod, VIP).name for _ in range(12)]

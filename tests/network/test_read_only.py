@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent whose run or state directory becomes read-only, or whose run directory is removed: it
-serves on, and ends in order.
+"""An agent whose run or state directory becomes read-only, or is removed, serves on and ends in
+order.
 """
 
 import shlex
@@ -34,7 +34,7 @@ class AloneAgent(LabAgent):
     under = ("unshare", "--mount", "--propagation", "private")
 
     def make_read_only(self, *folders: Path) -> None:
-        """Make every path read-only that it opens from now on."""
+        """Make every path read-only that the agent opens from now on."""
         assert self.process
         enter = [
             "nsenter",
@@ -69,14 +69,14 @@ def folders(agent: LabAgent, which: str) -> list[Path]:
 
 
 def lines(log: str) -> list[str]:
-    """What follows the time and the level."""
+    """Return the log lines after time and level."""
     return [line.split(" ", 2)[-1] for line in log.splitlines()]
 
 
 @pytest.mark.parametrize("which", ["run", "state", "run and state"])
 def test_while_an_agent_runs(cluster: Cluster, pod: Sockets, which: str) -> None:
-    """It serves on, also what changes; each step of its end is taken, and what it leaves is said
-    in a line each. The next agent starts with that.
+    """It keeps serving changes too; each step of its end is taken, with a line for each object left
+    behind. The next agent starts with these.
     """
     agent = cluster.agent
     assert isinstance(agent, AloneAgent) and agent.process
@@ -103,7 +103,7 @@ def test_while_an_agent_runs(cluster: Cluster, pod: Sockets, which: str) -> None
 
 
 def test_a_pin_that_cannot_be_put_back(cluster: Cluster, pod: Sockets) -> None:
-    """It is named once, and put back as soon as that is possible; all else goes on."""
+    """It is named once, and restored as soon as possible; everything else continues."""
     agent = cluster.agent
     assert isinstance(agent, AloneAgent)
     agent.make_read_only(agent.paths.state)
@@ -119,7 +119,7 @@ def test_a_pin_that_cannot_be_put_back(cluster: Cluster, pod: Sockets) -> None:
 
 
 def removed(folder: Path) -> bool:
-    """Whether it could be removed: not while the agent writes a file into it."""
+    """Whether the removal succeeded: it fails while the agent writes a file."""
     with suppress(OSError):
         shutil.rmtree(folder)
         return True
@@ -127,7 +127,7 @@ def removed(folder: Path) -> bool:
 
 
 def test_a_run_directory_that_is_removed(cluster: Cluster, pod: Sockets) -> None:
-    """The agent serves on, also changes, and makes the directory again for status and history."""
+    """The agent keeps serving, and makes the directory again for status and history."""
     agent = cluster.agent
     wait_until("it is gone", lambda: removed(agent.paths.run))
     cluster.publish(web(*map(endpoint, cluster.web[1:])))
@@ -142,7 +142,7 @@ def test_a_run_directory_that_is_removed(cluster: Cluster, pod: Sockets) -> None
 
 @pytest.mark.parametrize("which", ["run", "run and state"])
 def test_before_an_agent_starts(cluster: Cluster, pod: Sockets, which: str) -> None:
-    """It ends with one line that names what it needs; what is programmed serves on."""
+    """The agent ends with one line that names what it needs; the loaded programs keep serving."""
     agent = cluster.agent
     agent.stop()
     where = [*agent.where, "--cgroup-root", str(cluster.node.cgroup), "--healthz-bind-address="]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When all sockets are closed nothing is remembered of them, and the counters agree."""
+"""When all sockets are closed nothing of them is remembered, and the counters agree."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ ALL = [VIP, VIP6, EXTERNAL]
 
 @pytest.fixture(autouse=True)
 def service(cluster: Cluster) -> Iterator[None]:
-    """Checks at the end of each test that nothing is left."""
+    """Check at the end of each test that nothing is left."""
     v4, v6 = map(endpoint, cluster.web), [endpoint(pod, v6=True) for pod in cluster.web]
     cluster.publish(web(*v4, v6=v6, externalIPs=[EXTERNAL]))
     yield
@@ -46,13 +46,13 @@ def closed(cluster: Cluster) -> int:
 
 @every_kind
 def test_closed(pod: Sockets, send: requests.Send) -> None:
-    """Sockets that were used and closed."""
+    """Used sockets are closed."""
     for address in ALL:
         send(pod, address)
 
 
 def test_connection_failed(cluster: Cluster, pod: Sockets) -> None:
-    """A stream socket whose backend refused it, connected again."""
+    """A stream socket connects again after its backend refused it."""
     gone = endpoint(cluster.client)  # a pod where no one listens
     cluster.publish(web(gone))
     with requests.tcp_socket(pod, VIP) as client:

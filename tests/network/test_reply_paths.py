@@ -60,7 +60,7 @@ def places(
 
 
 def forwarded(places: TwoPlaces) -> int:
-    """TCP segments and datagrams that passed FORWARD."""
+    """Return how many TCP segments and datagrams passed FORWARD."""
     command = [*places.node.enter, "nft", "-j", "list", "table", "inet", "counted"]
     listed = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     (rule,) = (each["rule"] for each in listed["nftables"] if "rule" in each)
@@ -71,7 +71,7 @@ def forwarded(places: TwoPlaces) -> int:
 @families
 @endpoints
 def test_replies(places: TwoPlaces, name: str, v6: bool) -> None:
-    """They reach the client, in every protocol, in fragments too."""
+    """Replies reach the client in every protocol, even in fragments."""
     where = places.to(name, v6=v6)
     sends: list[Send] = [requests.tcp, requests.udp, requests.connected_udp, requests.fragmented]
     for send in sends:
@@ -82,8 +82,8 @@ def test_replies(places: TwoPlaces, name: str, v6: bool) -> None:
 @families
 @endpoints
 def test_large_transfers(places: TwoPlaces, name: str, v6: bool) -> None:
-    """Megabytes go and come back unchanged, in segments larger than the path takes. With
-    --fast-forward openings, ends and few others pass the stack.
+    """Megabytes are sent and returned unchanged, in segments larger than the path allows. With
+    --fast-forward only openings, ends and a few others pass the stack.
     """
     where, before = places.to(name, v6=v6), forwarded(places)
     if places.agent.options != FAST:

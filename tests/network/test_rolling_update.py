@@ -49,7 +49,7 @@ def start_pod(two: TwoNodes, node: Host) -> Pod:
 
 
 def publish(two: TwoNodes, pods: Sequence[Pod], leaving: Pod | None = None) -> None:
-    """The slice is in force on both nodes; ``leaving`` is still listed, and terminates."""
+    """Publish the slice, and wait for both nodes; ``leaving`` is still listed, and terminates."""
     listed = [pod.host for pod in pods] + ([leaving.host] if leaving else [])
     said = two.service("web", 10, *listed)
     two.publish(terminating(said, leaving.host) if leaving else said)
@@ -57,7 +57,7 @@ def publish(two: TwoNodes, pods: Sequence[Pod], leaving: Pod | None = None) -> N
 
 @contextmanager
 def clients_of_both_nodes(two: TwoNodes, counts: list[Any]) -> Iterator[None]:
-    """Start clients that connect repeatedly by every path, and add what they counted."""
+    """Start clients that connect repeatedly by every path; add up their counts."""
     remote = two.lab.pod(two.far, f"remote-{next(_numbers)}", next(_numbers))
     ways = [(getattr(two, who), WEB.to(kind, two.near)) for who, kind in CLIENTS]
     ways += [(two.near, WEB.to("cluster", two.near, v6=True)), (remote, WEB.to("cluster", two.far))]
@@ -68,7 +68,7 @@ def clients_of_both_nodes(two: TwoNodes, counts: list[Any]) -> Iterator[None]:
 
 @both_engines
 def test_a_rolling_update_fails_no_connection(two: TwoNodes) -> None:
-    """Each pod ends when its slice says so and its requests are answered: no one has to sleep."""
+    """Each pod ends when its slice says so and its requests are answered, without a sleep."""
     pods = {node: start_pod(two, node) for node in (two.near, two.far)}
     names = {pod.host.name for pod in pods.values()}
     publish(two, [*pods.values()])
@@ -88,7 +88,7 @@ def test_a_rolling_update_fails_no_connection(two: TwoNodes) -> None:
 
 @both_engines
 def test_of_open_connections_those_to_the_pod_that_ends_end(two: TwoNodes) -> None:
-    """They were accepted before SIGTERM, and no load balancer can move them."""
+    """A load balancer cannot move connections that were accepted before SIGTERM."""
     former, latter = start_pod(two, two.far), start_pod(two, two.near)
     publish(two, [former, latter])
     names = former.host.name, latter.host.name
@@ -116,7 +116,7 @@ def has_ended(client: Socket) -> bool:
 def test_a_pod_that_ends_before_its_slice_refuses_until_the_slice_is_in_force(
     two: TwoNodes,
 ) -> None:
-    """The connections that fail are refused at once, and none is after the slice."""
+    """Failing connections are refused at once, and none fails after the slice."""
     former, latter = start_pod(two, two.near), start_pod(two, two.far)
     publish(two, [former, latter])
     former.end()

@@ -39,7 +39,7 @@ table inet likekernel {
 
 
 def add_addresses(two: TwoNodes) -> None:
-    """A second one of each family."""
+    """Add a second address of each family."""
     for address, length in zip(SECOND, (24, 64), strict=True):
         two.near.ip(f"address add {address}/{length} dev eth0")
         two.far.ip(f"route add {address} dev eth0")
@@ -75,7 +75,7 @@ PREPARED = {"second address": add_addresses, "unnumbered uplink": move_addresses
 def two(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TwoNodes]:
-    """Nodes with an engine, of which the near one was changed; the endpoint is on the far one."""
+    """Yield nodes with an engine, the near one changed; the endpoint is on the far one."""
     engine, name = request.param
     folder, prepare = tmp_path_factory.mktemp("two"), PREPARED[name]
     with two_nodes.running(folder, *CLUSTER_CIDR, engine=engine, prepare=prepare) as made:
@@ -84,7 +84,7 @@ def two(
 
 
 def nodes(name: str) -> pytest.MarkDecorator:
-    """Nodes that were prepared so, with each engine."""
+    """Return a fixture of nodes that were prepared so, with each engine."""
     each = [pytest.param((engine, name), id=str(engine)) for engine in ENGINES]
     return pytest.mark.parametrize("two", each, indirect=True)
 
@@ -93,18 +93,18 @@ second_address, unnumbered = map(nodes, PREPARED)
 
 
 def seen(two: TwoNodes, *, v6: bool, send: requests.Send = requests.tcp) -> str:
-    """The source of a request through a NodePort, as the backend sees it."""
+    """Return the source of a request through a NodePort, as the backend sees it."""
     return send(two.sockets(two.outside), *FRONTENDS.to("nodeport", two.near, v6=v6)).source
 
 
 def chosen(two: TwoNodes, *, v6: bool) -> str:
-    """What the kernel chooses for a socket of the node that asks the backend itself."""
+    """Return the kernel's source for a socket of the node that connects to the backend itself."""
     backend = two.there.v6 if v6 else two.there.v4
     return requests.udp(two.sockets(two.near), backend, TARGET).source
 
 
 def masqueraded_by_kernel(two: TwoNodes, *, v6: bool) -> str:
-    """The source of a request to the backend itself, which a rule of netfilter masquerades."""
+    """Return the source of a request to the backend itself, which a netfilter rule masquerades."""
     backend = two.there.v6 if v6 else two.there.v4
     two.lab.router.lead(f"{backend}/{128 if v6 else 32}", two.near.v6 if v6 else two.near.v4)
     two.near.nft(MASQUERADE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Series of single Services are the connections that clients made (docs/metrics.md)."""
+"""The series of a Service equal its clients' connections (docs/metrics.md)."""
 
 from collections.abc import Iterator
 from socket import AF_INET, SOCK_DGRAM
@@ -42,7 +42,7 @@ def module_cluster(
 
 @pytest.fixture
 def cluster(module_cluster: ServingOutside) -> ServingOutside:
-    """Its Services are new, so nothing was counted of them."""
+    """Yield a cluster whose Services are new, so that nothing is counted yet."""
     made = module_cluster
     made.publish()
     made.publish(*services(made))
@@ -51,7 +51,7 @@ def cluster(module_cluster: ServingOutside) -> ServingOutside:
 
 
 def services(cluster: ServingOutside) -> list[Manifest]:
-    """default/web with three endpoints, one without any, and one with one on another node alone."""
+    """Publish default/web with three endpoints, one without any, one with one on another node."""
     v6 = [endpoint(pod, v6=True) for pod in cluster.web]
     udp = {"name": "udp", "protocol": "UDP"}
     away = [endpoint(cluster.web[0], node="another")]
@@ -76,7 +76,7 @@ def services(cluster: ServingOutside) -> list[Manifest]:
 
 
 def series(cluster: ServingOutside, what: str) -> Series:
-    """Service, port and protocol, and the verdict or the path -> the value."""
+    """Return service, port and protocol, and the verdict or the path -> the value."""
     wanted = f"ebpflb_service_{what}"
     found: Series = {}
     for metric in text_string_to_metric_families("\n".join(cluster.metrics()) + "\n"):
@@ -112,7 +112,7 @@ def test_connections_are_counted_where_they_are_chosen(cluster: ServingOutside) 
 
 
 def test_refusals_are_counted_by_their_verdict(cluster: ServingOutside) -> None:
-    """No endpoint at all, for a socket and for a packet; none on this node under policy Local."""
+    """Without any endpoint, for a socket and a packet; without one on this node, under Local."""
     for sockets, where in (
         (cluster.sockets(cluster.client), (EMPTY, PORT)),
         (cluster.sockets(cluster.outside), (cluster.node.v4, EMPTY_NODEPORT)),

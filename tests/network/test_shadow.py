@@ -19,13 +19,13 @@ def shadow(both: Both) -> Both:
 
 
 def counted(both: Both) -> dict[str, int]:
-    """Verdict -> how often the node's programs have come to it."""
+    """Return verdict -> how often the node's programs have counted it."""
     return {name: sum(both.maps["verdicts"].get(number)) for number, name in VERDICTS.items()}
 
 
 @protocols
 def test_all_is_served_by_kube_proxy_and_counted(shadow: Both, send: requests.Send) -> None:
-    """A request of each client, by NodePort and cluster IP, by socket and packet, counts once."""
+    """Each client's request, by NodePort or cluster IP, socket or packet, counts once."""
     before = counted(shadow)
     for service in (NEW, OLD):
         for host, where in shadow.ways(service):
@@ -37,7 +37,7 @@ def test_all_is_served_by_kube_proxy_and_counted(shadow: Both, send: requests.Se
 
 @pytest.mark.skipif(not probe.set_retval(), reason="this kernel cannot say EADDRINUSE")
 def test_a_nodeport_can_be_bound(shadow: Both) -> None:
-    """bind() works as with kube-proxy; it is counted that it would not."""
+    """bind() works as with kube-proxy, and is counted as one that would fail."""
     before = counted(shadow)
     with requests.tcp_socket(shadow.sockets(shadow.node), shadow.node.v4) as socket:
         socket.bind((shadow.node.v4, NEW[2]))
@@ -46,6 +46,6 @@ def test_a_nodeport_can_be_bound(shadow: Both) -> None:
 
 @pytest.mark.extended
 def test_there_and_back_while_clients_ask(both: Both) -> None:
-    """From shadow to service and back no connection fails or ends, whoever has opened it."""
+    """Between shadow and service, both ways, no connection fails or ends, whoever opened it."""
     shadow = ("--shadow",), KUBE_PROXY, KUBE_PROXY
     both.go_through([shadow, ((), EBPFLB, EBPFLB), shadow])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices whose incoming packets take a way through an ifb: a shaped uplink, a limited pod.
+"""Devices whose incoming packets pass an ifb: a shaped uplink, a limited pod.
 
-The CNI plugin bandwidth makes such a limit for kubernetes.io/egress-bandwidth, as soon as the pod's
-device is there. Before Linux 6.6 a device has room for its qdisc or for the agent's, not for both.
+The CNI plugin bandwidth sets such a limit for kubernetes.io/egress-bandwidth, as soon as the pod's
+device exists. Before Linux 6.6 a device has room for its qdisc or for the agent's, not for both.
 """
 
 import signal
@@ -26,7 +26,7 @@ NUMBERS = count(20)
 
 
 def shape(node: Host, device: str) -> None:
-    """What comes in at the device passes a queue of its own, as the plugin makes it."""
+    """Give packets that come in at the device a queue of their own, as the plugin does."""
     queue = f"ifb-{device}"
     node.ip(f"link add {queue} type ifb", f"link set {queue} up")
     redirect = ["action", "mirred", "egress", "redirect", "dev", queue]
@@ -53,7 +53,7 @@ def test_requests_by_a_shaped_uplink_are_served(two: TwoNodes, send: Send, v6: b
 
 @pytest.fixture(scope="module")
 def limited(two: TwoNodes) -> Host:
-    """A new pod whose limit comes right after its device, however slow this machine is."""
+    """Add a pod that is limited right after its device is made, however slow this machine is."""
     number = next(NUMBERS)
     agent = two.agents[0].process
     assert agent

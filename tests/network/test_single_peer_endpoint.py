@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An endpoint that answers only its node: a pod whose default route leads by another network."""
+"""An endpoint that answers only its node: a pod whose default route leads to another network."""
 
 from collections.abc import Iterable, Iterator
 
@@ -18,7 +18,7 @@ from tests.kit.two_nodes import ENGINES, require
 def cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    """Its endpoint has a second network without clients."""
+    """Yield a cluster whose endpoint has a second network without clients."""
     require(Engine(request.param[-1].partition("=")[2]))
     with running(tmp_path_factory.mktemp("cluster"), *request.param) as made:
         (pod, *_) = made.web
@@ -28,13 +28,13 @@ def cluster(
 
 @pytest.fixture(scope="module")
 def outside(cluster: Cluster) -> Sockets:
-    """A client's."""
+    """Return a client's sockets outside."""
     return cluster.sockets(cluster.lab.outside("outside", 1))
 
 
 @pytest.fixture(autouse=True)
 def alone(cluster: Cluster) -> None:
-    """The endpoint is the only one, and its default route leads to that network."""
+    """Make this endpoint the only one, with its default route to that network."""
     (pod, *_) = cluster.web
     for v6, neighbours in zip((False, True), NODES.networks, strict=True):
         others = [f"route flush exact {network}" for network in ("default", neighbours)]
@@ -55,7 +55,7 @@ def node_address(cluster: Cluster, v6: bool) -> str:
 @option(engines=ENGINES)
 @families
 def test_without(cluster: Cluster, outside: Sockets, v6: bool) -> None:
-    """By default a client outside keeps its address, to which the endpoint has no way."""
+    """By default a client outside keeps its address, which the endpoint cannot reach."""
     where = node_address(cluster, v6)
     with requests.tcp_socket(outside, where) as client:
         client.settimeout(0.5)
@@ -66,7 +66,7 @@ def test_without(cluster: Cluster, outside: Sockets, v6: bool) -> None:
 @option("--masquerade-local-backends", engines=ENGINES)
 @families
 def test_with(cluster: Cluster, outside: Sockets, v6: bool) -> None:
-    """With --masquerade-local-backends it answers its node, as with kube-proxy."""
+    """With --masquerade-local-backends the endpoint answers its node, as with kube-proxy."""
     where = node_address(cluster, v6)
     for send in (requests.tcp, requests.udp):
         assert send(outside, where, NODEPORT).name == "web-1"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--socket-translation=host: pods see the service's address, and so do rules inside them."""
+"""--socket-translation=host: pods, and rules inside them, see the service's address."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ services = pytest.mark.parametrize("vip", [VIP, VIP6], ids=["v4", "v6"])
 def cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    """Named as the usual one, so that the sockets of ``pod`` and ``host`` are on it."""
+    """Yield a cluster under the usual name, so that ``pod`` and ``host`` use it."""
     require(request.param)
     with running(tmp_path_factory.mktemp("cluster"), *HOST_ONLY, engine=request.param) as made:
         made.start_program(made.client, "serve", "sidecar", str(SIDECAR))
@@ -36,7 +36,7 @@ def served(cluster: Cluster) -> Iterator[None]:
 
 
 def redirect(cluster: Cluster) -> None:
-    """As Istio's sidecar does: what the pod sends to the service goes to the sidecar."""
+    """Send the pod's packets for the service to a sidecar, as Istio does."""
     rules = [
         f"{family} daddr {vip} {protocol} dport {PORT} redirect to :{SIDECAR}"
         for family, vip in (("ip", VIP), ("ip6", VIP6))
@@ -61,6 +61,6 @@ def test_a_rule_inside_a_pod_sees_the_service(
 def test_served_at_the_pods_device(
     cluster: Cluster, served: None, sockets: Sockets, vip: str, send: Send
 ) -> None:
-    """Without a rule pods are served by the packet path, and the node at its sockets."""
+    """Without a rule the packet path serves pods, and socket hooks the node."""
     answer = send(sockets, vip)
     assert (answer.name, answer.peer) == (cluster.web[0].name, (vip, PORT))

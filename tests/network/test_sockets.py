@@ -50,7 +50,7 @@ ERROR_BYTES = 16  # struct sock_extended_err; a sockaddr follows
 
 
 def everything(cluster: Cluster) -> list[Manifest]:
-    """A load balancer's Service of both families with three endpoints in each."""
+    """Return a load balancer's Service of both families with three endpoints in each."""
     v4, v6 = map(endpoint, cluster.web), [endpoint(pod, v6=True) for pod in cluster.web]
     spec = {"externalIPs": [EXTERNAL, EXTERNAL6], "ingress": [BALANCER, BALANCER6]}
     return web(*v4, v6=v6, nodeport=NODEPORT, type="LoadBalancer", **spec)
@@ -75,7 +75,7 @@ def test_every_address(sockets: Sockets, send: Send, address: str) -> None:
 @pytest.mark.parametrize("address", [VIP, VIP6])
 @every_kind
 def test_everyone_serves(pod: Sockets, send: Send, address: str) -> None:
-    """New connections and new datagram sockets are spread over all endpoints."""
+    """New connections and new datagram sockets are distributed over all endpoints."""
     assert requests.backends(pod, address, send=send).keys() == NAMES
 
 
@@ -90,7 +90,7 @@ def test_nodeports(sockets: Sockets, send: Send, address: str) -> None:
 
 @pytest.fixture
 def another_service(cluster: Cluster) -> object:
-    """Let a test publish what it needs: the file's Service comes back after it."""
+    """Let a test publish other Services; the file's Service returns after it."""
     yield
     cluster.publish(everything(cluster))
 
@@ -122,9 +122,9 @@ def test_ipv6_only(cluster: Cluster, host: Sockets, kind: int, addresses: list[s
 @pytest.mark.usefixtures("another_service")
 @families
 def test_the_error_queue_names_the_backend(cluster: Cluster, sockets: Sockets, v6: bool) -> None:
-    """With IP_RECVERR: as whom the datagram was for, and as who reports the error; no hook sees it.
+    """With IP_RECVERR it shows the backend as destination and as reporter, because no hook sees it.
 
-    The error itself is the service's as well, ECONNREFUSED.
+    The error itself, ECONNREFUSED, is the service's too.
     """
     pod = cluster.web[0]
     closed = [{"name": "udp", "port": TARGET + 1, "protocol": "UDP"}]

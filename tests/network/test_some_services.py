@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Only some Services are served; kube-proxy's rules on the same node serve the others."""
+"""ebpflb serves some Services, and kube-proxy's rules on the same node the others."""
 
 from ipaddress import ip_address
 
@@ -28,13 +28,13 @@ def some(both: Both, request: pytest.FixtureRequest) -> Both:
 
 @protocols
 def test_others_are_left_to_kube_proxy(some: Both, send: requests.Send) -> None:
-    """NodePorts and cluster IPs, of sockets and packets, though all are in the cluster's range."""
+    """This holds for NodePorts and cluster IPs, sockets and packets, in the cluster's range."""
     assert some.answers(NEW, send) == [EBPFLB] * 4
     assert some.answers(OLD, send) == [KUBE_PROXY] * 4
 
 
 def test_kube_proxy_is_needed_beside(some: Both) -> None:
-    """It is said that no one serves the other Services if none runs; not that it should go."""
+    """Without a kube-proxy a message says that no one serves the others, not to remove it."""
     for words in ("Services outside of --", "start kube-proxy"):
         some.logs(words)
     assert "cleanup" not in some.agent.log()
@@ -51,14 +51,14 @@ def test_rules_that_others_need_are_not_removed(some: Both) -> None:
 
 @pytest.mark.extended
 def test_services_go_over_and_back_while_clients_ask(both: Both) -> None:
-    """None, one, all, and back: no connection fails or ends, whoever has opened it."""
+    """With none, one, all, and back, no connection fails or ends, whoever opened it."""
     none = NEITHER, KUBE_PROXY, KUBE_PROXY
     one = BY_NAMESPACE, EBPFLB, KUBE_PROXY
     both.go_through([none, one, ((), EBPFLB, EBPFLB), one, none])
 
 
 def test_connections_live_on_where_a_service_goes_over_by_its_label(both: Both) -> None:
-    """Without a restart. Beside it one that is deleted shows that resets have been made."""
+    """The agent is not restarted. A Service that is deleted shows that resets are done."""
     both.serve(*BY_LABEL)
     deleted = both.service("deleted", DELETED_IP, 30082, labels=LABELS)
     both.write(both.service(*NEW, labels=LABELS), both.service(*OLD), deleted)

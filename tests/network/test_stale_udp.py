@@ -67,7 +67,7 @@ def test_udp_is_preserved_when_the_server_pod_cycles(
 def test_udp_connected_before_endpoints_reaches_them(
     cluster: Cluster, changes: Changes, pod: Sockets, address: str
 ) -> None:
-    """A pod's socket that is connected before anyone serves is served afterwards, as it is."""
+    """A pod's socket that was connected before is served later, without a new connect()."""
     changes.apply(dual_stack_web())
     with requests.udp_socket(pod, address) as early:
         early.connect((address, PORT))
@@ -82,7 +82,7 @@ def test_udp_connected_before_endpoints_reaches_them(
 def test_udp_of_the_node_connected_before_endpoints_is_ended(
     cluster: Cluster, changes: Changes, host: Sockets, where: str, v6: bool
 ) -> None:
-    """The node's own socket hears that it has ended, and reaches them when it connects again."""
+    """The node's socket gets an error, and reaches an endpoint when it connects again."""
     vip, node = (VIP6, cluster.node.v6) if v6 else (VIP, cluster.node.v4)
     address, port = (vip, PORT) if where == "cluster IP" else (node, NODEPORT)
     changes.apply(dual_stack_web(nodeport=NODEPORT))
@@ -95,7 +95,7 @@ def test_udp_of_the_node_connected_before_endpoints_is_ended(
 
 @pytest.fixture
 def rule(cluster: Cluster) -> Iterator[Callable[[str], None]]:
-    """Loads a rule about what the node itself sends."""
+    """Load a rule about the node's own packets."""
     head, tail = "table inet others {\nchain o {\ntype nat hook output priority 0;", "}\n}\n"
     yield lambda rule: cluster.node.nft(f"{head}\n{rule}\n{tail}")
     cluster.node.nft("table inet others\ndelete table inet others\n")
@@ -111,7 +111,7 @@ def test_translated_by_others(
     cluster_ips: tuple[str, ...],
     rule: Callable[[str], None],
 ) -> None:
-    """The node's own socket that netfilter translates is served: it goes on."""
+    """The node's socket that netfilter translates is served, and not ended."""
     changes.apply()
     pod, later = cluster.web[0], cluster_ips[0]
     family, to = ("ip6", f"[{pod.v6}]") if ":" in later else ("ip", pod.v4)
@@ -123,7 +123,7 @@ def test_translated_by_others(
 
 
 def afterwards(pod: Host, cluster_ips: Iterable[str]) -> list[Manifest]:
-    """A service at the cluster IPs that no service had."""
+    """Publish a service at unused cluster IPs."""
     named, ends = [{"name": "udp", "port": TARGET, "protocol": "UDP"}], dual_stack(pod)
     return [
         manifests.service("later", [*cluster_ips], [{**named[0], "port": PORT}]),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example of docs/getting-started.md, as it stands there; and manifests that change."""
+"""The example of docs/getting-started.md runs as printed, and manifests may change."""
 
 import re
 import subprocess
@@ -56,7 +56,7 @@ def answers(machine: Machine, host: Host, url: str) -> bool:
 
 
 def test_the_example_works(machine: Machine) -> None:
-    """Each `curl` of the page gets an answer where the page says so, and its command shows all."""
+    """Each `curl` of the page gets an answer where the page says so, and its command lists all."""
     asked = re.findall(r"(?m)^curl http://(\S+)/ +# on (this|any) machine$", PAGE)
     assert len(asked) == 2
     for url, where in asked:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A removed endpoint's address is given to a stranger: no flow to the Service reaches him.
+"""If another host gets a removed endpoint's address, no flow to the Service reaches it.
 
-Upstream mended the same of UDP in kube-proxy (kubernetes#139628, #141371).
+Upstream fixed the same for UDP in kube-proxy (kubernetes#139628, #141371).
 """
 
 import time
@@ -32,7 +32,7 @@ DATAGRAMS = 10
 
 
 class Place:
-    """An address of a pod that is an endpoint first, and is given to a stranger then."""
+    """A pod's address that first is an endpoint's, and then another host's."""
 
     def __init__(self, two: TwoNodes) -> None:
         self.two = two
@@ -44,7 +44,7 @@ class Place:
         self.inbox.settimeout(A_MOMENT)
 
     def move(self, owner: Host, former: Host) -> None:
-        """Give the address to another owner, and tell everyone; also where it has moved already."""
+        """Give the address to another owner and announce it, even if it has moved already."""
         for address, length in ((self.pod.v4, 24), (self.pod.v6, 64)):
             with suppress(NodeError):
                 former.ip(f"address delete {address}/{length} dev eth0")
@@ -58,7 +58,7 @@ class Place:
             host.ip("neighbour flush all", v6=True)
 
     def received(self) -> int:
-        """The datagrams that the stranger has got since the last call."""
+        """Return the datagrams that the other host has got since the last call."""
         count = 0
         with suppress(TimeoutError):
             while self.inbox.recv(64):
@@ -73,7 +73,7 @@ def place(two: TwoNodes) -> Place:
 
 @pytest.fixture
 def leaver(two: TwoNodes, place: Place) -> Iterator[Host]:
-    """The pod that has the address, until a test gives it to the stranger."""
+    """Return the pod with the address, until a test gives it to another host."""
     two.delete_flows("other_flows")
     place.move(place.pod, place.stranger)
     place.received()
@@ -81,14 +81,14 @@ def leaver(two: TwoNodes, place: Place) -> Iterator[Host]:
 
 
 def send(client: Socket, count: int = DATAGRAMS) -> None:
-    """A connected socket's datagrams; it may have been ended, or be refused."""
+    """Send a connected socket's datagrams; it may have been ended, or be refused."""
     for _ in range(count):
         with suppress(OSError):
             client.send(b"?")
 
 
 def without_udp(published: list[Manifest]) -> list[Manifest]:
-    """The Service without its port of UDP; its endpoints are the same."""
+    """Return the Service without its UDP port; its endpoints are the same."""
     service, *slices = published
     service["spec"]["ports"] = [it for it in service["spec"]["ports"] if it["protocol"] != "UDP"]
     return [service, *slices]
@@ -121,7 +121,7 @@ clients = pytest.mark.parametrize(
 def test_udp(
     two: TwoNodes, place: Place, leaver: Host, who: str, kind: str, how: str, v6: bool
 ) -> None:
-    """A connected socket of any client, from the change on; its own port stays the same."""
+    """A connected socket's datagrams never reach the other host after the change."""
     where = FRONTENDS.to(kind, two.near, v6=v6)
     two.publish(two.service("web", NUMBER, leaver))
     with requests.udp_socket(two.sockets(getattr(two, who)), where[0]) as client:
@@ -142,7 +142,7 @@ def test_udp(
 
 @contextmanager
 def silent(pod: Host) -> Iterator[None]:
-    """The pod answers no connection, until the block ends."""
+    """Let the pod answer no connection, until the block ends."""
     drop = f"type filter hook input priority 0; tcp dport {TARGET} drop"
     pod.nft(f"table inet silent {{\nchain i {{\n{drop}\n}}\n}}\n")
     try:
@@ -157,8 +157,8 @@ def silent(pod: Host) -> Iterator[None]:
     [("outside", "nodeport"), ("unhooked", "cluster"), ("hooked", "cluster"), ("near", "cluster")],
 )
 def test_tcp(two: TwoNodes, place: Place, leaver: Host, who: str, kind: str, v6: bool) -> None:
-    """A connection that the endpoint has not answered when it goes: a packet's begins again, to
-    another endpoint, and a socket's fails at once.
+    """A connection that the removed endpoint has not answered starts again at another one if it is
+    of packets; a socket's fails at once.
     """
     where = FRONTENDS.to(kind, two.near, v6=v6)
     two.publish(two.service("web", NUMBER, leaver))

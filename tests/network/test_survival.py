@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever happens to endpoints and agents: connections that are open live on, new ones land; those
-of sockets and those of packets, with each engine.
+"""Whatever happens to endpoints and agents, open connections continue and new ones succeed. This
+holds for sockets and for packets, with each engine.
 """
 
 import signal
@@ -37,8 +37,8 @@ def afresh(two: TwoNodes) -> None:
 
 @pytest.fixture
 def connections(two: TwoNodes) -> Iterator[list[Socket]]:
-    """From every client to every endpoint, by both families; open before the test, and alive
-    after it, with the peer that they were connected to.
+    """Open connections from every client to every endpoint, in both families; check after the test
+    that they live, with the same peer.
     """
     two.publish(two.service("a", 10, two.here), two.service("b", 20, two.there))
     places = [
@@ -56,7 +56,7 @@ def connections(two: TwoNodes) -> Iterator[list[Socket]]:
 
 
 def lands(two: TwoNodes) -> bool:
-    """Whether new connections of every client come to the endpoint of the first Service."""
+    """Whether new connections of every client reach the endpoint of the first Service."""
     return all(
         requests.tcp(two.sockets(getattr(two, who)), *FRONTENDS.to(kind, two.near, v6=v6)).name
         == "here"
@@ -66,7 +66,7 @@ def lands(two: TwoNodes) -> bool:
 
 
 def test_endpoints_leave(two: TwoNodes, connections: list[Socket]) -> None:
-    """Connections stay when the endpoints leave, and when the services go."""
+    """Connections stay when their endpoints are removed, and their Services."""
     two.publish(two.service("a", 10), two.service("b", 20))
     assert all(map(lives, connections))
     with pytest.raises(ConnectionRefusedError):
@@ -77,8 +77,8 @@ def test_endpoints_leave(two: TwoNodes, connections: list[Socket]) -> None:
 @pytest.mark.extended
 @every_end
 def test_agent_ends(two: TwoNodes, connections: list[Socket], how: signal.Signals) -> None:
-    """Without agents connections stay and new ones land by the same programs; new agents go on from
-    there, and put their own programs instead of the old ones, hook by hook.
+    """Without agents connections stay and new ones succeed by the same programs; new agents
+    continue, and replace the programs hook by hook.
     """
     before = monitors.programs(two.agents[0])
     for agent in two.agents:
@@ -120,7 +120,7 @@ def pressed(two: TwoNodes) -> Iterator[None]:
 
 @pytest.mark.extended
 def test_restart_under_load(two: TwoNodes, pressed: None) -> None:
-    """While agents come and go nothing fails."""
+    """Nothing fails while agents are restarted."""
     for how in (signal.SIGKILL, signal.SIGTERM):
         for agent in two.agents:
             agent.stop(how)
@@ -128,7 +128,7 @@ def test_restart_under_load(two: TwoNodes, pressed: None) -> None:
 
 
 def test_churn(two: TwoNodes, pressed: None) -> None:
-    """While endpoints come and go nothing fails."""
+    """Nothing fails while endpoints are added and removed."""
     sets: list[tuple[Host, ...]] = [(two.here,), (two.there,), (two.here, two.there)]
     for _ in range(20):
         for pods in sets:
@@ -136,7 +136,7 @@ def test_churn(two: TwoNodes, pressed: None) -> None:
 
 
 def test_changed_while_away(two: TwoNodes) -> None:
-    """What changed while no agent was there is in force when one is back."""
+    """Changes made while no agent ran are in force after the next start."""
     two.publish(two.service("web", 10, two.there))
     for agent in two.agents:
         agent.stop(signal.SIGKILL)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Taking over from kube-proxy and giving back, on a node with its rules (docs/migration.md).
 
-Nothing else on this node needs NAT or conntrack, which is the hard case: the kernel stops both
-with the last rule that asks for them, and every connection that is translated would end.
+Nothing else on this node needs NAT or conntrack, which is the hard case: the kernel stops both with
+the last rule that uses them, and every translated connection would end.
 """
 
 import socket
@@ -43,14 +43,14 @@ def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[KubeProxyNo
 
 
 def echo(client: Socket, said: bytes) -> bytes:
-    """What comes back over a connection that is open."""
+    """Return what comes back over an open connection."""
     client.send(said)
     answer: bytes = client.recv(64)
     return answer
 
 
 def go_on(clients: list[Socket], said: bytes) -> None:
-    """Each gets its own words back."""
+    """Check that each client gets its own words back."""
     assert [echo(client, said) for client in clients] == [said] * len(clients)
 
 
@@ -61,8 +61,9 @@ def are_answered(clients: list[Socket]) -> None:
 
 @every_mode
 def test_takeover(node: KubeProxyNode, load: Load) -> None:
-    """No connection fails or ends while ebpflb starts and the rules go; new ones are ebpflb's. UDP
-    sockets that kube-proxy's rules served are answered on, perhaps by another endpoint.
+    """No connection fails or ends while ebpflb starts and the rules are removed; new ones are
+    ebpflb's. UDP sockets served by kube-proxy's rules are still answered, perhaps by another
+    endpoint.
     """
     load(node)
     # An emulated agent starts for longer than conntrack keeps a flow of one exchange.
@@ -83,8 +84,8 @@ def test_takeover(node: KubeProxyNode, load: Load) -> None:
 
 
 def segments_lost(host: Host) -> int:
-    """Segments that all connections of this host have sent again, less those that had arrived: an
-    emulated machine may be slower than the first time-out.
+    """Return retransmitted segments of this host's connections, less spurious ones: an emulated
+    machine may exceed the first time-out.
     """
     counters = counters_of(host, "snmp", "Tcp:") | counters_of(host, "netstat", "TcpExt:")
     return counters["RetransSegs"] - counters["TCPDSACKRecv"]
@@ -98,7 +99,7 @@ def counters_of(host: Host, file: str, kind: str) -> dict[str, int]:
 
 
 def has_ended(client: Socket) -> bool:
-    """Whether it has no peer any more."""
+    """Whether the socket has lost its peer."""
     try:
         client.getpeername()
     except OSError as error:
@@ -107,8 +108,8 @@ def has_ended(client: Socket) -> bool:
 
 
 def test_silent_datagram_sockets_are_ended(node: KubeProxyNode) -> None:
-    """The node's own that conntrack has forgotten would ask no one once the rules go: they learn of
-    it at once, and what connects again is answered.
+    """The node's sockets that conntrack has forgotten would reach no one without the rules: they
+    get an error at once, and new connections are answered.
     """
     nftables(node)
     ways = [way for way in node.ways if way[0] is node.node][:1]
@@ -132,7 +133,7 @@ def add_qdiscs(host: Host) -> None:
 
 @pytest.mark.extended
 def test_no_packet_is_lost(node: KubeProxyNode) -> None:
-    """Packets in flight while programs are attached, on many devices, all get their replies."""
+    """Packets in flight while programs are attached to many devices all get replies."""
     nftables(node)
     unhooked = node.lab.pod(node.node, "unhooked", 3, hooked=False)
     node.node.ip(*(f"link add other{i} up type bridge" for i in range(60)))
@@ -154,7 +155,7 @@ def test_no_packet_is_lost(node: KubeProxyNode) -> None:
 
 @every_mode
 def test_nat_goes_last(node: KubeProxyNode, load: Load) -> None:
-    """What keeps NAT working stays while a connection needs it; then a cleanup removes it."""
+    """The table that keeps NAT working stays while connections need it; then cleanup removes it."""
     load(node)
     open_before = node.open(SOCK_STREAM)
     node.agent.start()
@@ -165,9 +166,8 @@ def test_nat_goes_last(node: KubeProxyNode, load: Load) -> None:
 
 @every_mode
 def test_give_back(node: KubeProxyNode, load: Load) -> None:
-    """With kube-proxy's rules back `ebpflb cleanup` ends no connection that was made at a socket,
-    and none that conntrack translates; those of the flow tables end. Every UDP socket is answered
-    on.
+    """If kube-proxy's rules are back, `ebpflb cleanup` ends no connection that was translated at
+    its socket or by conntrack; those of the flow tables end. Every UDP socket is still answered.
     """
     node.agent.start()
     streams, datagrams = node.open(SOCK_STREAM, node.lasting), node.open(SOCK_DGRAM)
@@ -184,8 +184,8 @@ def test_give_back(node: KubeProxyNode, load: Load) -> None:
 
 
 def test_old_programs_keep_a_kube_proxy_from_serving(node: KubeProxyNode, tmp_path: Path) -> None:
-    """An agent has ended, its endpoint has gone since, and a kube-proxy knows the new ones: clients
-    fail until ebpflb is removed (or an agent starts), as `status` advises.
+    """After an agent has ended its endpoint is removed, and only a kube-proxy knows the new ones:
+    clients fail until ebpflb is removed or an agent starts, as `status` advises.
     """
     gone, *left = node.web
     node.publish(web(endpoint(gone), nodeport=NODEPORT))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection is translated once: who asks a Service by its cluster IP reaches its endpoint, even
-where another tenant's Service claims that endpoint's address and port as its own frontend.
+"""A connection is translated once: a client of a cluster IP reaches that Service's endpoint, even
+if another tenant's Service claims the endpoint's address and port as its own frontend.
 """
 
 import json
@@ -32,7 +32,7 @@ OPEN = 30077  # a port of the node, at which a pod of its network listens
 def two(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TwoNodes]:
-    """Each pod has a route: packets from one to another pass the programs, and the stack."""
+    """Yield nodes whose pods have routes: packets between them pass the programs, and the stack."""
     how: dict[str, Any] = {"engine": request.param, "network": pod_networks.Routed()}
     folder = tmp_path_factory.mktemp("two")
     with two_nodes.running(folder, *two_nodes.CLUSTER_CIDR, **how) as made:
@@ -42,7 +42,7 @@ def two(
 def one_port(
     two: TwoNodes, name: str, frontends: Frontends, pods: Iterable[Host], port: int, target: int
 ) -> tuple[Manifest, list[Manifest]]:
-    """A Service on one port of TCP and UDP, and its slices; in a namespace of its own name."""
+    """Return a Service on one port of TCP and UDP, and slices, in a namespace of its name."""
     named: list[Manifest] = [{"name": p, "protocol": p.upper()} for p in ("tcp", "udp")]
     service = manifests.service(
         name, frontends.cluster, [{**it, "port": port} for it in named], namespace=name
@@ -63,7 +63,7 @@ def one_port(
 def thief(
     two: TwoNodes, *claimed: Host, pods: Iterable[Host], claim: str = "externalIPs", **spec: Any
 ) -> list[Manifest]:
-    """The Service whose external addresses are those of these pods."""
+    """Return the Service whose external addresses are these pods'."""
     service, slices = one_port(two, "thief", THIEF, pods, TARGET, TARGET)
     addresses = [each for host in claimed for each in (host.v4, host.v6)]
     if claim == "ingress":
@@ -81,7 +81,7 @@ def thief(
 def test_a_cluster_ip_leads_to_its_own_endpoint(
     two: TwoNodes, send: Send, claim: str, v6: bool
 ) -> None:
-    """`explain` says so too. The thief gets only what is sent to the endpoint's address itself."""
+    """`explain` agrees. The claiming Service gets only packets sent to the endpoint itself."""
     two.publish(
         two.service("web", 10, two.here), thief(two, two.here, pods=[two.twin], claim=claim)
     )
@@ -96,7 +96,7 @@ def test_a_cluster_ip_leads_to_its_own_endpoint(
 
 
 def explained(two: TwoNodes, host: str, port: int = PORT) -> dict[str, float]:
-    """The endpoints of the hooked pod's TCP connections, with their chances."""
+    """Return the endpoints of the hooked pod's TCP connections, with their chances."""
     to = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     words = ("explain", to, "--from", address(two.hooked, host), *two.agents[0].where)
     said = json.loads(forked.run(*words, "-o", "json", netns=two.near.netns).stdout)
@@ -106,7 +106,7 @@ def explained(two: TwoNodes, host: str, port: int = PORT) -> dict[str, float]:
 @families
 @connecting
 def test_an_endpoint_at_the_nodes_address(two: TwoNodes, send: Send, v6: bool) -> None:
-    """Another Service's NodePort is the port of an endpoint in the node's own network."""
+    """Another Service's NodePort equals the port of an endpoint in the node's network."""
     two.publish()
     server = two.start_program(two.near, "serve", "near", str(OPEN))
     service, slices = one_port(two, "web", WEB, [two.near], PORT, OPEN)
@@ -126,7 +126,7 @@ def test_an_endpoint_at_the_nodes_address(two: TwoNodes, send: Send, v6: bool) -
 
 @families
 def test_a_datagram_socket_with_several_frontends(two: TwoNodes, v6: bool) -> None:
-    """The endpoints are claimed; one of them serves two of the socket's frontends."""
+    """The endpoints are claimed; one serves two of the socket's frontends."""
     two.publish(
         two.service("web", 10, two.here),
         two.service("other", 11, two.here),
@@ -147,8 +147,8 @@ def test_a_datagram_socket_with_several_frontends(two: TwoNodes, v6: bool) -> No
 def test_no_rule_of_the_other_service_counts(
     two: TwoNodes, thieves: str, who: str, send: Send, v6: bool
 ) -> None:
-    """It has no endpoint, or admits other clients only. Of the node itself, too, packets to the
-    endpoint's own address are refused or dropped, and those to the cluster IP are not.
+    """It has no endpoint, or admits other clients only. Packets to the endpoint's own address, even
+    of the node, are refused or dropped, those to the cluster IP are not.
     """
     claimed = (
         thief(two, two.here, pods=[])
@@ -172,7 +172,7 @@ def test_no_rule_of_the_other_service_counts(
 
 @families
 def test_a_repeated_syn(two: TwoNodes, v6: bool) -> None:
-    """The endpoint is claimed while a connection to it opens, whose first SYN is lost."""
+    """The endpoint is claimed while a connection to it opens whose first SYN was lost."""
     two.publish(web := two.service("web", 10, two.here))
     to = WEB.to("cluster", two.near, v6=v6)
     before = two.verdict(VERDICT)
@@ -190,7 +190,7 @@ def test_a_repeated_syn(two: TwoNodes, v6: bool) -> None:
 @families
 @connecting
 def test_conntrack_forgets(two: TwoNodes, send: Send, v6: bool) -> None:
-    """What was open stays, although conntrack takes its next packet for the first of a flow."""
+    """Open connections stay, although their next packet is conntrack's first of a flow."""
     two.publish(two.service("web", 10, two.here), thief(two, two.here, pods=[two.twin]))
     to = WEB.to("cluster", two.near, v6=v6)
     with ExitStack() as stack:

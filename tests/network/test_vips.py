@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load balancers' addresses that behave like those of a host: pings, and ports that no Service has.
+"""Load balancers' addresses that behave like a host's: pings, and ports that no Service has.
 
-The router leads the addresses to the node `near`, those that come from the node, too: what the node
-sends back goes to and fro until its TTL ends.
+The router leads the addresses to the node `near`, even from the node itself: packets that the node
+sends back loop until their TTL ends.
 """
 
 import json
@@ -36,7 +36,7 @@ oifname eth0 ip6 daddr %s counter
 
 
 class Vips(NamedTuple):
-    """The nodes, and what agents do with unknown ports; unless it is "off" they answer pings."""
+    """The nodes, and the agents' setting for unknown ports; unless "off", they answer pings."""
 
     two: TwoNodes
     setting: str
@@ -47,7 +47,7 @@ class Vips(NamedTuple):
         return str(said).partition(" ")[0].strip()
 
     def asked(self, host: Host, send: Send, where: tuple[str, int]) -> str:
-        """Whether a request is "answered", "refused" or "silent"."""
+        """Return whether a request is "answered", "refused" or "silent"."""
         try:
             found = requests.is_answered(send, self.two.sockets(host), where, A_MOMENT)
         except ConnectionRefusedError:
@@ -78,7 +78,7 @@ two = two_nodes.fixture(prepare=_lead_back)
 
 @pytest.fixture(scope="module", params=SETTINGS)
 def vips(two: TwoNodes, request: pytest.FixtureRequest) -> Vips:
-    """The near node's agent starts again with each setting."""
+    """Start the near node's agent again with each setting."""
     setting: str = request.param
     options = [f"--load-balancer-unknown-ports={setting}", "--answer-pings"]
     two.restart(*CLUSTER_CIDR, *(options if setting != "off" else []))
@@ -105,9 +105,9 @@ def test_pings_from_outside(vips: Vips, kind: str, v6: bool) -> None:
 @pytest.mark.parametrize("send", [requests.tcp, requests.connected_udp])
 @pytest.mark.parametrize("served", [True, False])
 def test_unknown_ports(vips: Vips, send: Send, v6: bool, served: bool) -> None:
-    """What the operator said, and with each setting no packet comes to the router again.
+    """The setting is applied, and no packet returns to the router.
 
-    The port of the Service is served, and refused without an endpoint, as ever.
+    The Service's own port is served, or refused without an endpoint.
     """
     two = vips.two
     address = WEB.balancer[v6]
@@ -124,7 +124,7 @@ def test_unknown_ports(vips: Vips, send: Send, v6: bool, served: bool) -> None:
 
 
 def sent_back(two: TwoNodes) -> int:
-    """How many packets for services' addresses the near node has sent to the router."""
+    """Return how many packets for services' addresses near has sent to the router."""
     words = [*two.near.enter, "nft", "-j", "list", "table", "inet", "counted"]
     rules: dict[str, Any] = json.loads(subprocess.run(words, check=True, stdout=PIPE).stdout)
     found = [item["rule"]["expr"] for item in rules["nftables"] if "rule" in item]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the flows of a node older than they are, so that no test waits for a timeout."""
+"""Make the flows of a node older, so that no test waits for a timeout."""
 
 import time
 
@@ -16,7 +16,7 @@ def table_of(protocol: str) -> str:
 
 
 def idle(node: PacketNode, protocol: str, seconds: float, lasted: float = 0) -> None:
-    """All flows of the protocol's map were last used so long ago, and began so long before."""
+    """Set when all flows of the protocol's map were last used, and when they began."""
     table = node.maps[table_of(protocol)]
     used = time.clock_gettime_ns(MONOTONIC_COARSE) - int(seconds * SECOND)
     begun = used - int(lasted * SECOND)
@@ -26,6 +26,6 @@ def idle(node: PacketNode, protocol: str, seconds: float, lasted: float = 0) -> 
 
 
 def forget(node: PacketNode, protocol: str) -> None:
-    """No flow of the protocol's map is left."""
+    """Delete all flows of the protocol's map."""
     table = node.maps[table_of(protocol)]
     table.delete([key for key, _ in table.items()])

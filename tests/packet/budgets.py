@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many packets the programs may still answer."""
+"""The number of packets that the programs may still answer."""
 
 import time
 
@@ -9,7 +9,7 @@ from tests.packet.node import PacketNode
 
 
 def allow(node: PacketNode, answers: int, *which: int) -> None:
-    """Allow this many refusals (0), or answers to pings, in this hour; each CPU has its own."""
+    """Allow this many refusals (0), or answers to pings, in this hour, on each CPU."""
     budgets = node.maps["reject_budgets"]
     left = budgets.value.pack((time.monotonic_ns() + 3600 * 10**9, answers))
     for number in which:

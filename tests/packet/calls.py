@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes between two system calls of the agent."""
+"""Events between two system calls of the agent."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from ebpflb.kernel import bpf
 
 
 def after_each_call(patch: pytest.MonkeyPatch, do: Callable[[], None]) -> None:
-    """From now on ``do`` runs after each bpf(2) of this process that it does not make itself."""
+    """Run ``do`` after each bpf(2) of this process, except its own, from now on."""
     call = bpf.bpf
 
     def watched(*words: Any) -> Any:

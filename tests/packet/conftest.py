@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @contextmanager
 def loaded(compiled: Compiled, **specs: MapSpec) -> Iterator[Loaded]:
-    """Unpinned maps by name, some made otherwise or added, and the descriptors of hooks."""
+    """Load unpinned maps by name, some changed or added; return them and the hooks' descriptors."""
     with ExitStack() as opened:
         tables: dict[str, Map] = {}
         for name, usual in (layout.MAPS | specs).items():
@@ -80,7 +80,7 @@ def datapath(compiled: Compiled) -> Iterator[Loaded]:
 
 @pytest.fixture
 def node(datapath: Loaded, devices: dict[str, int]) -> PacketNode:
-    """A node without services."""
+    """Return a node without services."""
     return PacketNode(*datapath, devices)
 
 
@@ -98,11 +98,11 @@ def protocol(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["pod", "client"])
 def client(request: pytest.FixtureRequest, places: Places) -> str:
-    """A pod, who goes on as itself, and a client outside, who is masqueraded."""
+    """Return a pod, which keeps its address, or a client outside, which is masqueraded."""
     return at(getattr(places, request.param), 50123)
 
 
 @pytest.fixture
 def kind(client: str, places: Places) -> str:
-    """The frontend that such a client uses."""
+    """Return the kind of frontend that such a client uses."""
     return "cluster" if client == at(places.pod, 50123) else "nodeport"

@@ -27,7 +27,7 @@ KINDS = {
 def error(
     kind: str, sender: str, packet: Packet, *, size: int | None = None, to: str = ""
 ) -> Packet:
-    """The ICMP error of ``sender`` about a packet, with ``size`` bytes of its transport header."""
+    """Return ``sender``'s ICMP error about a packet, with ``size`` bytes after its IP header."""
     whole = network(packet)
     header = whole.ihl * 4 if IP in packet else 40
     quote = bytes(whole) if size is None else bytes(whole)[: header + size]
@@ -36,7 +36,7 @@ def error(
 
 
 def redirect(sender: str, packet: Packet, *, with_link_address: bool = False) -> Packet:
-    """The redirect that sends the packet's sender directly to its receiver."""
+    """Return the redirect that sends the packet's sender directly to its receiver."""
     whole, after = network(packet), carrier(sender, network(packet).src)
     if IP in packet:
         return built(after / ICMP(type=5, code=1, gw=whole.dst) / Raw(bytes(whole)))
@@ -47,6 +47,6 @@ def redirect(sender: str, packet: Packet, *, with_link_address: bool = False) ->
 
 
 def about(message: Packet) -> bytes:
-    """Type, code and the other fields before the quoted packet (not the checksum)."""
+    """Return type, code and the other fields before the quoted packet (not the checksum)."""
     head = bytes(network(message).payload)[:8]
     return head[:2] + head[4:]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames as they come by a device. A place is spelled "10.1.0.1:80" or "[fd00::1]:80"."""
+"""Frames as they come in by a device. A place is spelled "10.1.0.1:80" or "[fd00::1]:80"."""
 
 import logging
 import struct
@@ -69,7 +69,7 @@ def stacked(*layers: Packet) -> Packet:
 
 
 def carrier(source: str, destination: str, **fields: Any) -> Packet:
-    """Ethernet and IP of either family, between two addresses."""
+    """Return Ethernet and IP of either family, between two addresses."""
     frame = Ether(src=ROUTER, dst=DEVICE)
     frame.add_payload((IPv6 if ":" in source else IP)(src=source, dst=destination, **fields))
     return frame
@@ -112,14 +112,14 @@ def chunk(
 
 
 def opening(protocol: str, source: str, destination: str) -> Packet:
-    """The first packet of a flow."""
+    """Return the first packet of a flow."""
     makers: dict[str, Callable[[str, str], Packet]]
     makers = {"tcp": segment, "udp": datagram, "sctp": chunk}
     return makers[protocol](source, destination)
 
 
 def network(packet: Packet) -> Packet:
-    """The outermost IP header, with what follows."""
+    """Return the outermost IP header and its payload."""
     header: Packet = packet[IP] if IP in packet else packet[IPv6]
     return header
 
@@ -138,7 +138,7 @@ def destination(packet: Packet) -> str:
 
 
 def ends(packet: Packet) -> str:
-    """Source and destination of a packet, as "10.1.0.1:5 > 10.2.0.1:80"."""
+    """Return source and destination of a packet, as "10.1.0.1:5 > 10.2.0.1:80"."""
     return f"{source(packet)} > {destination(packet)}"
 
 
@@ -170,7 +170,7 @@ FRAGMENT = 44  # IPv6's header of that kind; it has 8 bytes
 
 
 def quoted(error: Packet) -> str:
-    """Source and destination of the packet that an ICMP error quotes, however little of it."""
+    """Return source and destination of the packet that an ICMP error quotes."""
     quote = bytes(network(error).payload)[8:]
     length, at_, size = ((quote[0] & 15) * 4, 12, 4) if quote[0] >> 4 == 4 else (40, 8, 16)
     if size == 16 and quote[6] == FRAGMENT:
@@ -195,7 +195,7 @@ def with_hops(packet: Packet, count: int) -> Packet:
 
 
 def fragments(source: str, destination: str, number: int = 7, size: int = 800) -> list[Packet]:
-    """A datagram of 2048 bytes, in three fragments."""
+    """Return a datagram of 2048 bytes, in three fragments."""
     ports = UDP(sport=port_of(source), dport=port_of(destination))
     hosts = host_of(source), host_of(destination)
     if ":" in hosts[0]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network namespace for this process: devices that lead nowhere, routes as a node has them.
+"""A network namespace for this process: devices that lead nowhere, with routes as on a node.
 
 Frames are addressed to the devices (frames.py).
 """
@@ -49,7 +49,7 @@ route add {V6.other_client}/128 dev tunnel
 
 @contextmanager
 def network_of_our_own() -> Iterator[dict[str, int]]:
-    """The devices' indexes. The namespace ends when we leave it, also if we are killed."""
+    """Yield the devices' indexes. The namespace ends when we leave it, or are killed."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     assert _libc.unshare(_NEW_NETWORK) == 0
     try:
@@ -79,7 +79,7 @@ def routed_from(address: str, device: str) -> Iterator[None]:
 
 @contextmanager
 def mtu(device: str, size: int) -> Iterator[None]:
-    """The device takes no longer packets for as long as this lasts."""
+    """Set the device's MTU meanwhile."""
     change = ["ip", "link", "set", device, "mtu"]
     subprocess.run([*change, str(size)], check=True)
     try:

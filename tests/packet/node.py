@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node as the agent would leave it, and the two programs at its devices.
+"""A node with the agent's maps, and the two programs at its devices.
 
-Whatever a program lets go on is checked on the way: it may change nothing but addresses, ports and
-checksums, and no checksum that was right gets wrong.
+Every packet that a program passes on is checked: only addresses, ports and checksums may change,
+and a correct checksum must stay correct.
 """
 
 import functools
@@ -32,7 +32,7 @@ FIRST_PORT, LAST_PORT = 40_000, 44_999
 
 
 def bits(cidr: str) -> int:
-    """The length of a prefix, in bits of the 128-bit form of its addresses."""
+    """Return the length of a prefix, in bits of the 128-bit form of its addresses."""
     network = ip_network(cidr)
     return network.prefixlen + (96 if network.version == 4 else 0)
 
@@ -43,7 +43,7 @@ def prefix(cidr: str) -> Prefix:
 
 
 class Outcome(NamedTuple):
-    """The result of a program: the action, the frame as it left it, and the verdicts it counted."""
+    """The result of a program: action, resulting frame, and the verdicts that it counted."""
 
     action: str
     frame: bytes
@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
 
 
 class PacketNode(Publisher):
-    """Maps filled as the agent fills them; devices are real ones of a namespace of our own."""
+    """Maps filled as the agent does; devices are real ones of a namespace of our own."""
 
     def __init__(self, maps: Mapping[str, Map], hooks: Mapping[str, int], devices: dict[str, int]):
         super().__init__()
@@ -92,7 +92,7 @@ class PacketNode(Publisher):
             self.no_frontends.after_removing(keys)
 
     def settings(self, *words: str, **fields: Any) -> None:
-        """Flags, and what else differs from the usual: pods are recognized by their addresses."""
+        """Set flags, and other differences from the default; pods are recognized by address."""
         usual = {
             "flags": frozenset(words or ("detect_local",)),
             "first_port": FIRST_PORT,
@@ -110,18 +110,18 @@ class PacketNode(Publisher):
         self.put("devices", self.devices[name], device)
 
     def forget_recent(self) -> None:
-        """No packet is told by what its tuple got last."""
+        """Forget all recent choices, so that no packet is handled by them."""
         table = self.maps["recent_choices"]
         assert isinstance(table, MappedArray)
         table.memory[:] = bytes(len(table.memory))
 
     def reserve(self, cidr: str) -> None:
-        """Addresses that are given to services."""
+        """Reserve these addresses for services."""
         address = ip_network(cidr).network_address
         self.put("service_ranges", services.ServiceRange(bits(cidr), address), 1)
 
     def admit(self, service: int, *cidrs: str, nodeport: int = 0) -> None:
-        """Clients that a service's restricted frontends let in."""
+        """Set the clients that a service's restricted frontends admit."""
         for cidr in cidrs:
             address = ip_network(cidr).network_address
             key = services.SourceRange(64 + bits(cidr), service, nodeport, address)
@@ -131,7 +131,7 @@ class PacketNode(Publisher):
         self.delete("services", [frontend(text) for text in frontends])
 
     def ingress(self, packet: Packet | bytes, device: str = "uplink", priority: int = 0) -> Outcome:
-        """The packet comes in from a device."""
+        """Let the packet come in from a device."""
         return self._run("ingress", bytes(packet), device, device, priority)
 
     def egress(
@@ -141,11 +141,11 @@ class PacketNode(Publisher):
         into: str | None = "uplink",
         priority: int = 0,
     ) -> Outcome:
-        """The packet leaves by a device; it came in from another, or is the node's own (None)."""
+        """Let the packet leave by a device; it came in by another, or is the node's own (None)."""
         return self._run("egress", bytes(packet), device, into, priority)
 
     def through(self, packet: Packet, into: str = "uplink", out: str = "uplink") -> Packet:
-        """The packet as it leaves, after ingress, the stack's forwarding and egress."""
+        """Return the packet as it leaves, after ingress, the stack's forwarding and egress."""
         came = self.ingress(packet, into)
         assert came.action == "pass", came
         left = self.egress(forwarded(came.packet), out, into)
@@ -153,12 +153,14 @@ class PacketNode(Publisher):
         return left.packet
 
     def flows(self, protocol: str = "tcp") -> dict[str, Flow]:
-        """The entries of a map of flows, by hook and ends: "ingress 10.1.0.1:5 > 10.2.0.1:80"."""
+        """Return the entries of a map of flows, by hook and ends: "ingress 10.1.0.1:5 >
+        10.2.0.1:80".
+        """
         table = self.maps["tcp_flows" if protocol == "tcp" else "other_flows"]
         return {spelled(key): flow for key, flow in table.items()}
 
     def flow_counters(self, protocol: str = "tcp") -> tuple[int, ...]:
-        """Entries made, ended and refused; half-open flows displaced."""
+        """Return how many entries were made, ended, refused, and half-open flows displaced."""
         return tuple(self.maps["flow_stats"].get(0 if protocol == "tcp" else 1))
 
     def _run(
@@ -190,7 +192,7 @@ class PacketNode(Publisher):
 
 @functools.cache
 def knows_ingress_device() -> bool:
-    """Whether a test run can name the device where its packet came in; not on 5.10."""
+    """Whether a test run can set the device where its packet came in; not on 5.10."""
     (attach,) = set(loader.PACKET_SECTIONS.values())
     code = bytes.fromhex("b7000000000000009500000000000000")
     probe = loader.load_one("probe", attach, code)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of frontends: where a client sends to, how the agent writes it, and what it sees."""
+"""The kinds of frontends: the address for clients, the agent's entry, and the result."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def address(places: Places, kind: str) -> str:
 
 
 def written(places: Places, kind: str, protocol: str = "tcp") -> str:
-    """How the agent writes it: a NodePort has no address."""
+    """Return the address that the agent writes: a NodePort has none."""
     where = at(places.any, _PORTS[kind]) if kind == "nodeport" else address(places, kind)
     return f"{where}/{protocol}"
 
@@ -50,7 +50,7 @@ def serve(
     service: int = 1,
     **lists: Any,
 ) -> str:
-    """Publishes one frontend, with words of policy; where a client reaches it."""
+    """Publish one frontend, with a policy; return where a client reaches it."""
     flags = " ".join((KINDS[kind], *words))
     node.publish(service, {written(places, kind, protocol): flags}, **lists)
     return address(places, kind)
@@ -64,14 +64,14 @@ def exchange(
     into: str = "uplink",
     out: str = "uplink",
 ) -> Packet:
-    """The request as its backend gets it. The client must get the reply from the frontend."""
+    """Return the request as its backend gets it; the client must get the frontend's reply."""
     request = node.through(opening(protocol, client, where), into, out)
     assert ends(node.through(reply(request), out, into)) == f"{where} > {client}"
     return request
 
 
 def shake(node: PacketNode, client: str, where: str) -> Packet:
-    """Three packets; the last as the backend gets it."""
+    """Exchange three packets; return the last as the backend gets it."""
     asked = node.through(segment(client, where))
     assert ends(node.through(reply(asked))) == f"{where} > {client}"
     return node.through(segment(client, where, "A", seq=1001, ack=5001))
@@ -85,6 +85,6 @@ def ping(places: Places, host: str, size: int) -> Packet:
 
 
 def moves(node: PacketNode) -> None:
-    """A frontend has gone to another service, as the agent counts it after its writes."""
+    """Count that a frontend has moved to another service, as the agent does after its writes."""
     settings = node.maps["settings"].get(0)
     node.put("settings", 0, settings._replace(frontend_moves=settings.frontend_moves + 1))

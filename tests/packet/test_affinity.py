@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Session affinity in packets: by the client's address, whatever its port (kube-proxy.md 9)."""
+"""Session affinity of packets, by the client's address, whatever its port (kube-proxy.md 9)."""
 
 from ipaddress import ip_address
 
@@ -29,7 +29,7 @@ def known(node: PacketNode, name: str = "affinity") -> set[AffinityKey]:
 
 
 def test_sticks(node: PacketNode, places: Places, protocol: str) -> None:
-    """All flows of a client go to one backend; those of another client need not."""
+    """All flows of a client go to one backend; those of another client may go elsewhere."""
     where = serve(node, places, "nodeport", protocol, cluster=backends(places), affinity=60)
     first = met(node, places.client, where, protocol)
     assert len(first) == 1
@@ -42,7 +42,7 @@ def test_sticks(node: PacketNode, places: Places, protocol: str) -> None:
 
 @pytest.mark.parametrize("name", ["affinity", "new_affinity"])
 def test_timeout(node: PacketNode, places: Places, name: str) -> None:
-    """A record that is older than the timeout counts no more."""
+    """A record that is older than the timeout is ignored."""
     where = serve(node, places, "nodeport", cluster=backends(places), affinity=1)
     client = AffinityKey(0, ip_address(places.client), 1)
     met_by_age = set()
@@ -56,7 +56,7 @@ def test_timeout(node: PacketNode, places: Places, name: str) -> None:
 
 
 def test_client_that_is_answered(node: PacketNode, places: Places, protocol: str) -> None:
-    """A client is known once it has answered (TCP, SCTP), or was answered (UDP); not before."""
+    """A client is known once it has answered (TCP, SCTP) or was answered (UDP), not before."""
     where = serve(node, places, "nodeport", protocol, cluster=backends(places), affinity=60)
     client = at(places.client, 50_000)
     later = segment(client, where, "A", seq=1001, ack=5001)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SCTP associations, as TCP connections: opened by INIT, kept until one side ends them."""
+"""SCTP associations behave like TCP connections: opened by INIT, kept until one side ends them."""
 
 from typing import Any
 
@@ -17,12 +17,12 @@ def where(node: PacketNode, places: Places, kind: str) -> str:
 
 
 def answer(node: PacketNode, asked: Packet, word: str) -> str:
-    """The source of the answer that a client gets."""
+    """Return the source of the answer that a client gets."""
     return ends(node.through(chunk(destination(asked), source(asked), word)))
 
 
 def replace(node: PacketNode, places: Places, kind: str) -> None:
-    """Another backend takes the new associations; the old one serves those that it has."""
+    """Let another backend take new associations; the old one keeps its own."""
     there, elsewhere = at(places.there, 8080), at(places.elsewhere, 8080)
     serve(node, places, kind, "sctp", cluster=[elsewhere], leaving=[there])
 
@@ -44,7 +44,7 @@ def test_kept(node: PacketNode, places: Places, client: str, kind: str, where: s
 def test_chosen_anew(
     node: PacketNode, places: Places, client: str, kind: str, where: str, last: str, side: str
 ) -> None:
-    """After its end the same client port opens a new one, to who serves now."""
+    """After its end the same client port opens a new association, to a current endpoint."""
     asked = node.through(chunk(client, where))
     if side == "client":
         assert ends(node.through(chunk(client, where, last))) == ends(asked)
@@ -65,19 +65,19 @@ def test_foreign(node: PacketNode, client: str, where: str, word: str) -> None:
 
 
 def established(node: PacketNode, client: str, where: str) -> Packet:
-    """The last packet of the client, as the backend gets it."""
+    """Return the last packet of the client, as the backend gets it."""
     asked = node.through(chunk(client, where))
     assert answer(node, asked, "init ack") == f"{where} > {client}"
     return node.through(chunk(client, where, "cookie echo"))
 
 
 def ended(node: PacketNode) -> set[str]:
-    """How the entries of all flows have ended."""
+    """Return how the entries of all flows have ended."""
     return {word for flow in node.flows("sctp").values() for word in flow.flags & {"fin", "rst"}}
 
 
 def sent_by(side: str, client: str, where: str, asked: Packet) -> tuple[str, str]:
-    """Source and destination of the packets of one side, where this node gets them."""
+    """Return source and destination of one side's packets, where this node gets them."""
     return (client, where) if side == "client" else (destination(asked), source(asked))
 
 
@@ -133,8 +133,8 @@ def test_forged_opening(node: PacketNode, client: str, where: str) -> None:
 
 
 def test_restart(node: PacketNode, client: str, where: str) -> None:
-    """The packets of a client that has restarted (RFC 9260 5.2.2) go to its backend, which answers;
-    their new tags are not noted, so the flow stays for its time.
+    """Packets of a client that has restarted (RFC 9260 5.2.2) go to its backend, which answers;
+    their new tags are not noted, so the flow stays until its timeout.
     """
     asked = established(node, client, where)
     node.through(chunk(client, where, init_tag=77))

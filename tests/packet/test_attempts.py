@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which TCP connections of the packet path open, fail, or get no answer: on both engines.
+"""TCP connections of the packet path that open, fail, or get no answer, on both engines.
 
 On netfilter the kernel's NAT has translated a reply before the program at egress sees it.
 """
@@ -34,7 +34,7 @@ def is_flows(node: PacketNode) -> bool:
 
 
 def asks(node: PacketNode, client: str, where: str, age: int = 0) -> Packet:
-    """The client's SYN as it comes in; the attempt is as old as it says afterwards."""
+    """Send the client's SYN; then make the attempt this old."""
     asked: Packet = node.ingress(segment(client, where)).packet
     for key, attempt in attempts(node).items():
         node.put("attempts", key, attempt._replace(since=attempt.since - age))
@@ -42,7 +42,7 @@ def asks(node: PacketNode, client: str, where: str, age: int = 0) -> Packet:
 
 
 def answers(node: PacketNode, client: str, where: str, flags: str, asked: Packet) -> None:
-    """The backend's reply as it leaves for the client."""
+    """Send the backend's reply to the client."""
     if is_flows(node):
         node.egress(reply(forwarded(asked), flags))
     else:
@@ -69,13 +69,13 @@ def reached(node: PacketNode, where: str, *clients: str) -> None:
 
 
 def another(client: str) -> str:
-    """Another connection of the client."""
+    """Return another connection of the client."""
     return client.replace("50001", "50002")
 
 
 @pytest.mark.parametrize("how", ["unanswered", "refused"])
 def test_clients_that_reached_the_service_count(node: PacketNode, places: Places, how: str) -> None:
-    """Each once, whatever its ports are; a connection that opens clears them."""
+    """Each client counts once, whatever its ports; a connection that opens clears them."""
     backend = at(places.there, 8080)
     where = serve(node, places, "nodeport", cluster=[backend])
     clients = clients_of(places)
@@ -104,9 +104,7 @@ def test_a_client_that_never_reached_it_says_nothing(node: PacketNode, places: P
 
 
 def test_a_second_syn_at_once_is_no_failure(node: PacketNode, places: Places) -> None:
-    """The SYN of a connection that was forgotten, or that got an answer meanwhile, is not one
-    either.
-    """
+    """The SYN of a connection that was forgotten, or answered meanwhile, is no failure either."""
     backend = at(places.there, 8080)
     where = serve(node, places, "nodeport", cluster=[backend])
     client = clients_of(places)[0]
@@ -120,7 +118,7 @@ def test_a_second_syn_at_once_is_no_failure(node: PacketNode, places: Places) ->
 
 
 def test_a_syn_in_an_open_connection_is_no_failure(node: PacketNode, places: Places) -> None:
-    """Its backend does not answer by SYN, but by an ACK; another one may be chosen for it."""
+    """Its backend answers with an ACK, not a SYN; another one may be chosen for it."""
     backend = at(places.there, 8080)
     where = serve(node, places, "nodeport", cluster=[backend])
     client = clients_of(places)[0]
@@ -132,7 +130,7 @@ def test_a_syn_in_an_open_connection_is_no_failure(node: PacketNode, places: Pla
 
 
 def test_the_backend_of_the_first_syn_counts(node: PacketNode, places: Places) -> None:
-    """It is the one to which conntrack, or the flow, leads the later ones too."""
+    """Conntrack, or the flow, leads the later SYNs there too."""
     first, other = at(places.there, 8080), at(places.here, 8080)
     where = serve(node, places, "nodeport", cluster=[first])
     client = clients_of(places)[0]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the flow tables follow a TCP connection, segment by segment beside the kernel's conntrack.
+"""The flow tables follow a TCP connection, segment by segment, like the kernel's conntrack.
 
 In every state each side sends each kind of segment, to a router whose conntrack sees it, and
-through the packet programs. What differs stands in DIFFERENT, with the reason.
+through the packet programs. Differences are in DIFFERENT, with the reason.
 """
 
 import os
@@ -117,7 +117,7 @@ DIFFERENT = {
 
 
 class Numbers:
-    """The numbers with which each side's next segment begins."""
+    """The next sequence number of each side."""
 
     def __init__(self) -> None:
         self.next = dict(ISNS)
@@ -132,7 +132,7 @@ class Numbers:
 
 
 class Router(Namespace):
-    """A namespace whose conntrack sees what is forwarded between two cables."""
+    """A namespace whose conntrack sees packets forwarded between two cables."""
 
     def build(self) -> None:
         self.create()
@@ -156,7 +156,7 @@ class Router(Namespace):
             self.ends[side].settimeout(60)
 
     def passes(self, side: str, frame: bytes) -> None:
-        """Returns when the router has forwarded it."""
+        """Send a segment; return when the router has forwarded it."""
         self.ends[side].send(frame)
         other = self.ends["b" if side == "c" else "c"]
         while other.recv(2000)[34:54] != frame[34:54]:
@@ -181,7 +181,7 @@ def router() -> Iterator[Router]:
 
 
 def in_conntrack(router: Router, events: list[str]) -> str:
-    """The state after these segments."""
+    """Return conntrack's state after these segments."""
     ports, numbers = next(PORTS), Numbers()
     ends = {"c": at(CLIENT, ports), "b": at(SERVER, 80)}
     for event in events:
@@ -192,7 +192,7 @@ def in_conntrack(router: Router, events: list[str]) -> str:
 
 
 def in_flow_tables(node: PacketNode, where: str, events: list[str]) -> str:
-    """The same through the programs, to an endpoint elsewhere."""
+    """Return the programs' state after these segments, to an endpoint elsewhere."""
     client, numbers = at(V4.client, next(PORTS)), Numbers()
     for event in events:
         if event[0] == "c":
@@ -207,7 +207,7 @@ def in_flow_tables(node: PacketNode, where: str, events: list[str]) -> str:
 
 
 def expected(history: str, event: str, theirs: str) -> str:
-    """Conntrack's own state, unless it is named in DIFFERENT."""
+    """Return conntrack's own state, unless it is named in DIFFERENT."""
     for histories, events, other in DIFFERENT.values():
         if history in histories and event in events:
             return other

@@ -23,14 +23,14 @@ def protocol(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=[True, False], ids=["flows unknown", "no flows"])
 def node(node: PacketNode, request: pytest.FixtureRequest) -> PacketNode:
-    """Without flows most packets are told by their tuple alone (path/repeated.h)."""
+    """Return a node without flows: most packets are handled by their tuple (path/repeated.h)."""
     node.settings("detect_local", "netfilter")
     node.put("flow_gate", 0, (0, 0 if request.param else 1, 0))
     return node
 
 
 def chosen_id(node: PacketNode) -> int:
-    """The backend of the last packet; 0: none was chosen."""
+    """Return the backend of the last packet; 0: none was chosen."""
     if node.priority & Chosen.MASK != Chosen.PREFIX:
         assert node.priority == 0
         return 0
@@ -79,7 +79,7 @@ def test_all_are_chosen(node: PacketNode, places: Places, protocol: str) -> None
 
 @pytest.mark.parametrize("device", ["uplink", "pods"])
 def test_forged(node: PacketNode, places: Places, device: str) -> None:
-    """A choice that no program has written is removed; others' priorities stay."""
+    """A choice that no program wrote is removed; other programs' priorities stay."""
     other = segment(at(places.client, 50123), at(places.here, 80))
     assert node.ingress(other, device, priority=FORGED) == ("pass", bytes(other), {"passed": 1})
     assert node.priority == 0
@@ -125,8 +125,8 @@ def test_datagrams_of_a_flow(node: PacketNode, places: Places) -> None:
 
 @pytest.mark.parametrize("change", ["gone", "moved", "idle"])
 def test_datagrams_choose_again(node: PacketNode, places: Places, change: str) -> None:
-    """When its backend has gone, when frontends have moved, and when it has been silent for longer
-    than conntrack keeps it, a flow is chosen for again.
+    """A flow gets a new choice when its backend is removed, when frontends have moved, and when it
+    was silent for longer than conntrack keeps it.
     """
     old, new = at(places.there, 1), at(places.there, 2)
     where = serve(node, places, "cluster", "udp", cluster=[old])
@@ -145,7 +145,7 @@ def test_datagrams_choose_again(node: PacketNode, places: Places, change: str) -
 
 
 def in_middle(protocol: str, source: str, destination: str) -> Packet:
-    """A packet of which nothing says that it is the flow's first."""
+    """Return a packet that need not be the flow's first."""
     found = segment(source, destination, "A") if protocol == "tcp" else None
     return found or datagram(source, destination)
 
@@ -167,7 +167,7 @@ def test_the_id_is_another_services(node: PacketNode, places: Places, protocol: 
 
 
 def test_datagrams_renew_their_choice(node: PacketNode, places: Places) -> None:
-    """A flow that goes on is not idle: at least once a second the time of its last use is noted."""
+    """An active flow is not idle: its time of last use is noted at least once a second."""
     where = serve(node, places, "cluster", "udp", cluster=[at(places.there, 1)])
     request = datagram(at(places.pod, 50123), where)
     node.ingress(request, "pods")
@@ -187,7 +187,7 @@ def test_datagrams_renew_their_choice(node: PacketNode, places: Places) -> None:
 def test_a_removed_frontend(
     node: PacketNode, places: Places, protocol: str, remembered: bool
 ) -> None:
-    """What comes for it is left alone, also in a flow that had a choice."""
+    """Its packets are left alone, even in a flow that had a choice."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 1)])
     client = at(places.client, 50123)
     if remembered:
@@ -200,7 +200,7 @@ def test_a_removed_frontend(
 
 
 def test_datagrams_after_a_change_to_the_flow_tables(node: PacketNode, places: Places) -> None:
-    """A flow keeps its choice: conntrack has it. A new one goes to the flow tables."""
+    """A flow in conntrack keeps its choice. A new one goes to the flow tables."""
     where = serve(node, places, "cluster", "udp", cluster=[at(places.there, 1)])
     request = datagram(at(places.pod, 50123), where)
     node.ingress(request, "pods")
@@ -217,8 +217,8 @@ def test_datagrams_after_a_change_to_the_flow_tables(node: PacketNode, places: P
 def test_segments_in_the_middle(
     node: PacketNode, places: Places, words: str, remembered: bool
 ) -> None:
-    """A later segment gets the backend of its SYN, so that its connection outlives `conntrack -F`;
-    it is passed, and not counted. Forgotten, it does by what the tuple's hash leads to: not with
+    """A later segment gets the backend of its SYN, so its connection survives `conntrack -F`; it
+    passes uncounted. If the choice is forgotten, the tuple's hash gives the same, except with
     round-robin.
     """
     backends = [at(places.there, port) for port in (1, 2, 3)]
@@ -270,7 +270,7 @@ def test_segments_that_get_nothing(node: PacketNode, places: Places, case: str) 
 
 @pytest.mark.parametrize("kept", ["scheduler", "sctp"])
 def test_left_to_the_flow_tables(node: PacketNode, places: Places, kept: str) -> None:
-    """Services with least-connections, and SCTP where the kernel's NAT cannot do it."""
+    """These are Services with least-connections, and SCTP if the kernel's NAT lacks it."""
     protocol, words = ("tcp", "least_connections") if kept == "scheduler" else ("sctp", "")
     where = serve(node, places, "cluster", protocol, words, cluster=[at(places.there, 1)])
     client = at(places.pod, 50123)
@@ -289,7 +289,7 @@ def test_sctp(node: PacketNode, places: Places) -> None:
 
 
 def test_flows_from_before(node: PacketNode, places: Places, protocol: str) -> None:
-    """A flow of the flow tables goes on in them when the engine has changed."""
+    """A flow of the flow tables stays in them when the engine has changed."""
     node.settings("detect_local")
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 1)])
     client = at(places.pod, 50123)
@@ -311,8 +311,8 @@ def test_shadow(node: PacketNode, places: Places, protocol: str) -> None:
 
 
 def test_attaching(node: PacketNode, places: Places, protocol: str) -> None:
-    """Until the first programs are at every device a backend is chosen nevertheless, as conntrack
-    translates the replies; the flow tables open no flow for the Services that they serve.
+    """Until all devices have programs a backend is still chosen, because conntrack translates the
+    replies; the flow tables open no flow for their Services.
     """
     backend = at(places.there, 1)
     where = serve(node, places, "cluster", protocol, cluster=[backend])

@@ -20,13 +20,13 @@ def where(node: PacketNode, places: Places, kind: str) -> str:
 
 
 def replace(node: PacketNode, places: Places, kind: str) -> None:
-    """Another backend takes the new connections; the old one serves those that it has."""
+    """Let another backend take new connections; the old one keeps its own."""
     there, elsewhere = at(places.there, 8080), at(places.elsewhere, 8080)
     serve(node, places, kind, cluster=[elsewhere], leaving=[there])
 
 
 def test_kept(node: PacketNode, places: Places, client: str, kind: str, where: str) -> None:
-    """A connection keeps its backend if the backend leaves the service, or the service goes."""
+    """A connection keeps its backend if it leaves the service, or the service is deleted."""
     got = ends(shake(node, client, where))
     other = at(places.elsewhere, 8080)
     changes: list[dict[str, Any]] = [
@@ -46,7 +46,7 @@ def test_kept(node: PacketNode, places: Places, client: str, kind: str, where: s
 
 
 def test_repeated_syn(node: PacketNode, places: Places, client: str, kind: str, where: str) -> None:
-    """A SYN that is sent again goes where the first one went, as the first one did."""
+    """A repeated SYN goes to the same backend, with the same addresses."""
     got = ends(node.through(segment(client, where)))
     replace(node, places, kind)
     assert ends(node.through(segment(client, where))) == got
@@ -56,7 +56,7 @@ def test_repeated_syn(node: PacketNode, places: Places, client: str, kind: str, 
 def test_syn_to_nobody(
     node: PacketNode, places: Places, client: str, kind: str, where: str
 ) -> None:
-    """If the backend that did not answer is gone, the next SYN goes to an existing backend."""
+    """If the silent backend is removed, the next SYN goes to an existing one."""
     node.through(segment(client, where))
     serve(node, places, kind, cluster=[at(places.elsewhere, 8080)])
     asked = node.through(segment(client, where))
@@ -65,7 +65,7 @@ def test_syn_to_nobody(
 
 
 def wait(node: PacketNode, seconds: int) -> None:
-    """All that the node remembers of TCP is so old."""
+    """Make everything that the node remembers of TCP this old."""
     table, past = node.maps["tcp_flows"], max(0, time.monotonic_ns() - seconds * 10**9)
     for key, flow in table.items():
         table.write([(key, flow._replace(last_seen=past, created=past))])
@@ -75,7 +75,7 @@ def wait(node: PacketNode, seconds: int) -> None:
 def test_syn_in_vain(
     node: PacketNode, client: str, kind: str, where: str, seconds: int, seen: str
 ) -> None:
-    """After 3 s without an answer a SYN opens a new flow, masqueraded by the present rules."""
+    """After 3 s without an answer a SYN opens a new flow, masqueraded by the current rules."""
     node.settings("masquerade_all")
     first = node.through(segment(client, where))
     node.settings(flags=frozenset({"detect_local"}))
@@ -127,7 +127,7 @@ def abort_there(node: PacketNode, client: str, where: str) -> None:
 def test_chosen_anew(
     node: PacketNode, places: Places, client: str, kind: str, where: str, end: Callable[..., None]
 ) -> None:
-    """After its end the same client port opens a new connection, to who serves now."""
+    """After its end the same client port opens a new connection, to a current endpoint."""
     shake(node, client, where)
     end(node, client, where)
     replace(node, places, kind)
@@ -141,7 +141,7 @@ def test_chosen_anew(
 def test_syn_after_one_fin(
     node: PacketNode, places: Places, client: str, kind: str, where: str, side: str
 ) -> None:
-    """A SYN after one FIN goes to the same backend, which judges it, like with conntrack.
+    """A SYN after one FIN goes to the same backend, which judges it, as with conntrack.
 
     The SYN may be forged.
     """
@@ -187,7 +187,7 @@ def test_flags(node: PacketNode, places: Places, client: str, kind: str, where: 
 
 
 def test_counted(node: PacketNode, places: Places, client: str, kind: str, where: str) -> None:
-    """Every entry that is made is counted, and every one that a newer flow ends."""
+    """Every entry that is made is counted, and every one that a newer flow replaces."""
     shake(node, client, where)
     assert len(node.flows()) == (2 if kind == "cluster" else 4)
     assert node.flow_counters() == (len(node.flows()), 0, 0, 0)
@@ -202,7 +202,7 @@ def test_counted(node: PacketNode, places: Places, client: str, kind: str, where
 
 
 def test_fresh(node: PacketNode, client: str, where: str) -> None:
-    """Each packet renews the entry that it goes by."""
+    """Each packet updates the time of its entry."""
     asked = node.through(segment(client, where))
     wait(node, 1)
     first = node.flows()
@@ -215,9 +215,9 @@ def test_fresh(node: PacketNode, client: str, where: str) -> None:
 
 @pytest.mark.parametrize("first", ["nodeport", "cluster"])
 def test_frontends_in_turn(node: PacketNode, places: Places, first: str) -> None:
-    """A connection from the port of one that has ended, by another frontend, replaces all of it.
+    """A new connection by another frontend replaces all of an ended one with the same port.
 
-    One by a NodePort is masqueraded, one by a cluster IP is not.
+    By a NodePort it is masqueraded, by a cluster IP it is not.
     """
     client, backend = at(places.pod, 50123), at(places.there, 8080)
     serve(node, places, "nodeport", service=1, cluster=[backend])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datagrams: a client's port keeps its backend while that serves (kube-proxy.md 11), no longer."""
+"""A client's UDP port keeps its backend while that serves (kube-proxy.md 11), no longer."""
 
 from tests.packet.frames import (
     SCTP,
@@ -19,7 +19,7 @@ from tests.packet.services import serve, written
 
 
 def test_moved(node: PacketNode, places: Places, client: str, kind: str) -> None:
-    """When its backend is gone, the next datagram comes to another, and is answered."""
+    """If its backend is removed, the next datagram goes to another one, and is answered."""
     backend, other = at(places.there, 5353), at(places.elsewhere, 5353)
     where = serve(node, places, kind, "udp", cluster=[backend])
     late = reply(node.through(datagram(client, where)))
@@ -34,7 +34,7 @@ def test_moved(node: PacketNode, places: Places, client: str, kind: str) -> None
 
 
 def test_service_gone(node: PacketNode, places: Places, kind: str, client: str) -> None:
-    """A backend of another service under the same id is not mistaken for the old one."""
+    """Another service's backend with the same id is not mistaken for the old one."""
     backend = at(places.there, 5353)
     where = serve(node, places, kind, "udp", cluster=[backend])
     node.through(datagram(client, where))
@@ -54,7 +54,7 @@ def test_no_checksum(node: PacketNode, places: Places, client: str, kind: str) -
 
 
 def test_checksum_zero(node: PacketNode, places: Places) -> None:
-    """A checksum that comes out as zero is sent as its other zero, ffff: zero says "none"."""
+    """A computed checksum of zero is sent as ffff: zero means none."""
     client, backend = at(places.client, 50123), at(places.there, 5353)
     node.settings("guard_nodeports")
     where = serve(node, places, "cluster", "udp", cluster=[backend])
@@ -65,7 +65,7 @@ def test_checksum_zero(node: PacketNode, places: Places) -> None:
 
 
 def test_no_source_port(node: PacketNode, places: Places, client: str, kind: str) -> None:
-    """A datagram that wants no answer has no source port (RFC 768); it arrives all the same."""
+    """A datagram that wants no answer has no source port (RFC 768), and still arrives."""
     where = serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
     for _ in range(2):
         asked = node.through(datagram(at(host_of(client), 0), where))
@@ -73,7 +73,7 @@ def test_no_source_port(node: PacketNode, places: Places, client: str, kind: str
 
 
 def test_crc_to_come(node: PacketNode, places: Places, client: str, kind: str) -> None:
-    """SCTP's checksum is zero until the device makes it, and no difference is applied to that."""
+    """SCTP's checksum is zero until the device computes it, so it is not updated."""
     where = serve(node, places, kind, "sctp", cluster=[at(places.there, 5353)])
     request = opening("sctp", client, where)
     request[SCTP].chksum = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two programs are on every device, so a packet may meet each more than once."""
+"""Both programs are at every device, so a packet may pass each of them more than once."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from tests.packet.services import serve
 
 @pytest.mark.parametrize("sender", ["pod", "here"])
 def test_port_and_bridge(node: PacketNode, places: Places, protocol: str, sender: str) -> None:
-    """A bridge's port and the bridge: what one has translated the other leaves alone."""
+    """At a bridge's port and the bridge, the second leaves alone what the first has translated."""
     backend, client = at(places.here, 8080), at(getattr(places, sender), 50123)
     where = serve(node, places, "cluster", protocol, cluster=[backend], here=[backend])
     packet = opening(protocol, client, where)

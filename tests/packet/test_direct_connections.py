@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Direct connections to an endpoint, from a client port that has one through a frontend too."""
+"""Direct connections to an endpoint, from a client port that also has one through a frontend."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def backend(places: Places) -> str:
 
 @pytest.fixture
 def where(node: PacketNode, places: Places, client: str, backend: str) -> str:
-    """A cluster IP to which the client is connected, and so to the backend."""
+    """Return a cluster IP to which the client, and so the backend, is connected."""
     found = serve(node, places, "cluster", cluster=[backend])
     shaken = node.through(segment(client, found), "pods", "uplink")
     node.through(reply(shaken), "uplink", "pods")
@@ -45,7 +45,7 @@ def test_another_port(node: PacketNode, client: str, backend: str, where: str) -
 
 
 def test_error(node: PacketNode, places: Places, client: str, backend: str, where: str) -> None:
-    """An ICMP error about it is translated at the client's own device, not at its bridge too."""
+    """An ICMP error about it is translated at the client's own device, not again at its bridge."""
     asked = direct(node, client, backend)
     about = error("too big", places.router, asked)
     assert node.egress(about, "tunnel", "uplink") == ("pass", bytes(about), {"passed": 1})

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Headers are read where they lie and written in one piece, or, where that cannot be, by a call for
-each; and a packet whose tuple tells enough is read no further: the same result.
+"""Direct and copied reads of headers give the same result.
 
-The same random packets go through two nodes, packet by packet: one has the programs in force, the
-other those that only know the calls and the whole way (-DWHOLE_WAY).
+Headers are read in place and written at once, or else by a call for each; and a packet whose tuple
+suffices is read no further. The same random packets go through two nodes: one has the usual
+programs, the other only the calls and the whole way (-DWHOLE_WAY).
 """
 
 import random
@@ -82,7 +82,7 @@ def _unusual(dice: random.Random, places: Places) -> dict[str, Any]:
 
 
 def _checksum(dice: random.Random) -> dict[str, Any]:
-    """The right one, none, or that of a packet that was damaged."""
+    """Return the correct one, none, or that of a damaged packet."""
     return dice.choice([{}, {}, {}, {"chksum": 0}, {"chksum": dice.randrange(1 << 16)}])
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which backend a flow gets: a fixed function of its tuple and of this node's secret."""
+"""A flow's backend is a fixed function of its tuple and of this node's secret."""
 
 from tests.packet.frames import at, destination, opening
 from tests.packet.node import PacketNode
@@ -11,7 +11,7 @@ BACKENDS = 8
 
 
 def drawn(node: PacketNode, places: Places, secret: int) -> list[str]:
-    """The backend of each source port of a client; no flow remembers an earlier one."""
+    """Return the backend of each source port of a client; no flow remembers an earlier one."""
     backends = [at(places.there, 8000 + number) for number in range(BACKENDS)]
     where = serve(node, places, "nodeport", "udp", cluster=backends)
     node.put("secret", 0, secret)
@@ -23,7 +23,7 @@ def drawn(node: PacketNode, places: Places, secret: int) -> list[str]:
 
 
 def test_no_client_can_choose_its_backend_by_its_port(node: PacketNode, places: Places) -> None:
-    """Another secret draws other backends for the same ports, and spreads them as evenly."""
+    """Another secret gives other backends for the same ports, as evenly distributed."""
     one, other = (drawn(node, places, secret) for secret in (1, 0x1234_5678_9ABC_DEF1))
     agreeing = sum(a == b for a, b in zip(one, other, strict=True))
     assert agreeing < len(PORTS) // 2  # 8 of 64 by chance

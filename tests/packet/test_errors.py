@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ICMP errors about translated packets reach who sent them, about what they sent (RFC 5508 4)."""
+"""ICMP errors about translated packets reach their sender, and quote what it sent (RFC 5508 4)."""
 
 import struct
 from typing import Any
@@ -43,21 +43,21 @@ def parties(packet: Packet) -> str:
 
 
 def masqueraded(node: PacketNode, places: Places, protocol: str) -> tuple[str, str, Packet]:
-    """A client outside, the NodePort, and its request as it leaves as this node's."""
+    """Return a client outside, the NodePort, and its request as it leaves, masqueraded."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     client = at(places.client, 50123)
     return client, where, node.through(opening(protocol, client, where))
 
 
 def plain(node: PacketNode, places: Places, protocol: str) -> tuple[str, str, Packet]:
-    """A pod, the cluster IP, and its request as it leaves as its own."""
+    """Return a pod, the cluster IP, and its request as it leaves, with its address."""
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
     pod = at(places.pod, 50123)
     return pod, where, node.through(opening(protocol, pod, where), "pods", "uplink")
 
 
 def test_request_masqueraded(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
-    """A router before the backend reports: its error quotes what went to the frontend."""
+    """A router before the backend reports: its error quotes the packet to the frontend."""
     client, where, request = masqueraded(node, places, protocol)
     icmp = error(kind, places.router, request)
     came = node.ingress(icmp)
@@ -70,7 +70,7 @@ def test_request_masqueraded(node: PacketNode, places: Places, protocol: str, ki
 
 
 def test_request(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
-    """The same, where the backend sees the client."""
+    """The same holds if the backend sees the client."""
     pod, where, request = plain(node, places, protocol)
     icmp = error(kind, places.router, request)
     received = node.through(icmp, "uplink", "pods")
@@ -100,7 +100,7 @@ def test_reply_masqueraded(node: PacketNode, places: Places, protocol: str, kind
 
 
 def test_reply(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
-    """The same, where the backend sees the client."""
+    """The same holds if the backend sees the client."""
     _, _, request = plain(node, places, protocol)
     answer = node.through(reply(request), "uplink", "pods")
     icmp = error(kind, places.bridge, answer)
@@ -137,7 +137,7 @@ def test_quotes_too_little(node: PacketNode, places: Places, protocol: str, size
 
 @IPV4
 def test_quoted_options(node: PacketNode, places: Places) -> None:
-    """The quoted header may have grown options on its way."""
+    """The quoted header may have got options on its way."""
     client, where, request = masqueraded(node, places, "udp")
     inner = request.copy()
     inner[IP].options = [errors.NOP] * 4
@@ -180,7 +180,7 @@ def test_port_changed(node: PacketNode, places: Places, protocol: str) -> None:
 
 
 def test_foreign_flow(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
-    """Errors about others' packets pass both hooks as they are."""
+    """Errors about other packets pass both hooks unchanged."""
     client, where, _ = masqueraded(node, places, protocol)
     for one in (
         opening(protocol, at(places.node, 50123), at(places.there, 8080)),
@@ -192,7 +192,7 @@ def test_foreign_flow(node: PacketNode, places: Places, protocol: str, kind: str
 
 
 def test_wrong_receiver(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
-    """An error goes to who sent the quoted packet; one that goes elsewhere is forged."""
+    """An error goes to the sender of the quoted packet; otherwise it is forged."""
     _, _, request = masqueraded(node, places, protocol)
     icmp = error(kind, places.router, request, to=places.pod)
     assert node.ingress(icmp) == ("pass", bytes(icmp), {"passed": 1})
@@ -206,9 +206,7 @@ def test_about_an_error(node: PacketNode, places: Places, kind: str) -> None:
 
 
 def test_about_a_first_fragment(node: PacketNode, places: Places) -> None:
-    """An error that quotes a fragment with ports is translated: its sender learns what the path
-    takes.
-    """
+    """An error that quotes a fragment with ports is translated, so its sender learns the MTU."""
     client, where, request = masqueraded(node, places, "udp")
     sender, _, backend = ends(request).partition(" > ")
     first, *_ = fragments(sender, backend)
@@ -229,7 +227,7 @@ def test_about_a_later_fragment(node: PacketNode, places: Places) -> None:
 def test_redirects(
     node: PacketNode, places: Places, protocol: str, with_link_address: bool
 ) -> None:
-    """A redirect about a packet of a flow is dropped: it would lead the next ones past us."""
+    """A redirect about a packet of a flow is dropped: later packets would bypass this node."""
     _, _, request = plain(node, places, protocol)
     flow = [request, reply(request)]
     others = [opening(protocol, at(places.pod, 50124), at(places.there, 8080))]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb explain` predicts what happens to a packet, for random services and clients.
+"""`ebpflb explain` predicts the outcome of a packet, for random services and clients.
 
-Each packet is explained first, and then handled by the programs in force.
+Each packet is first explained, and then handled by the programs in force.
 """
 
 import random
@@ -49,7 +49,7 @@ def recorder(private: PrivateMaps, shared: Path, cache: Path) -> Iterator[Record
 
 
 class RandomServices:
-    """Services at random, and packets of clients at random."""
+    """Random services, and packets of random clients."""
 
     def __init__(self, seed: int, node: PacketNode, recorder: RecordingPrograms) -> None:
         self.random, self.node, self.recorder = random.Random(seed), node, recorder
@@ -100,7 +100,7 @@ class RandomServices:
         return PacketWay(self.recorder, self.facts, asked, client, port).go()
 
     def happened(self, asked: Frontend, client: Client, port: int) -> tuple[str, Any]:
-        """The verdict of the hook that decided, and the packet's ends as it left."""
+        """Return the verdict of the hook that decided, and the packet's ends as it left."""
         assert client.address is not None
         names = {index: name for name, index in self.node.devices.items()}
         came = routes.route_to(client.address).ifindex
@@ -126,7 +126,7 @@ def verdict_of(counted: dict[str, int]) -> str:
 
 
 def same_ends(explained: Ends | None, real: Ends | None) -> bool:
-    """A port that is drawn at random need not be the same, but has to be one of those."""
+    """Whether the ends are equal; a port that is drawn at random must be one of those."""
     if explained is None or real is None or explained == real:
         return explained is real or explained == real
     ports = {explained.source_port, real.source_port}
@@ -135,7 +135,7 @@ def same_ends(explained: Ends | None, real: Ends | None) -> bool:
 
 
 def test_packets_go_where_explain_says(node: PacketNode, recorder: RecordingPrograms) -> None:
-    """Verdict, endpoint and masquerade; with affinity and flows of the packets before."""
+    """Verdict, endpoint and masquerading agree, with affinity and earlier flows."""
     met: set[str] = set()
     for seed in range(STORIES):
         fresh = PacketNode(node.maps, node.hooks, node.devices)
@@ -167,7 +167,7 @@ def test_packets_go_where_explain_says(node: PacketNode, recorder: RecordingProg
 def test_what_became_of_a_clients_affinity(
     node: PacketNode, recorder: RecordingPrograms, host: str | None, seconds_ago: int, says: str
 ) -> None:
-    """A record counts for 60 s and while its endpoint is in the list in use; here is not."""
+    """A record is valid for 60 s while its endpoint is in the list in use; here it is not."""
     there, here = at(V4.there, 8080), at(V4.here, 8080)
     services = RandomServices(1, node, recorder)
     node.publish(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packets to an external address without an endpoint go on to the router, if the Service says so.
 
-KEP-6272 has the table: it is neither dropped nor refused; what is served without it stays so.
+KEP-6272 has the table: they are neither dropped nor refused; all others are handled as usual.
 """
 
 from typing import Any
@@ -45,7 +45,7 @@ def test_from_outside(
 def test_an_endpoint_here_serves(
     node: PacketNode, places: Places, protocol: str, kind: str
 ) -> None:
-    """As without it."""
+    """The result is the same as without the setting."""
     here = [at(places.here, 8080)]
     where = serve(
         node, places, kind, protocol, "local", "passthrough", cluster=here, local=here, here=here
@@ -59,7 +59,7 @@ def test_an_endpoint_here_serves(
 def test_from_a_pod(
     node: PacketNode, places: Places, protocol: str, kind: str, endpoints: str
 ) -> None:
-    """A pod is served by endpoints of any node; only if there is none at all its packets go on."""
+    """Endpoints of any node serve a pod; only without any its packets go on."""
     node.settings("detect_local")
     where = published(node, places, kind, protocol, endpoints)
     came = node.ingress(opening(protocol, at(places.pod, 50123), where), "pods")
@@ -72,7 +72,7 @@ def test_from_a_pod(
 def test_from_the_node(
     node: PacketNode, places: Places, protocol: str, kind: str, endpoints: str
 ) -> None:
-    """As a pod's; it would have been translated at its socket."""
+    """The result is that of a pod; otherwise the socket would be translated."""
     where = published(node, places, kind, protocol, endpoints)
     request = opening(protocol, at(places.node, 50123), where)
     expected = {"passed": 1} if endpoints == "elsewhere" else {"passed_through": 1}
@@ -80,7 +80,7 @@ def test_from_the_node(
 
 
 def test_source_ranges_still_hold(node: PacketNode, places: Places, protocol: str) -> None:
-    """A client that the Service does not admit is dropped, and not handed on."""
+    """A client that the Service does not admit is dropped."""
     where = published(node, places, "balancer", protocol, "none", "restricted")
     node.admit(1, f"{places.other_client}/{32 if places.version == 4 else 128}")
     came = node.ingress(opening(protocol, at(places.client, 50123), where))
@@ -95,7 +95,7 @@ def test_source_ranges_still_hold(node: PacketNode, places: Places, protocol: st
 def test_connections_to_elsewhere_go_on(
     node: PacketNode, places: Places, kind: str, endpoints: str
 ) -> None:
-    """However long no reply passes: another node's may take another way."""
+    """They stay, however long no reply passes: replies may take another way."""
     where = published(node, places, kind, "tcp", endpoints)
     client = at(places.client, 50123)
     for flags in ("A", "PA", "FA", "R"):

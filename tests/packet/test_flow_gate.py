@@ -21,7 +21,7 @@ def node(node: PacketNode) -> PacketNode:
 
 @pytest.fixture
 def sweep(node: PacketNode) -> Callable[[], None]:
-    """Sweeps once, as the agent does every ten seconds."""
+    """Sweep once, as the agent does every ten seconds."""
     sweeper = Sweeper(node.maps, Timeouts(), lambda _: 0)
     sweeper.pause = 0
     return sweeper.turn
@@ -33,7 +33,7 @@ def is_closed(node: PacketNode) -> bool:
 
 
 def test_closed_after_two_sweeps(node: PacketNode, sweep: Callable[[], None]) -> None:
-    """The gate closes only after two empty sweeps: a program may be about to write an entry."""
+    """The gate closes only after two empty sweeps: a program may be writing an entry."""
     assert not is_closed(node)
     sweep()
     assert not is_closed(node)
@@ -44,8 +44,8 @@ def test_closed_after_two_sweeps(node: PacketNode, sweep: Callable[[], None]) ->
 def test_opened_by_a_flow(
     node: PacketNode, places: Places, protocol: str, sweep: Callable[[], None]
 ) -> None:
-    """A flow opens it before its first entry, so that all its packets are translated; it stays open
-    as long as there is a flow, and two sweeps longer.
+    """A flow opens the gate before its first entry, so that all its packets are translated; it
+    stays open while there is a flow, and for two more sweeps.
     """
     for _ in range(2):
         sweep()
@@ -67,7 +67,7 @@ def test_opened_by_a_flow(
 def test_opened_between_two_sweeps(
     node: PacketNode, places: Places, sweep: Callable[[], None]
 ) -> None:
-    """A flow that came and went between two sweeps counts: the next two have to find nothing."""
+    """A flow that existed between two sweeps counts: the next two must find nothing."""
     sweep()
     where = serve(node, places, "cluster", "tcp", cluster=[at(places.there, 8080)])
     node.ingress(opening("tcp", at(places.pod, 50123), where), "pods")
@@ -79,7 +79,7 @@ def test_opened_between_two_sweeps(
 
 
 def test_closed(node: PacketNode, places: Places, sweep: Callable[[], None]) -> None:
-    """Entries that are there all the same are not found: nothing has looked."""
+    """With a closed gate, existing entries are not found: no program looks."""
     where = serve(node, places, "cluster", "tcp", cluster=[at(places.there, 8080)])
     request = node.through(opening("tcp", at(places.pod, 50123), where), "pods")
     opened = node.maps["flow_gate"].get(0).opened

@@ -36,7 +36,7 @@ def client(places: Places) -> str:
 @every_kind
 @pytest.mark.parametrize("flags", ["A", "PA", "FA", "SA"])
 def test_loop(node: PacketNode, places: Places, client: str, kind: str, flags: str) -> None:
-    """A packet that comes back is reset, at the number that its sender awaits."""
+    """A packet that comes back is reset, with the number that its sender expects."""
     where = serve(node, places, kind, cluster=[at(places.there, 8080)])
     request = segment(client, where, flags, payload=b"more" * 50)
     left = sent_on(node, request)
@@ -60,7 +60,7 @@ def test_lost_without_loop(node: PacketNode, where: str, client: str) -> None:
 
 
 def test_router(node: PacketNode, where: str, client: str) -> None:
-    """A connection of which replies pass goes on, however old it gets and whoever ends it."""
+    """A connection whose replies pass continues, however old it gets and whoever ends it."""
     asked = segment(client, where, "PA", payload=b"x")
     for flags in ("PA", "A", "FA", "R"):
         for age in (TRIAL, EXPIRY):
@@ -72,7 +72,7 @@ def test_router(node: PacketNode, where: str, client: str) -> None:
 
 
 def test_own_reset_is_no_reply(node: PacketNode, where: str, client: str) -> None:
-    """The reset by which a client was refused passes egress again, and is no reply."""
+    """The reset that refuses a client passes egress, and is no reply."""
     sent_on(node, segment(client, where, "A"))
     grow_older(node, TRIAL)
     refused = sent_on(node, segment(client, where, "A"))
@@ -84,7 +84,7 @@ def test_own_reset_is_no_reply(node: PacketNode, where: str, client: str) -> Non
     time.monotonic_ns() < TRIAL + EXPIRY, reason="the machine started less than ten minutes ago"
 )
 def test_client_port_again(node: PacketNode, where: str, client: str) -> None:
-    """After ten minutes the tuple may be another connection's, so it is tried again."""
+    """After ten minutes the tuple may belong to another connection, so the test is repeated."""
     sent_on(node, segment(client, where, "A"))
     grow_older(node, TRIAL)
     assert became(sent_on(node, segment(client, where, "A"))) == REFUSED

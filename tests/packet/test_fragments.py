@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datagrams in fragments: only the first has ports, and the others follow it."""
+"""Fragmented datagrams: only the first fragment has ports, and the others follow it."""
 
 import pytest
 from scapy.layers.inet import defragment
@@ -31,7 +31,7 @@ from tests.packet.services import serve
 
 
 def joined(pieces: list[Packet]) -> Packet:
-    """The datagram as its receiver puts it together; its checksum holds."""
+    """Return the datagram as its receiver reassembles it; its checksum is correct."""
     if IP in pieces[0]:
         (whole,) = defragment([piece[IP] for piece in pieces])
     else:
@@ -61,7 +61,7 @@ def where(node: PacketNode, places: Places, client: str) -> str:
 
 
 def test_both_ways(node: PacketNode, places: Places, client: str, where: str) -> None:
-    """A question in fragments arrives whole, and so does the answer."""
+    """A fragmented request arrives complete, and so does the answer."""
     asked = joined([node.through(piece) for piece in fragments(client, where)])
     assert destination(asked) == at(places.there, 5353)
     answer = fragments(destination(asked), source(asked))
@@ -71,7 +71,7 @@ def test_both_ways(node: PacketNode, places: Places, client: str, where: str) ->
 
 
 def test_disorder(node: PacketNode, client: str, where: str) -> None:
-    """Fragments before the first one are left alone, fragments after it follow it."""
+    """Fragments before the first one are left alone, those after it follow it."""
     first, second, third = fragments(client, where)
     assert untouched(node, third)
     node.through(first)
@@ -80,7 +80,7 @@ def test_disorder(node: PacketNode, client: str, where: str) -> None:
 
 
 def test_repeated(node: PacketNode, client: str, where: str) -> None:
-    """Fragments that come twice are translated twice."""
+    """Repeated fragments are translated again."""
     pieces = fragments(client, where)
     once = [ends(node.through(pieces[0]))] + [bytes(node.through(p)) for p in pieces[1:]]
     again = [ends(node.through(pieces[0]))] + [bytes(node.through(p)) for p in pieces[1:]]

@@ -43,7 +43,7 @@ def test_nothing_ends(node: PacketNode, places: Places) -> None:
 
 @pytest.mark.parametrize("mac", ["ff:ff:ff:ff:ff:ff", "01:00:5e:00:00:01"])
 def test_frames_to_all(node: PacketNode, places: Places, protocol: str, mac: str) -> None:
-    """Broadcasts and multicasts are for this host too: clusters of hosts share an address so."""
+    """Broadcasts and multicasts are for this host too: so clusters of hosts share an address."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.here, 8080)])
     frame = to_another_host(opening(protocol, at(places.client, 50123), where), mac)
     assert node.ingress(frame).verdicts == {"translated": 1}
@@ -67,8 +67,8 @@ def test_port_of_a_switch(
     own: list[str],
     verdict: str,
 ) -> None:
-    """At a port of a bridge a frame for another device of this node is translated. At a port of
-    another switch all frames are: that may be a router without any device, as Open vSwitch is.
+    """At a bridge's port a frame for another device of this node is translated. At another switch's
+    port all frames are: it may be a router without a device, like Open vSwitch.
     """
     node.device("uplink", V4.node, V6.node, *words)
     for mac in own:

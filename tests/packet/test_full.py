@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When there is no room for a flow; an LRU always makes some, so these maps are plain hashes."""
+"""Flows without room; an LRU always makes some, so these maps are plain hashes."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ from tests.packet.services import serve
 
 @pytest.fixture(scope="module")
 def datapath(compiled: Compiled) -> Iterator[Loaded]:
-    """Room for the two entries of one flow."""
+    """Load maps with room for the two entries of one flow."""
     names = ("tcp_flows", "other_flows")
     tight = {name: layout.MAPS[name]._replace(kind="HASH", entries=2) for name in names}
     with loaded(compiled, **tight) as found:
@@ -36,7 +36,7 @@ def test_connection(node: PacketNode, places: Places) -> None:
 
 
 def test_attempt(node: PacketNode, places: Places) -> None:
-    """A connection that was dropped says nothing about its backend (path/attempt.h)."""
+    """A dropped connection says nothing about its backend (path/attempt.h)."""
     where = serve(node, places, "cluster", cluster=[at(places.there, 8080)])
     gate = node.maps["flow_gate"].get(0)
     node.put("flow_gate", 0, gate._replace(endpoint_health=1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A flood of half-open flows deletes none but half-open ones.
+"""A flood of half-open flows deletes only half-open ones.
 
 Its packets are made by changing bytes of one; their outcomes are not checked as others are.
 """
@@ -28,7 +28,7 @@ SOURCE_AT, REPLY_TO_AT = 14 + 12, 14 + 16  # in a frame of IPv4
 
 @pytest.fixture(scope="module")
 def datapath(compiled: Compiled) -> Iterator[Loaded]:
-    """Maps of flows with hardly more room than the half-open flows may take."""
+    """Load maps of flows with hardly more room than the half-open flows may take."""
     specs = {
         name: layout.MAPS[name]._replace(entries=ROOM) for name in ("tcp_flows", "other_flows")
     }
@@ -42,7 +42,7 @@ def places() -> Places:
 
 
 def flood(node: PacketNode, first: Packet, *answers: Packet, count: int = FLOOD) -> None:
-    """Requests from as many addresses, and what their backend answers to each."""
+    """Yield requests from this many addresses, and the backend's answer to each."""
     frames = [("ingress", bytearray(bytes(first)), SOURCE_AT)]
     frames += [("egress", bytearray(bytes(each)), REPLY_TO_AT) for each in answers]
     for number in range(count):
@@ -53,7 +53,7 @@ def flood(node: PacketNode, first: Packet, *answers: Packet, count: int = FLOOD)
 
 
 def established(node: PacketNode, protocol: str, client: str, where: str) -> Packet:
-    """A request of a flow that both ends have used."""
+    """Return a request of a flow that both ends have used."""
     asked = node.through(opening(protocol, client, where))
     node.through(reply(asked))
     if protocol != "tcp":
@@ -102,7 +102,7 @@ def test_place_of_an_established_flow(node: PacketNode, places: Places) -> None:
 
 
 def test_place_of_a_half_open_flow(node: PacketNode, places: Places) -> None:
-    """All entries of a half-open flow are deleted with it, those of its masquerade too."""
+    """All entries of a half-open flow are deleted with it, even its masquerade's."""
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
     node.through(segment(at(places.client, 50123), where))
     ((_, place),) = [it for it in node.maps["half_open"].items() if it[1].created]
@@ -117,7 +117,7 @@ def test_place_of_a_half_open_flow(node: PacketNode, places: Places) -> None:
 def test_a_place_with_the_replies_of_another_flow_ends_neither(
     node: PacketNode, places: Places, protocol: str
 ) -> None:
-    """Two CPUs may write a place at once: then it is of no flow."""
+    """Two CPUs may write a place at once: then it belongs to no flow."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     for port in (50123, 50124):
         node.through(opening(protocol, at(places.client, port), where))

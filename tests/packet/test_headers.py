@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts around and between the headers, and packets that the programs do not handle."""
+"""Parts around and between headers, and packets that the programs do not handle."""
 
 import pytest
 from scapy.layers.inet import IPOption_NOP
@@ -37,7 +37,7 @@ WALKED = 6  # extension headers; RFC 8200 4.1 recommends no order with more
 
 
 def served(node: PacketNode, places: Places, protocol: str = "udp") -> tuple[str, str]:
-    """A pod and a cluster IP with an endpoint, which are known to work."""
+    """Return a pod and a cluster IP with an endpoint, which are known to work."""
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
     control = opening(protocol, at(places.pod, 50122), where)
     assert node.ingress(control, "pods").verdicts == {"translated": 1}
@@ -45,7 +45,7 @@ def served(node: PacketNode, places: Places, protocol: str = "udp") -> tuple[str
 
 
 def untouched(node: PacketNode, packet: Packet | bytes) -> bool:
-    """At both hooks, whether it is the node's own or not."""
+    """Whether both hooks leave it alone, as the node's own packet or not."""
     frame = bytes(packet)
     ways = node.ingress(frame, "pods"), node.egress(frame), node.egress(frame, into=None)
     return all(way == ("pass", frame, {"passed": 1}) for way in ways)
@@ -53,7 +53,7 @@ def untouched(node: PacketNode, packet: Packet | bytes) -> bool:
 
 @pytest.mark.parametrize("words", range(1, 11))
 def test_options(node: PacketNode, protocol: str, words: int) -> None:
-    """IPv4 options move the ports, up to the ten words that there may be."""
+    """IPv4 options move the ports, up to the maximum of ten words."""
     pod, where = served(node, V4, protocol)
     request = opening(protocol, pod, where)
     request[IP].options = [IPOption_NOP()] * (4 * words)
@@ -85,14 +85,14 @@ def extended(pod: str, where: str, headers: list[Packet]) -> Packet:
 
 @pytest.mark.parametrize("headers", EXTENSIONS.values(), ids=EXTENSIONS)
 def test_extensions(node: PacketNode, headers: list[Packet]) -> None:
-    """IPv6 extension headers are walked over."""
+    """IPv6 extension headers are skipped."""
     pod, where = served(node, V6)
     asked = node.through(extended(pod, where, headers), "pods", "uplink")
     assert ends(asked) == f"{pod} > {at(V6.there, 8080)}"
 
 
 def test_too_many_extensions(node: PacketNode) -> None:
-    """More of them than anybody sends are not walked."""
+    """More of them than anyone sends are not skipped."""
     pod, where = served(node, V6)
     assert untouched(node, extended(pod, where, [IPv6ExtHdrDestOpt()] * (WALKED + 1)))
 
@@ -107,7 +107,7 @@ def test_authenticated(node: PacketNode) -> None:
 
 @pytest.mark.parametrize("tags", [1, 2])
 def test_tagged(node: PacketNode, places: Places, protocol: str, tags: int) -> None:
-    """Frames of a VLAN are for the VLAN's own device."""
+    """Frames of a VLAN are left to the VLAN's device."""
     pod, where = served(node, places, protocol)
     request = opening(protocol, pod, where)
     tagged = Ether(src=request.src, dst=request.dst)
@@ -117,7 +117,7 @@ def test_tagged(node: PacketNode, places: Places, protocol: str, tags: int) -> N
 
 
 def tagged(packet: Packet, *tags: Packet) -> bytes:
-    """The frame with these tags, the outermost first."""
+    """Return the frame with these tags, the outermost first."""
     frame = Ether(src=packet.src, dst=packet.dst)
     for tag in tags:
         frame = frame / tag
@@ -129,7 +129,7 @@ def tagged(packet: Packet, *tags: Packet) -> bytes:
 def test_priority_tag_is_taken_off(
     node: PacketNode, places: Places, protocol: str, priority: int, kind: int
 ) -> None:
-    """A tag without a VLAN (id 0) is no VLAN: the frame is served, without the tag."""
+    """A tag with id 0 is no VLAN: the frame is served, and the tag removed."""
     pod, where = served(node, places, protocol)
     frame = tagged(opening(protocol, pod, where), Dot1Q(vlan=0, prio=priority))
     frame = frame[:12] + kind.to_bytes(2, "big") + frame[14:]
@@ -140,7 +140,7 @@ def test_priority_tag_is_taken_off(
 
 
 def test_vlan_behind_a_priority_tag(node: PacketNode, places: Places, protocol: str) -> None:
-    """A VLAN's id makes the frame the VLAN's, also behind or before a tag without one."""
+    """A VLAN's id makes the frame the VLAN's, even behind or before a priority tag."""
     pod, where = served(node, places, protocol)
     request = opening(protocol, pod, where)
     for tags in ([0, 5], [5, 0]):
@@ -153,7 +153,7 @@ def test_vlan_behind_a_priority_tag(node: PacketNode, places: Places, protocol: 
 
 
 def test_priority_tag_of_a_refused_packet(node: PacketNode, places: Places) -> None:
-    """The reset of a frame with a priority tag has none, as all that the node sends itself."""
+    """The reset of a frame with a priority tag has none, like all the node's own frames."""
     where = serve(node, places, "balancer")
     request = opening("tcp", at(places.client, 50123), where)
     came = node.ingress(tagged(request, Dot1Q(vlan=0, prio=5)))
@@ -164,7 +164,7 @@ def test_priority_tag_of_a_refused_packet(node: PacketNode, places: Places) -> N
 
 @pytest.mark.parametrize("offset", [0, 185])
 def test_priority_tag_of_a_fragment(node: PacketNode, offset: int) -> None:
-    """Fragments with a priority tag are translated as those without."""
+    """Fragments with a priority tag are translated like those without."""
     pod, where = served(node, V4)
     whole = opening("udp", pod, where)
     whole[IP].flags, whole[IP].id = "MF", 77
@@ -193,7 +193,7 @@ def test_not_ip(node: PacketNode) -> None:
 
 @pytest.mark.parametrize("number", [2, 4, 41, 46, 47, 50, 59, 103, 112, 136, 255])
 def test_other_protocols(node: PacketNode, places: Places, number: int) -> None:
-    """Protocols without ports that we know, whatever stands where ports would."""
+    """Other protocols pass, whatever stands where ports would be."""
     pod, where = served(node, places)
     request = opening("udp", pod, where)
     if places.version == 4:

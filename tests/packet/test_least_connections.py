@@ -31,7 +31,7 @@ def backends(places: Places, count: int = 2) -> list[str]:
 
 
 def counted(node: PacketNode) -> dict[int, int]:
-    """Backend id -> the count, where it is not 0."""
+    """Return backend id -> the count, if it is not 0."""
     return {id: found.open for id, found in node.maps["backend_loads"].items() if found.open}
 
 
@@ -40,7 +40,7 @@ def held(node: PacketNode) -> dict[int, int]:
 
 
 def alive(node: PacketNode, protocol: str = "tcp") -> dict[int, int]:
-    """The same by the flows that are there and have not ended, each by its request's entry."""
+    """Return the same by the existing flows that have not ended, each by its request's entry."""
     found: Counter[int] = Counter()
     table = node.maps["tcp_flows" if protocol == "tcp" else "other_flows"]
     entries = dict(table.items())
@@ -57,7 +57,7 @@ def clients(places: Places, count: int, first: int = 50_000) -> list[str]:
 
 
 def established(node: PacketNode, client: str, where: str) -> Packet:
-    """The client's ACK as the backend gets it."""
+    """Return the client's ACK as the backend gets it."""
     node.through(reply(node.through(segment(client, where))))
     return node.through(segment(client, where, "A", seq=1001, ack=5001))
 
@@ -79,7 +79,7 @@ def test_the_next_flow_goes_to_the_backend_with_fewer(
 def test_a_connection_that_goes_on_after_a_reset_counts_again(
     node: PacketNode, places: Places
 ) -> None:
-    """A reset may be forged: whoever gets it knows, and its next segment says."""
+    """A reset may be forged: the receiver's next segment shows it."""
     where = serve(node, places, "nodeport", "tcp", WORD, cluster=backends(places))
     (client,) = clients(places, 1)
     established(node, client, where)
@@ -91,7 +91,7 @@ def test_a_connection_that_goes_on_after_a_reset_counts_again(
 
 
 def test_a_direct_connection_counts_nothing(node: PacketNode, places: Places) -> None:
-    """From the port of a flow to the same backend, which it gets another port for."""
+    """From a flow's port to the same backend, it gets another port."""
     where = serve(node, places, "cluster", "tcp", WORD, cluster=backends(places, 1))
     client = at(places.pod, 50123)
     node.ingress(segment(client, where), "pods")
@@ -120,7 +120,7 @@ def test_what_an_lru_or_a_sweep_takes_is_ended_by_the_agent(
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
 def test_a_full_map_costs_the_count_alone(node: PacketNode, places: Places, protocol: str) -> None:
-    """A flow that finds no space is served, and counted as one that was not counted."""
+    """A flow without room is served, but only counted as uncounted."""
     where = serve(node, places, "nodeport", protocol, WORD, cluster=backends(places))
     first, second = clients(places, 2)
     node.ingress(opening(protocol, first, where))

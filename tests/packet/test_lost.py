@@ -22,7 +22,7 @@ def evict(node: PacketNode, protocol: str, entry: str) -> None:
 @pytest.mark.parametrize("protocol", ["udp", "sctp"])
 @pytest.mark.parametrize("sender", ["pod", "client"])
 def test_request_evicted(node: PacketNode, places: Places, protocol: str, sender: str) -> None:
-    """A flow of datagrams whose request entry was evicted is opened again, over what is left."""
+    """A UDP flow whose request entry was evicted is opened again, over its other entries."""
     kind = "cluster" if sender == "pod" else "nodeport"
     client = at(getattr(places, sender), 50123)
     where = serve(node, places, kind, protocol, cluster=[at(places.there, 8080)])
@@ -36,7 +36,7 @@ def test_request_evicted(node: PacketNode, places: Places, protocol: str, sender
 
 
 def test_new_connection_over_remains(node: PacketNode, places: Places) -> None:
-    """A new connection from the same port replaces what is left of an evicted flow."""
+    """A new connection from the same port replaces the rest of an evicted flow."""
     client = at(places.client, 50123)
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
     node.through(segment(client, where))

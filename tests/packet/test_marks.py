@@ -15,7 +15,7 @@ MARK, MASK = 0x4000, 0xC000
 
 
 def mark_after(node: PacketNode, hook: str, packet: Packet, device: str, mark: int = 0) -> int:
-    """The packet's mark after a program has run, where it had ``mark`` before."""
+    """Return the packet's mark after a program has run; before it was ``mark``."""
     return loader.run_program(
         node.hooks[hook], bytes(packet), ifindex=node.devices[device], mark=mark
     ).mark
@@ -25,7 +25,7 @@ def mark_after(node: PacketNode, hook: str, packet: Packet, device: str, mark: i
 def test_translated_packets_are_marked(
     node: PacketNode, places: Places, protocol: str, before: int
 ) -> None:
-    """At ingress, new flows and known ones, and un-SNATed replies; other bits stay."""
+    """At ingress, new and known flows and translated replies are marked; other bits stay."""
     after = before & ~MASK | MARK
     node.settings("detect_local", mark=MARK, mark_mask=MASK)
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
@@ -51,7 +51,7 @@ def test_other_packets_are_not_marked(node: PacketNode, places: Places, protocol
 
 
 def test_nodeport_source_ranges(node: PacketNode, places: Places, protocol: str) -> None:
-    """A restricted NodePort admits who is in its own ranges, whatever those of the VIPs are."""
+    """A restricted NodePort admits clients in its own ranges, whatever the VIPs' ranges are."""
     lists: dict[str, Any] = {"cluster": [at(places.there, 8080)]}
     where = serve(node, places, "nodeport", protocol, "restricted", **lists)
     node.admit(1, places.clients)

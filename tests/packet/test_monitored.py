@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The event of a packet shows the entry by which it goes on, whatever was looked up on the way."""
+"""The event of a packet shows the entry that applied, whatever else was looked up."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,7 +22,7 @@ from tests.packet.services import moves, serve
 
 @pytest.fixture(scope="module")
 def datapath(shared: Path, cache: Path) -> Iterator[Loaded]:
-    """The monitoring variant, and its maps."""
+    """Load the monitoring variant and its maps."""
     flags = precompile.VARIANTS["hooks/packet.c"]["monitoring"]
     with once.alone(shared):
         compiled = compiler.compile_source("hooks/packet.c", flags, cache=cache)

@@ -21,7 +21,7 @@ Reported = Callable[[], list[tuple[str, int]]]
 
 @pytest.fixture(params=[True, False], ids=["flows unknown", "no flows"])
 def node(node: PacketNode, request: pytest.FixtureRequest) -> PacketNode:
-    """Without flows most packets are told by their tuple alone (path/repeated.h)."""
+    """Return a node without flows: most packets are handled by their tuple (path/repeated.h)."""
     node.settings("detect_local", "netfilter")
     node.put("flow_gate", 0, (0, 0 if request.param else 1, 0))
     return node
@@ -45,7 +45,7 @@ def remove(node: PacketNode, *backends: str) -> None:
 
 
 def test_a_flow_is_reported_once(node: PacketNode, places: Places, reported: Reported) -> None:
-    """With the first datagram after its backend was removed; flows of other backends never are."""
+    """The first datagram after its backend was removed reports it; others do not."""
     old, new = at(places.there, 1), at(places.there, 2)
     where = serve(node, places, "cluster", "udp", cluster=[old])
     request = datagram(at(places.pod, 50123), where)

@@ -23,7 +23,7 @@ def client(places: Places) -> str:
 
 @pytest.fixture
 def where(node: PacketNode, places: Places, kind: str, client: str) -> str:
-    """A frontend of service 1, to which the client has a UDP flow that has been answered."""
+    """Return a frontend of service 1, to which the client has an answered UDP flow."""
     node.settings("detect_local", frontend_moves=1)
     where = serve(node, places, kind, "udp", cluster=[at(places.there, 8080)])
     node.through(reply(node.through(opening("udp", client, where))))
@@ -47,7 +47,7 @@ def test_moved(node: PacketNode, places: Places, kind: str, where: str, client: 
 
 
 def test_others_moved(node: PacketNode, where: str, client: str) -> None:
-    """If other frontends have moved, the flow is looked up once, and goes on."""
+    """If other frontends have moved, the flow is looked up once, and continues."""
     (request,) = (f for f in node.flows("udp").values() if "request" in f.flags and f.kind == 1)
     assert request.frontend_moves == 1
     moves(node)
@@ -57,7 +57,7 @@ def test_others_moved(node: PacketNode, where: str, client: str) -> None:
 
 
 def test_given_up(node: PacketNode, places: Places, kind: str, where: str, client: str) -> None:
-    """A frontend that no service has any more keeps its flows, until another service gets it."""
+    """A frontend without any service keeps its flows, until another service gets it."""
     node.withdraw(written(places, kind, "udp"))
     for _ in range(2):
         assert node.ingress(datagram(client, where)).verdicts == {"established": 1}
@@ -68,7 +68,7 @@ def test_given_up(node: PacketNode, places: Places, kind: str, where: str, clien
 
 
 def test_opened_meanwhile(node: PacketNode, places: Places, kind: str, client: str) -> None:
-    """A flow that was opened by the former service while the agent wrote is noticed."""
+    """A flow that the former service opened during the agent's write is noticed."""
     node.settings("detect_local", frontend_moves=1)
     where = serve(node, places, kind, "udp", cluster=[at(places.there, 8080)])
     node.through(opening("udp", client, where))

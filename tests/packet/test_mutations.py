@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Anything may come by a device. Whatever it is: it passes as it was, or it is translated and as
-right as it was, or it ends under a name. PacketNode asserts what must hold of each run.
+"""Any packet passes unchanged, is correctly translated, or ends with a verdict. PacketNode asserts
+what must hold for each run.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ Send = Callable[[bytes], Outcome | None]
 
 
 def frames(node: PacketNode, places: Places) -> list[bytes]:
-    """Packets of all sorts, of which most would be translated."""
+    """Return packets of all kinds, most of which would be translated."""
     found = []
     for number, protocol in enumerate(("tcp", "udp", "sctp"), 1):
         there = [at(places.there, 8080), at(places.elsewhere, 80)]
@@ -64,7 +64,7 @@ def valid(node: PacketNode) -> list[bytes]:
 
 @pytest.fixture
 def send(node: PacketNode) -> Send:
-    """Through one hook and past its judge; None where the kernel makes no packet of it."""
+    """Send the packet through one hook and check it; None if the kernel rejects the frame."""
 
     def run(hook: Any, frame: bytes) -> Outcome | None:
         try:
@@ -85,7 +85,7 @@ def send(node: PacketNode) -> Send:
 
 
 def judge(frame: bytes, outcome: Outcome) -> None:
-    """Every outcome has a name, and does what its name says."""
+    """Check that the outcome has a verdict, and matches it."""
     names = set(outcome.verdicts)
     assert names and sum(outcome.verdicts.values()) <= 2
     if outcome.action == "drop":
@@ -99,7 +99,7 @@ def judge(frame: bytes, outcome: Outcome) -> None:
 
 
 def mutation(size: int) -> some.SearchStrategy[tuple[int, int]]:
-    """A place in the frame, mostly in its headers, and what to put there."""
+    """Return a place in the frame, mostly in its headers, and the bytes for it."""
     places = some.integers(12, min(size, 80) - 1) | some.integers(0, size - 1)
     return some.tuples(places, some.integers(0, 255))
 
@@ -107,7 +107,7 @@ def mutation(size: int) -> some.SearchStrategy[tuple[int, int]]:
 @PLENTY
 @given(data=some.data())
 def test_mutated(valid: list[bytes], send: Send, data: some.DataObject) -> None:
-    """Valid packets with some bytes changed, cut or drawn out."""
+    """Some bytes of valid packets are changed, removed or added."""
     frame = bytearray(data.draw(some.sampled_from(valid)))
     for place, value in data.draw(some.lists(mutation(len(frame)), max_size=4)):
         frame[place] = value
@@ -122,14 +122,14 @@ def test_mutated(valid: list[bytes], send: Send, data: some.DataObject) -> None:
     rest=some.binary(max_size=200),
 )
 def test_random(valid: list[bytes], send: Send, kind: bytes, rest: bytes) -> None:
-    """Noise, for the device."""
+    """Random bytes are addressed to the device."""
     send(valid[0][:12] + kind + rest)
 
 
 @PLENTY
 @given(data=some.data())
 def test_crossed(valid: list[bytes], send: Send, data: some.DataObject) -> None:
-    """The head of one packet on the body of another."""
+    """The header of one packet precedes the body of another."""
     one, other = (data.draw(some.sampled_from(valid)) for _ in range(2))
     seam = data.draw(some.integers(14, 100))
     send(one[:seam] + other[seam:])

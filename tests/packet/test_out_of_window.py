@@ -19,7 +19,7 @@ SEQUENCES = [0, 5000, 5001 + (1 << 20), 1 << 31, 0xFFFFFFFF]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seq", SEQUENCES)
 def test_answer_out_of_window(node: PacketNode, places: Places, kind: str, seq: int) -> None:
-    """The client sees an answer with any sequence number come from the frontend, or not at all."""
+    """An answer with any sequence number comes from the frontend, or not at all."""
     client = at(places.client, 50123)
     where = serve(node, places, kind, cluster=[at(places.there, 8080)])
     asked = node.through(opening("tcp", client, where))
@@ -30,7 +30,7 @@ def test_answer_out_of_window(node: PacketNode, places: Places, kind: str, seq: 
 
 @pytest.mark.parametrize("seq", SEQUENCES)
 def test_question_out_of_window(node: PacketNode, places: Places, seq: int) -> None:
-    """The same for what the client sends."""
+    """The same holds for the client's segments."""
     client = at(places.client, 50123)
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
     node.through(opening("tcp", client, where))

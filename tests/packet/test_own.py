@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's own packets are translated at its sockets; untranslated ones may not leave."""
+"""The node's packets are translated at its sockets; untranslated ones must not leave."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tests.packet.services import serve
 
 
 def test_unallocated(node: PacketNode, places: Places, protocol: str) -> None:
-    """An address that is kept for services and has none: dropped, unless it is only sent on."""
+    """A packet to an unallocated service address is dropped, unless it is only forwarded."""
     request = opening(protocol, at(places.node, 50123), at(places.unallocated, 80))
     left = node.egress(request, into=None)
     assert (left.action, left.verdicts) == ("drop", {"unallocated": 1})
@@ -21,7 +21,7 @@ def test_unallocated(node: PacketNode, places: Places, protocol: str) -> None:
 
 
 def test_forbidden(node: PacketNode, places: Places, protocol: str) -> None:
-    """loadBalancerSourceRanges hold for the node as well (kube-proxy.md 7)."""
+    """loadBalancerSourceRanges apply to the node too (kube-proxy.md 7)."""
     lists: dict[str, Any] = {"cluster": [at(places.there, 8080)]}
     where = serve(node, places, "balancer", protocol, "restricted", **lists)
     request = opening(protocol, at(places.node, 50123), where)
@@ -34,7 +34,7 @@ def test_forbidden(node: PacketNode, places: Places, protocol: str) -> None:
 
 @pytest.mark.parametrize("kind", ["cluster", "balancer"])
 def test_no_local_endpoint(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
-    """Endpoints elsewhere and the policy Local: the internal one; the external spares the node."""
+    """With endpoints elsewhere only the internal policy Local drops the node's packets."""
     lists: dict[str, Any] = {"cluster": [at(places.there, 8080)]}
     where = serve(node, places, kind, protocol, "local", **lists)
     request = opening(protocol, at(places.node, 50123), where)
@@ -46,7 +46,7 @@ def test_no_local_endpoint(node: PacketNode, places: Places, protocol: str, kind
 
 
 def test_connection(node: PacketNode, places: Places) -> None:
-    """Segments of a connection that there is already are let go."""
+    """Segments of an existing connection pass."""
     for flags in ("A", "PA", "FA", "R"):
         request = segment(at(places.node, 50123), at(places.unallocated, 80), flags)
         assert node.egress(request, into=None) == ("pass", bytes(request), {"passed": 1})
@@ -64,7 +64,7 @@ def test_others(node: PacketNode, places: Places, protocol: str) -> None:
 def test_the_nodes_own_packets_are_refused_to_the_node(
     node: PacketNode, places: Places, protocol: str, kind: str
 ) -> None:
-    """Without any endpoint the node's socket gets port unreachable, or a reset, by this device."""
+    """Without endpoints the node's socket gets port unreachable, or a reset, by this device."""
     where = serve(node, places, kind, protocol)
     left = node.egress(opening(protocol, at(places.node, 50123), where), into=None)
     assert (left.action, left.verdicts) == ("redirect", {"refused": 1})

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which endpoints a client reaches, and with which source: the truth table of kube-proxy.md 5.3.
+"""The endpoints that a client reaches, and the source they see: the table of kube-proxy.md 5.3.
 
 L is the endpoint on this node, R one elsewhere; a star means that it sees this node as its client.
-A client that is itself the node is served at its socket, and is not tested here.
+A client that is the node itself is served at its socket, and not tested here.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ SETTINGS = {"detected": 0, "blind": 1, "all": 2}  # columns of the table
 
 
 def met(node: PacketNode, places: Places, sender: str, where: str) -> str:
-    """The endpoints that a client's flows reach, and the source that they see."""
+    """Return the endpoints that a client's flows reach, and the source that they see."""
     into = "pods" if sender == "pod" else "uplink"
     found = set()
     for port in range(50_000, 50_000 + CONNECTIONS):
@@ -60,7 +60,7 @@ def publish(node: PacketNode, places: Places, kind: str, policy: str) -> str:
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: " ".join(row[:3]))
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_table(node: PacketNode, places: Places, row: tuple[str, ...], setting: str) -> None:
-    """Every cell, under three settings."""
+    """Every cell of the table holds, under three settings."""
     sender, kind, policy, *cells = row
     words = {"detected": "detect_local", "blind": "guard_nodeports", "all": ""}[setting]
     node.settings(*words.split() or ("detect_local", "masquerade_all"))
@@ -73,7 +73,7 @@ def test_table(node: PacketNode, places: Places, row: tuple[str, ...], setting: 
 def test_masquerade_here(
     node: PacketNode, places: Places, kind: str, policy: str, endpoints: str
 ) -> None:
-    """Like with kube-proxy, external clients of an endpoint on this node need SNAT too."""
+    """With this option clients outside are masqueraded to local endpoints too, as in kube-proxy."""
     node.settings("detect_local", "masquerade_here")
     where = publish(node, places, kind, policy)
     assert met(node, places, "client", where) == endpoints

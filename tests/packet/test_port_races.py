@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two CPUs at once: of two flows that want one masquerade port exactly one gets it; two datagrams
-that open one flow share its port.
+"""Of two flows that want one masquerade port on two CPUs at once, exactly one gets it. Two
+datagrams that open one flow share its port.
 """
 
 import os
@@ -25,14 +25,14 @@ ROUNDS = scaled(100)
 
 @pytest.fixture
 def node(node: PacketNode) -> PacketNode:
-    """A node with only one port for masqueraded flows."""
+    """Return a node with only one port for masqueraded flows."""
     node.settings(first_port=PORT, last_port=PORT)
     return node
 
 
 @pytest.fixture
 def cpus() -> Iterator[list[int]]:
-    """Two, if this process may use two."""
+    """Return two CPUs, if this process may use two."""
     usual = os.sched_getaffinity(0)
     yield (sorted(usual) * 2)[:2]
     os.sched_setaffinity(0, usual)

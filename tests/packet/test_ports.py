@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ports that this node chooses: for masqueraded flows, and where two flows would have one tuple."""
+"""Ports that this node chooses: for masqueraded flows, and if two flows would have one tuple."""
 
 from itertools import pairwise
 from operator import eq
@@ -32,7 +32,7 @@ def flow(node: PacketNode, protocol: str, client: str, where: str) -> str:
 
 
 def opened(node: PacketNode, protocol: str, client: str, where: str) -> str:
-    """The same of a flow that is open: both have sent, the client again; of UDP, for a while."""
+    """Return the same for an open flow: both have sent, then the client again; UDP for a while."""
     source_seen = flow(node, protocol, client, where)
     if protocol != "udp":
         more = segment(client, where, "A") if protocol == "tcp" else chunk(client, where, "data")
@@ -42,7 +42,7 @@ def opened(node: PacketNode, protocol: str, client: str, where: str) -> str:
 
 
 def test_unique(node: PacketNode, places: Places, protocol: str) -> None:
-    """No two flows to a backend have one masquerade port, whoever they are from."""
+    """No two flows to a backend have the same masquerade port, whoever sent them."""
     node.settings("detect_local", first_port=40_000, last_port=40_255)
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     clients = [
@@ -57,14 +57,14 @@ def test_unique(node: PacketNode, places: Places, protocol: str) -> None:
 
 
 def drawn(node: PacketNode, protocol: str, clients: list[str], where: str) -> list[int]:
-    """The masquerade ports of these clients' flows, when nothing is known of any flow."""
+    """Return the masquerade ports of these clients' flows, without knowledge of any flow."""
     table = node.maps["tcp_flows" if protocol == "tcp" else "other_flows"]
     table.delete([packet for packet, _ in table.items()])
     return [port_of(flow(node, protocol, client, where)) for client in clients]
 
 
 def test_random(node: PacketNode, places: Places, protocol: str) -> None:
-    """Masquerade ports are drawn from the whole range, in no order, and not from the client's."""
+    """Masquerade ports are drawn from the whole range, independent of the client's port."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     clients = [at(places.client, port) for port in range(2001, 2041)]
     first, second = (drawn(node, protocol, clients, where) for _ in range(2))
@@ -98,7 +98,7 @@ def test_backends_apart(node: PacketNode, places: Places, protocol: str) -> None
 
 @pytest.mark.parametrize("ending", ["closed", "aborted"])
 def test_room_after(node: PacketNode, places: Places, ending: str) -> None:
-    """The port of a connection that both sides have ended is free for anyone's."""
+    """The port of a connection that both sides have ended is free for every client."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
     client = at(places.client, 2001)
@@ -112,7 +112,7 @@ def test_room_after(node: PacketNode, places: Places, ending: str) -> None:
 
 
 def test_port_passed_on(node: PacketNode, places: Places) -> None:
-    """A flow whose masquerade port another flow has by now does not delete that one's entry."""
+    """A flow does not delete the entry of another one that now has its masquerade port."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
     client, other = at(places.client, 2001), at(places.other_client, 2002)
@@ -126,7 +126,7 @@ def test_port_passed_on(node: PacketNode, places: Places) -> None:
 
 
 def test_no_room_yet(node: PacketNode, places: Places) -> None:
-    """A flow that only its client has ended keeps its port: the backend may still be sending."""
+    """A flow that only its client has ended keeps its port: the backend may be sending."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
     client = at(places.client, 2001)
@@ -140,7 +140,7 @@ def test_no_room_yet(node: PacketNode, places: Places) -> None:
 
 @pytest.fixture
 def twins(node: PacketNode, places: Places, protocol: str) -> list[str]:
-    """Four frontends of one service, whose only backend is here and sees its clients."""
+    """Publish four frontends of one service, whose only backend is here and sees its clients."""
     backend = at(places.here, 8080)
     frontends = {written(places, kind, protocol): KINDS[kind] for kind in KINDS}
     node.settings("guard_nodeports", first_port=40_000, last_port=44_999)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masquerade ports come free in the program: by conntrack's times, and as the sweeps have them."""
+"""Programs free masquerade ports by conntrack's times, in agreement with the sweeps."""
 
 import time
 from typing import NamedTuple
@@ -19,7 +19,7 @@ TIMES = Timeouts(established=600, close_wait=300)
 
 
 class Stands(NamedTuple):
-    """How a flow comes to a state: what follows its first packet, and how long it has lasted."""
+    """How a flow gets into a state: the packets after its first, and how long it lasts."""
 
     protocol: str
     found: FlowState
@@ -30,7 +30,7 @@ class Stands(NamedTuple):
 
     @property
     def limit(self) -> int:
-        """After which the sweeps delete the whole flow; the port of a closed one rests."""
+        """Return when the sweeps delete the whole flow; a closed one's port rests."""
         ends_as = FlowState.RESTING if self.found is FlowState.CLOSED else self.found
         return TIMES.seconds[Protocol[self.protocol.upper()]][ends_as]
 
@@ -52,7 +52,7 @@ STATES = [
 
 
 def talk(node: PacketNode, stands: Stands, client: str, where: str) -> Packet:
-    """Brings a flow into its state; returns its first packet as the backend has got it."""
+    """Bring a flow into its state; return its first packet as the backend got it."""
     asked = node.through(opening(stands.protocol, client, where))
     for letter in stands.flags:
         if letter == "S":
@@ -72,7 +72,7 @@ def first_packet(node: PacketNode, protocol: str, client: str, where: str) -> di
 
 @pytest.fixture
 def where(node: PacketNode, places: Places, request: pytest.FixtureRequest) -> str:
-    """A NodePort whose backend is elsewhere, on a node with one masquerade port."""
+    """Return a NodePort whose backend is elsewhere, on a node with one masquerade port."""
     node.settings("detect_local", first_port=PORT, last_port=PORT)
     node.maps["timeouts"].write(list(TIMES.table.items()))
     protocol = request.getfixturevalue("stands").protocol
@@ -83,8 +83,8 @@ def where(node: PacketNode, places: Places, request: pytest.FixtureRequest) -> s
 def test_idle_flow_gives_its_port(
     node: PacketNode, places: Places, stands: Stands, where: str
 ) -> None:
-    """A flow that has been idle for conntrack's time loses its port, and all its entries with it;
-    an open one that was used less than two minutes ago never does.
+    """A flow that was idle for conntrack's time loses its port and all its entries; an open one
+    used within two minutes never does.
     """
     client, other = at(places.client, 2001), at(places.other_client, 2002)
     assert stands.limit == stands.seconds
@@ -111,7 +111,7 @@ def entries_counted(node: PacketNode, protocol: str) -> int:
 @IPV4
 @pytest.mark.parametrize("stands", STATES, ids=str)
 def test_sweeps_agree(node: PacketNode, places: Places, stands: Stands, where: str) -> None:
-    """The sweeps know the state, and delete the flow when the program would take its port."""
+    """The sweeps see the same state, and delete the flow when a program would take its port."""
     talk(node, stands, at(places.client, 2001), where)
     for seconds, gone in ((stands.limit - 1, False), (stands.limit + 1, True)):
         idle(node, stands.protocol, seconds, stands.lasted)
@@ -124,7 +124,7 @@ def test_sweeps_agree(node: PacketNode, places: Places, stands: Stands, where: s
 
 @pytest.mark.parametrize("stands", [STATES[8]], ids=str)
 def test_least_lately_used(node: PacketNode, places: Places, stands: Stands, where: str) -> None:
-    """If no flow has been idle for its time, the one that was used least lately loses its port."""
+    """If no flow has been idle long enough, the least recently used one loses its port."""
     node.settings("detect_local", first_port=PORT, last_port=PORT + 1)
     first, second, third = (at(places.client, 2000 + number) for number in range(3))
     port = source(talk(node, stands, first, where))
@@ -158,8 +158,8 @@ CLOSED = [Stands("tcp", FlowState.CLOSED, 120, "SaFf")]
 
 @pytest.mark.parametrize("stands", CLOSED, ids=["closed"])
 def test_closed_port_rests(node: PacketNode, places: Places, stands: Stands, where: str) -> None:
-    """The port of a closed connection is not used again while others are free, also if its client
-    comes again from the same port; late packets of it go to the stack, not to the client.
+    """A closed connection's port is not reused while others are free, even by the same client port;
+    its late packets go to the stack, not to the client.
     """
     client = at(places.client, 2001)
     asked = talk(node, stands, client, where)
@@ -179,7 +179,7 @@ def test_closed_port_rests(node: PacketNode, places: Places, stands: Stands, whe
 def test_resting_port_comes_free(
     node: PacketNode, places: Places, stands: Stands, where: str
 ) -> None:
-    """After two minutes it is free, and before as the last resort."""
+    """It is free after two minutes, and before that as the last resort."""
     talk(node, stands, at(places.client, 2001), where)
     node.settings("detect_local", first_port=PORT + 1, last_port=PORT + 1)
     node.through(opening("tcp", at(places.client, 2001), where))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A packet whose entry was given to another flow meanwhile is dropped, never sent elsewhere."""
+"""A packet whose entry was given to another flow is dropped, never sent elsewhere."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def where(node: PacketNode, places: Places, kind: str, protocol: str) -> str:
 
 
 def exchange(node: PacketNode, table: str) -> None:
-    """Every entry of one hook contains what another one of that hook did, its check included."""
+    """Swap the entries of one hook, including their checks."""
     flows = node.maps[table]
     entries = list(flows.packed_items())
     for hook in Hook:
@@ -35,7 +35,7 @@ def dropped(outcome: Outcome) -> bool:
 def test_entries_of_others_are_not_believed(
     node: PacketNode, places: Places, client: str, where: str, protocol: str
 ) -> None:
-    """A packet of the client is dropped at ingress, and one of the backend where it is known."""
+    """The client's packet is dropped at ingress, the backend's where it is known."""
     asked = node.through(opening(protocol, client, where))
     node.through(opening(protocol, at(places.client, 50999), where))
     answer = reply(asked)

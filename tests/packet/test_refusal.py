@@ -26,7 +26,7 @@ ETHERNET = 14
 
 
 def answered(node: PacketNode, request: Packet) -> Packet:
-    """The answer to a refused packet, which goes back by the way that it came."""
+    """Return the answer to a refused packet, which goes back the same way."""
     came = node.ingress(request)
     assert (came.action, came.verdicts) == ("redirect", {"refused": 1})
     answer = came.packet
@@ -45,7 +45,7 @@ def answered(node: PacketNode, request: Packet) -> Packet:
 def test_every_kind(
     node: PacketNode, places: Places, protocol: str, kind: str, sender: str
 ) -> None:
-    """At every frontend, for every client, and under the policy Local as well."""
+    """This holds at every frontend, for every client, and under the policy Local."""
     for words in ((), ("local",)):
         where = serve(node, places, kind, protocol, *words)
         answered(node, opening(protocol, at(getattr(places, sender), 50123), where))
@@ -61,7 +61,7 @@ def test_every_kind(
 def test_reset(
     node: PacketNode, places: Places, flags: str, payload: bytes, taken: int, seq: int
 ) -> None:
-    """A SYN is reset: sequence number 0, and all that it took acknowledged (RFC 9293 3.10.7.1)."""
+    """A SYN is reset: sequence number 0, everything acknowledged (RFC 9293 3.10.7.1)."""
     where, client = serve(node, places, "balancer"), at(places.client, 50123)
     request = segment(client, where, flags, payload=payload, seq=seq, options=[("MSS", 1460)])
     answer = answered(node, request)
@@ -82,7 +82,7 @@ def test_padding(node: PacketNode, places: Places, padding: int) -> None:
 
 
 def quote_of(answer: Packet) -> bytes:
-    """The fields of the packet that an ICMP error quotes."""
+    """Return the fields of the packet that an ICMP error quotes."""
     return bytes(network(answer).payload)[8:]
 
 
@@ -104,7 +104,7 @@ def test_unreachable(node: PacketNode, places: Places, protocol: str) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 1400])
 def test_sizes(node: PacketNode, places: Places, size: int) -> None:
-    """Datagrams of any size, even without any data."""
+    """Datagrams may have any size, even no data."""
     where = serve(node, places, "cluster", "udp")
     request = opening("udp", at(places.client, 50123), where)
     request["UDP"].payload = type(request["Raw"])(bytes(size))
@@ -118,7 +118,7 @@ def test_sizes(node: PacketNode, places: Places, size: int) -> None:
 
 
 def test_no_answer_to_reset(node: PacketNode, places: Places) -> None:
-    """No reset answers a reset; nor any segment that could belong to a connection elsewhere."""
+    """No reset answers a reset, or a segment that may belong to another connection."""
     where = serve(node, places, "balancer")
     for flags in ("R", "RA", "SR", "A", "SA", "FA"):
         request = segment(at(places.client, 50123), where, flags)

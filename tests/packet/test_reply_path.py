@@ -40,7 +40,7 @@ def hops(packet: Packet) -> int:
 
 
 def answer(node: PacketNode, places: Places, protocol: str, client: str = "") -> Packet:
-    """The reply of a backend in a pod of this node, to a client outside."""
+    """Return the reply of a backend in a pod of this node to a client outside."""
     backend = [at(places.here, 8080)]
     where = serve(node, places, "nodeport", protocol, cluster=backend, here=backend)
     sender = at(client or places.client, 50123)
@@ -52,7 +52,7 @@ def left_alone(outcome: Outcome, packet: Packet) -> bool:
 
 
 def test_reply_is_redirected(node: PacketNode, places: Places, protocol: str) -> None:
-    """The reply leaves like at egress, with one hop fewer and every checksum right."""
+    """The reply leaves as at egress, with one hop fewer and every checksum correct."""
     node.settings(*ON)
     packet = answer(node, places, protocol)
     with routed_from(places.here, "tunnel"):
@@ -64,7 +64,7 @@ def test_reply_is_redirected(node: PacketNode, places: Places, protocol: str) ->
 
 
 def test_masqueraded_reply_is_redirected(node: PacketNode, places: Places, protocol: str) -> None:
-    """From a backend on another node: both translations at once."""
+    """A backend on another node needs both translations at once."""
     node.settings(*ON)
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     client = at(places.other_client, 50123)
@@ -86,21 +86,21 @@ def test_route_to_that_device(node: PacketNode, places: Places, protocol: str) -
 def test_route_to_that_device_without_a_neighbour(
     node: PacketNode, places: Places, protocol: str
 ) -> None:
-    """The same for a client on the device's own network, before its MAC address is known."""
+    """This also holds for a client on the device's own network with an unknown MAC address."""
     node.settings(*ON)
     packet = answer(node, places, protocol, f"{places.node[:-1]}9")
     assert left_alone(node.ingress(packet, "pods"), packet)
 
 
 def test_one_device(node: PacketNode, places: Places, protocol: str) -> None:
-    """Client and backend beyond one device: the stack forwards what it did before."""
+    """If client and backend are beyond one device, the stack forwards as before."""
     node.settings(*ON)
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     exchange(node, protocol, at(places.client, 50123), where)
 
 
 def test_without_the_option(node: PacketNode, places: Places, protocol: str) -> None:
-    """The reply goes by the routes, and is translated where it leaves."""
+    """The reply follows the routes, and is translated where it leaves."""
     packet = answer(node, places, protocol)
     with routed_from(places.here, "tunnel"):
         assert left_alone(node.ingress(packet, "pods"), packet)
@@ -145,7 +145,7 @@ def test_too_long(node: PacketNode, places: Places) -> None:
 
 @IPV4
 def test_may_be_fragmented(node: PacketNode, places: Places) -> None:
-    """A reply that is too long and may be cut is left to the stack, which does that."""
+    """A too long reply that may be fragmented is left to the stack, which does that."""
     node.settings(*ON)
     short = answer(node, places, "udp")
     long = datagram(source(short), destination(short), bytes(1400))

@@ -25,7 +25,7 @@ OTHER = {4: "192.0.2.77", 6: "2001:db8:77::77"}
 
 @contextmanager
 def configured(*lines: str) -> Iterator[None]:
-    """Commands of ip(8) that add; what they add is removed at the end."""
+    """Run commands of ip(8) that add objects, and remove these at the end."""
     done = []
     try:
         for line in lines:
@@ -51,13 +51,13 @@ def route(places: Places, backend: str) -> str:
 
 
 def known(node: PacketNode, network: str, address: str, device: str = "uplink") -> None:
-    """Write a source as the agent does where programs cannot ask."""
+    """Write a source as the agent does if programs cannot ask the kernel."""
     key = route_key(node.devices[device], ip_network(network))
     node.put("route_sources", key, ip_address(address))
 
 
 def test_source_of_the_route(node: PacketNode, places: Places, protocol: str) -> None:
-    """The route's own source (``src``), not the device's first address; replies find the client."""
+    """The route's source (``src``) is used, not the device's first address; replies return."""
     other = OTHER[places.version]
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     client = at(places.client, 50123)
@@ -69,7 +69,7 @@ def test_source_of_the_route(node: PacketNode, places: Places, protocol: str) ->
 
 @pytest.mark.skipif(not probe.route_source(), reason="no program can ask this kernel")
 def test_source_by_mark(node: PacketNode, places: Places, protocol: str) -> None:
-    """A rule for the packet's mark leads to the route whose source counts (Linux 6.10)."""
+    """A rule for the packet's mark selects the route whose source is used (Linux 6.10)."""
     other, family = OTHER[places.version], f"-{places.version}"
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     marked = f"{family} route add default via {places.router} src {other} table 7"
@@ -94,8 +94,8 @@ def test_first_address_elsewhere(node: PacketNode, places: Places, protocol: str
 
 @pytest.mark.parametrize("listed", [False, True], ids=["not listed", "listed"])
 def test_no_route(node: PacketNode, places: Places, listed: bool) -> None:
-    """If the kernel knows no route by this device, the source that the agent listed for it counts,
-    and without one the device's address in map devices.
+    """If the kernel has no route by this device, the agent's listed source is used, else the
+    device's address in map devices.
     """
     length = 32 if places.version == 4 else 128
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])

@@ -24,7 +24,7 @@ from tests.packet.services import serve
 
 @pytest.fixture
 def node(node: PacketNode) -> PacketNode:
-    """A node whose devices sum up; the kernel verifies after each run (6.17)."""
+    """Return a node whose devices compute sums; the kernel verifies them after each run (6.17)."""
     node.complete = True
     try:
         node.ingress(bytes(64))
@@ -47,7 +47,7 @@ def test_conversation(
 
 @pytest.mark.parametrize("sender", ["pod", "client"])
 def test_no_checksum(node: PacketNode, places: Places, sender: str) -> None:
-    """UDP without a checksum: nothing in the packet makes up for the addresses but the sum."""
+    """Without UDP's checksum, only the sum accounts for the changed addresses."""
     client = at(getattr(places, sender), 50123)
     where = serve(node, places, "cluster", "udp", cluster=[at(places.there, 5353)])
     asked = node.through(datagram(client, where, chksum=0))
@@ -55,7 +55,7 @@ def test_no_checksum(node: PacketNode, places: Places, sender: str) -> None:
 
 
 def test_fragments(node: PacketNode, places: Places) -> None:
-    """Later fragments change by their addresses alone."""
+    """In later fragments only addresses change."""
     client = at(places.client, 50123)
     where = serve(node, places, "cluster", "udp", cluster=[at(places.there, 5353)])
     for piece in fragments(client, where):
@@ -64,7 +64,7 @@ def test_fragments(node: PacketNode, places: Places) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_errors(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
-    """ICMP errors, both ways."""
+    """The sum of ICMP errors is correct, both ways."""
     client = at(places.client, 50123)
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
     asked = node.through(opening(protocol, client, where))

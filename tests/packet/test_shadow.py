@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that open no flows. With --shadow new requests go on untouched, and the verdict on each
-is counted. So they do until the first programs are at every device: the reply to a masqueraded
-request may come in at a device that has no program yet.
+"""Programs that open no flows. With --shadow new requests pass unchanged, and their verdicts are
+counted. The same holds until all devices have programs: the reply to a masqueraded request may come
+in at a device without one.
 """
 
 import pytest
@@ -26,7 +26,7 @@ def test_new_requests(node: PacketNode, places: Places, protocol: str) -> None:
 
 
 def test_requests_of_the_node(node: PacketNode, places: Places, protocol: str) -> None:
-    """The node's own packets go on even if they would be refused or dropped at their device."""
+    """The node's own packets pass even if they would be refused or dropped at their device."""
     refused = serve(node, places, "cluster", protocol, service=2)
     node.settings("detect_local", "shadow")
     for where, verdict in {refused: "refused", at(places.unallocated, 80): "unallocated"}.items():
@@ -36,7 +36,7 @@ def test_requests_of_the_node(node: PacketNode, places: Places, protocol: str) -
 
 @pytest.mark.parametrize("setting", ["shadow", "attaching"])
 def test_known_flows(node: PacketNode, places: Places, protocol: str, setting: str) -> None:
-    """Connections from before go on, in both directions."""
+    """Existing connections continue, in both directions."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     client = at(places.client, 50123)
     request = node.through(opening(protocol, client, where))
@@ -46,7 +46,7 @@ def test_known_flows(node: PacketNode, places: Places, protocol: str, setting: s
 
 
 def test_no_new_flow_while_attaching(node: PacketNode, places: Places, protocol: str) -> None:
-    """A request goes on to whoever served it before, untouched, and so does one to be refused."""
+    """A request passes unchanged, to whatever served it before, even if it would be refused."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     serve(node, places, "cluster", protocol, service=2)
     node.settings("detect_local", "attaching")

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which flows outlive a change of endpoints (kube-proxy.md 11.1): upstream's 72 entries.
-
+"""The flows that survive a change of endpoints (kube-proxy.md 11.1): upstream's 72 entries.
 kube-proxy deletes the conntrack entries of stale UDP flows; here the next datagram notices. Two
-answers differ. A flow whose service has no endpoint left is refused, not sent to a dead address. A
-flow whose service was deleted passes untouched.
+results differ. A flow whose service has no endpoint left is refused, not sent to a dead address. A
+flow whose service was deleted passes unchanged.
 """
 
 from typing import Any
@@ -34,7 +33,7 @@ def next_packet(protocol: str, client: str, where: str) -> bytes:
 def test_endpoint_changes(
     node: PacketNode, places: Places, protocol: str, kind: str, state: str, port: int
 ) -> None:
-    """UDP flows stay with an endpoint that serves at its old port; TCP and SCTP stay anyway."""
+    """UDP flows stay with an endpoint that serves at its old port; TCP and SCTP always stay."""
     client, old, other = (
         at(places.client, 50123),
         at(places.there, 8080),
@@ -73,7 +72,7 @@ def test_nobody_left(node: PacketNode, places: Places, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["nodeport", "balancer", "external"])
 def test_deleted_service(node: PacketNode, places: Places, kind: str) -> None:
-    """The datagrams of a service that is gone pass untouched; a connection goes on."""
+    """The datagrams of a deleted service pass unchanged; a connection continues."""
     for protocol, verdict in (("udp", "passed"), ("tcp", "established"), ("sctp", "established")):
         client = at(places.client, 50123)
         where = serve(node, places, kind, protocol, cluster=[at(places.there, 5353)])

@@ -20,9 +20,9 @@ from tests.packet.services import serve
 def test_port_used_again_before_the_old_flow_is_removed(
     node: PacketNode, places: Places, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sweep finds a flow expired that a new connection replaces then: its packets pass.
+    """A new connection replaces a flow that the sweep found expired: its packets pass.
 
-    They pass after each system call of the sweep, also those that reset the connection.
+    They pass after each system call of the sweep, including those that reset the connection.
     """
     backend, client = at(places.there, 8080), at(places.client, 2001)
     where = serve(node, places, "nodeport", "tcp", cluster=[backend])

@@ -25,7 +25,7 @@ AHEAD, BATCH = 200, 4096  # cookies that are remembered; of a processor at a tim
 
 @pytest.fixture
 def one_processor() -> Iterator[None]:
-    """Another one has other cookies."""
+    """Stay on one processor, because another one has other cookies."""
     usual = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(usual)})
     yield
@@ -33,7 +33,7 @@ def one_processor() -> Iterator[None]:
 
 
 def last_cookie() -> int:
-    """The newest of this processor, with space in its batch for those that follow."""
+    """Return the processor's last cookie, with space in its batch for the next ones."""
     while True:
         with socket.socket() as one:
             cookie = int.from_bytes(one.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8), "little")
@@ -42,7 +42,7 @@ def last_cookie() -> int:
 
 
 def remember(node: PacketNode, to: str) -> None:
-    """Sockets to come are connected to a frontend, and so to this place."""
+    """Remember future sockets as connected to a frontend, and so to this place."""
     peer = PeerFrontend(NO_FRONTEND, 7, ip_address(host_of(to)), port_of(to))
     begin = last_cookie() + 1
     node.write("sockets", [(begin + n, SocketEntry(peer, 3)) for n in range(AHEAD)])
@@ -52,7 +52,7 @@ def remember(node: PacketNode, to: str) -> None:
 @pytest.mark.usefixtures("one_processor")
 @pytest.mark.parametrize("kind", ["external", "balancer", "nodeport"])
 def test_an_external_frontend(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
-    """A pod's request passes; without what the socket remembers it is translated."""
+    """A pod's request passes; without the socket's entry it is translated."""
     where = serve(node, places, kind, protocol, cluster=[at(places.there, 8080)])
     request = opening(protocol, at(places.pod, 50123), where)
     remember(node, where)
@@ -64,7 +64,7 @@ def test_an_external_frontend(node: PacketNode, places: Places, protocol: str, k
 @pytest.mark.usefixtures("one_processor")
 @pytest.mark.parametrize("kind", ["external", "balancer"])
 def test_from_the_node(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
-    """Where the frontend has no endpoint, others are refused."""
+    """If the frontend has no endpoint, other packets are refused."""
     where = serve(node, places, kind, protocol)
     request = opening(protocol, at(places.node, 50123), where)
     assert node.egress(request, into=None).verdicts == {"refused": 1}
@@ -74,7 +74,7 @@ def test_from_the_node(node: PacketNode, places: Places, protocol: str, kind: st
 
 @pytest.mark.usefixtures("one_processor")
 def test_an_unknown_port(node: PacketNode, places: Places, protocol: str) -> None:
-    """A port that a load balancer's address does not serve is refused to others only."""
+    """A port that a load balancer's address does not serve is refused to other packets only."""
     node.settings("detect_local", *REJECT.split())
     where = at(publish(node, places, "balancer"), 81)
     request = opening(protocol, at(places.client, 50123), where)
@@ -85,7 +85,7 @@ def test_an_unknown_port(node: PacketNode, places: Places, protocol: str) -> Non
 
 @pytest.mark.usefixtures("one_processor")
 def test_another_destination(node: PacketNode, places: Places, protocol: str) -> None:
-    """What a socket remembers of one endpoint says nothing of another one."""
+    """The socket's entry for one endpoint does not apply to another one."""
     where = serve(node, places, "external", protocol, cluster=[at(places.there, 8080)])
     remember(node, at(places.elsewhere, 8080))
     request = opening(protocol, at(places.pod, 50123), where)

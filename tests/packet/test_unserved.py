@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unserved addresses of services: refused or dropped, as in kube-proxy's nftables mode (6.3)."""
+"""Unserved addresses of services are refused or dropped, as in kube-proxy's nftables mode (6.3)."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from tests.packet.services import ping, serve
 
 @pytest.fixture(autouse=True)
 def served(node: PacketNode, places: Places) -> str:
-    """A service on TCP port 80 of the cluster IP."""
+    """Publish a service on TCP port 80 of the cluster IP."""
     return serve(node, places, "cluster", cluster=[at(places.there, 8080)])
 
 
@@ -24,7 +24,7 @@ def test_connection_to_unallocated(node: PacketNode, places: Places) -> None:
 
 
 def test_outside_span(node: PacketNode, places: Places, protocol: str) -> None:
-    """Beyond the span nothing else is looked up."""
+    """For addresses outside the span nothing else is looked up."""
     node.settings("detect_local", span_v4=NO_PREFIX, span_v6=NO_PREFIX)
     for host in (places.cluster_ip, places.unallocated):
         request = opening(protocol, at(places.pod, 50123), at(host, 81))
@@ -41,7 +41,7 @@ def test_inside_span_alone(node: PacketNode, places: Places, protocol: str) -> N
 
 @pytest.mark.parametrize("size", [0, 3, 20, 56, 1400])
 def test_echo(node: PacketNode, places: Places, size: int) -> None:
-    """A ping to a cluster IP is refused, one to an unallocated address swallowed (6.3)."""
+    """A ping to a cluster IP is refused, one to an unallocated address dropped (6.3)."""
     request = ping(places, places.cluster_ip, size)
     came = node.ingress(request, "pods")
     assert (came.action, came.verdicts) == ("redirect", {"refused": 1})
@@ -57,7 +57,7 @@ def test_echo(node: PacketNode, places: Places, size: int) -> None:
 
 
 def test_echo_of_others(node: PacketNode, places: Places) -> None:
-    """Pings to anybody else are left alone, and at egress all of them."""
+    """Pings to other addresses are left alone, and at egress all pings are."""
     for host in (places.client, places.node, places.balancer):
         request = ping(places, host, 56)
         assert node.ingress(request, "pods") == ("pass", bytes(request), {"passed": 1})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of services that behave like those of a host (docs/vips.md): pings, unknown ports."""
+"""Addresses of services that behave like a host's (docs/vips.md): pings, unknown ports."""
 
 from ipaddress import ip_address
 
@@ -31,7 +31,7 @@ def ping(source: str, host: str, size: int = 56) -> Packet:
 def test_a_ping_is_answered(
     node: PacketNode, places: Places, kind: str, size: int, sender: str
 ) -> None:
-    """With its own data, by the device where it came in, and with checksums that are right."""
+    """The answer has the same data and correct checksums, and leaves by the same device."""
     node.settings("detect_local", "answer_pings")
     address = publish(node, places, kind)
     source: str = getattr(places, sender)
@@ -51,7 +51,7 @@ def test_a_ping_is_answered(
 
 @pytest.mark.parametrize("kind", BALANCED)
 def test_pings_are_off_by_default(node: PacketNode, places: Places, kind: str) -> None:
-    """Pings to a cluster IP are refused, as in kube-proxy's mode nftables, others routed."""
+    """Pings to a cluster IP are refused, as in mode nftables; others are routed."""
     address = publish(node, places, kind)
     came = node.ingress(ping(places.client, address))
     assert came.verdicts == ({"refused": 1} if kind == "cluster" else {"passed": 1})
@@ -70,7 +70,7 @@ def test_pings_are_off_by_default(node: PacketNode, places: Places, kind: str) -
 def test_without_an_endpoint_a_ping_gets_no_answer(
     node: PacketNode, places: Places, kind: str, words: str, verdict: str
 ) -> None:
-    """Under policy Local, those of other nodes do not count for a client outside."""
+    """Under policy Local, other nodes' endpoints do not count for a client outside."""
     node.settings("detect_local", "answer_pings")
     address = publish(node, places, kind, words, served=words != "")
     assert node.ingress(ping(places.client, address)).verdicts == {verdict: 1}
@@ -109,8 +109,8 @@ def test_the_nodes_own_addresses_are_left_to_its_kernel(
 
 
 def test_pings_have_a_limit_of_their_own(node: PacketNode, places: Places, protocol: str) -> None:
-    """A flood of pings leaves refusals, and nearly all other clients, their answers; refusals leave
-    pings theirs.
+    """A flood of pings affects neither refusals nor nearly all other clients; refusals do not
+    affect pings.
     """
     node.settings("answer_pings", *REJECT.split())
     address = publish(node, places, "balancer")
@@ -155,7 +155,7 @@ def test_unknown_ports(
     verdict: str,
     served: bool,
 ) -> None:
-    """Whether there are endpoints or not; those of cluster IPs are refused in any case (6.3)."""
+    """Endpoints do not matter; unknown ports of cluster IPs are always refused (6.3)."""
     node.settings("detect_local", *setting.split())
     address = publish(node, places, kind, served=served)
     came = node.ingress(opening(protocol, at(places.client, 50123), at(address, 81)))
@@ -169,7 +169,7 @@ def test_unknown_ports(
 def test_unknown_ports_on_netfilter(
     node: PacketNode, places: Places, protocol: str, setting: str, verdict: str
 ) -> None:
-    """Most datagrams are told by their tuple alone there (path/repeated.h), but not these."""
+    """Most datagrams are handled by their tuple (path/repeated.h), but not these."""
     node.settings("detect_local", "netfilter", *setting.split())
     address = publish(node, places, "balancer")
     for _ in range(2):
@@ -178,7 +178,7 @@ def test_unknown_ports_on_netfilter(
 
 
 def test_passed_by_another_device(node: PacketNode, places: Places, protocol: str) -> None:
-    """A packet goes on where the route leads, unless that is where it came from."""
+    """A packet follows its route, unless that leads back where it came from."""
     node.settings("detect_local", *PASS.split())
     address = publish(node, places, "balancer")
     with routed_from(places.client, "tunnel"):
@@ -203,7 +203,7 @@ def test_a_pods_packets_may_leave_for_another_node(
 
 @pytest.mark.parametrize("setting", [PASS, REJECT, DROP])
 def test_open_connections_go_on(node: PacketNode, places: Places, setting: str) -> None:
-    """The node may be a router on their way: they are older than the service."""
+    """The node may be a router for connections older than the service."""
     node.settings("detect_local", *setting.split())
     address = publish(node, places, "balancer")
     for flags in ("A", "PA", "FA", "R", "SA"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A FIN or RST counts only if its numbers lie in the window, as conntrack has it."""
+"""A FIN or RST counts only if its numbers are in the window, as in conntrack."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def where(node: PacketNode, places: Places, kind: str) -> str:
 
 
 def ended(node: PacketNode) -> set[str]:
-    """How the entries of all flows have ended."""
+    """Return how the entries of all flows have ended."""
     return {word for flow in node.flows().values() for word in flow.flags & {"fin", "rst"}}
 
 
@@ -38,7 +38,7 @@ FORGED = [
 def test_forged_by_client(
     node: PacketNode, client: str, where: str, flags: str, numbers: dict[str, int]
 ) -> None:
-    """Whoever does not know the numbers of a connection cannot end it; his packet is translated."""
+    """A sender without the connection's numbers cannot end it; its packet is translated."""
     got = ends(shake(node, client, where))
     assert ends(node.through(segment(client, where, flags, **numbers))) == got
     assert ended(node) == set()
@@ -51,7 +51,7 @@ def summed(packet: Packet) -> Packet:
 
 
 def test_refused(node: PacketNode, client: str, where: str) -> None:
-    """A backend that refuses a connection resets it, with no number of its own."""
+    """A backend that refuses a connection resets it, without a number of its own."""
     refusal = reply(node.through(segment(client, where)), "RA")
     refusal[TCP].seq = 0
     node.through(summed(refusal))
@@ -81,7 +81,7 @@ def test_end_of_what_nobody_has_answered(node: PacketNode, client: str, where: s
 
 
 def test_another_attempt(node: PacketNode, client: str, where: str) -> None:
-    """A client that tries again with other numbers, before it was answered, is followed."""
+    """A client that tries again with other numbers, before an answer, is followed."""
     node.through(reply(node.through(segment(client, where, seq=77_000))))
     asked = node.through(segment(client, where, seq=990_000_000))
     answer = reply(asked)
@@ -96,7 +96,7 @@ def test_another_attempt(node: PacketNode, client: str, where: str) -> None:
 
 @pytest.mark.parametrize("ack", [5002, 5001 + (1 << 31), (5001 - 70_000) % 2**32])
 def test_forged_handshake(node: PacketNode, client: str, where: str, ack: int) -> None:
-    """A client that does not know the backend's number has not completed the handshake."""
+    """A client without the backend's number has not completed the handshake."""
     node.through(reply(node.through(segment(client, where))))
     node.through(segment(client, where, "A", ack=ack))
     assert "seen" not in node.flows()[f"ingress {client} > {where}"].flags
@@ -131,7 +131,7 @@ def test_later_connection_is_refused(node: PacketNode, client: str, where: str) 
 
 
 def test_later_connection_is_accepted(node: PacketNode, client: str, where: str) -> None:
-    """The numbers of the later connection replace those of the one that was forgotten."""
+    """The numbers of the later connection replace the forgotten one's."""
     node.through(later(node, client, where, "SA"))
     node.through(segment(client, where, "A", seq=700_000_001, ack=900_000_001))
     node.through(segment(client, where, "R", seq=1001))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A service whose address stands as a whole, and what becomes of its unknown ports."""
+"""A service whose address stands as a whole, and the outcome of its unknown ports."""
 
 from tests.packet.frames import at
 from tests.packet.node import PacketNode

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames read byte by byte, apart from scapy: checksums, and what a translation may touch.
+"""Frames read byte by byte, without scapy: checksums, and the fields that translation may change.
 
-What is malformed reads as None: nothing can be said about its checksums.
+A malformed frame reads as None: its checksums are unknown.
 """
 
 import struct
@@ -30,7 +30,7 @@ class Wire(NamedTuple):
 
 
 def read(raw: bytes, start: int = ETHERNET) -> Wire | None:
-    """The IP packet at ``start`` of a frame."""
+    """Return the IP packet at ``start`` of a frame."""
     kind = raw[12:14] if start == ETHERNET else {4: b"\x08\0", 6: b"\x86\xdd"}.get(raw[start] >> 4)
     if kind == b"\x08\0" and len(raw) >= start + 20 and raw[start] >> 4 == 4:
         return _read_v4(raw, start)
@@ -66,7 +66,7 @@ def _read_v6(raw: bytes, start: int) -> Wire | None:
 
 
 def faults(raw: bytes, start: int = ETHERNET) -> set[str]:
-    """The checksums that are wrong. Of a quoted packet only the header's is checked: RFC 5508 4."""
+    """Return the wrong checksums. Of a quoted packet only the header's is checked: RFC 5508 4."""
     wire = read(raw, start)
     if wire is None:
         return set()
@@ -80,7 +80,7 @@ def faults(raw: bytes, start: int = ETHERNET) -> set[str]:
 
 
 def quotes(raw: bytes, wire: Wire) -> bool:
-    """Whether it is an ICMP error that has room for the packet that it is about."""
+    """Whether it is an ICMP error with room for the quoted packet."""
     kinds = _ERRORS.get(wire.protocol, ())
     return wire.first and wire.end > wire.payload + 8 and raw[wire.payload] in kinds
 
@@ -108,7 +108,7 @@ def _pseudo(raw: bytes, wire: Wire, length: int) -> bytes:
 
 
 def without_priority(raw: bytes) -> bytes:
-    """The frame without a tag of id 0, as the kernel receives it, nor the tag after it."""
+    """Return the frame without a tag of id 0, as the kernel receives it, nor the tag after it."""
     if not _is_tagged(raw) or int.from_bytes(raw[14:16], "big") & 0xFFF:
         return raw
     popped = raw[:12] + raw[16:]
@@ -120,7 +120,7 @@ def _is_tagged(raw: bytes) -> bool:
 
 
 def untouchable(raw: bytes, start: int = ETHERNET) -> bytes:
-    """The frame without what a translation may rewrite: addresses, ports and checksums."""
+    """Return the frame without addresses, ports and checksums, which translation may change."""
     wire = read(raw, start)
     if wire is None:
         return raw

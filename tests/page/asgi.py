@@ -25,7 +25,7 @@ class Got(NamedTuple):
 
 
 class Node:
-    """Answers with what a test has set; an exception is raised."""
+    """Returns the answers that a test has set; an exception is raised."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Any] = {"status": {"verdict": "OK", "reasons": []}}
@@ -88,7 +88,7 @@ def page_of(endpoints: int, name: str = "default/web") -> ServicePage:
 
 
 def row(name: str, used: int = 1, problem: str = "", **more: Any) -> ServiceRow:
-    """A Service in a list."""
+    """Return a Service in a list."""
     problems = [problem] if problem else []
     return ServiceRow(name, ["80/TCP"], ["10.96.0.1"], [], used, 0, [], problems, **more)
 
@@ -104,7 +104,7 @@ def no_such_service() -> NotFound:
 
 
 def api(node: Node) -> Any:
-    """The answers of this node, without rates."""
+    """Return the answers of this node, without rates."""
     from ebpflb_page.application import Api
 
     source: Any = node
@@ -113,7 +113,7 @@ def api(node: Node) -> Any:
 
 
 def guarded(node: Node, token: str = "", hosts: tuple[str, ...] = ()) -> Any:
-    """The application behind its guard."""
+    """Return the application behind its guard."""
     from ebpflb_page.application import application
     from ebpflb_page.web_server import Guard
 
@@ -123,7 +123,7 @@ def guarded(node: Node, token: str = "", hosts: tuple[str, ...] = ()) -> Any:
 def get(
     app: Any, path: str, headers: Mapping[str, str] | None = None, method: str = "GET", **query: Any
 ) -> Got:
-    """Send a request; the header Host is ours unless another is given, None leaves it out."""
+    """Send a request; the Host is ours unless another is given, None leaves it out."""
     sent: list[Any] = []
     given = {"host": OURS, **(headers or {})}
     scope = {

@@ -30,7 +30,7 @@ OPTIONS = (
 
 @contextmanager
 def served(cluster: Cluster, *options: str) -> Iterator[str]:
-    """The address of the page of the cluster's node."""
+    """Yield the address of the page of the cluster's node."""
     command = [sys.executable, "-P", "-m", "ebpflb", "ui", "--listen", "127.0.0.1:0"]
     process = cluster.node.start(
         [*command, *cluster.agent.where, *options], stdout=subprocess.PIPE, stderr=sys.stderr
@@ -49,7 +49,7 @@ def served(cluster: Cluster, *options: str) -> Iterator[str]:
 
 @contextmanager
 def chromium(cluster: Cluster) -> Iterator[Any]:
-    """A selenium driver; driver, browser and profile are gone afterwards."""
+    """Yield a selenium driver; driver, browser and profile are removed afterwards."""
     from selenium import webdriver
 
     profile = mkdtemp(prefix="ebpflb-test-chromium-")
@@ -76,7 +76,7 @@ def chromium(cluster: Cluster) -> Iterator[Any]:
 
 
 def _end(driver: "subprocess.Popen[bytes] | None") -> None:
-    """The driver and the browser that it started are a process group of their own."""
+    """End the driver and its browser, which are a process group of their own."""
     if driver:
         try:
             os.killpg(driver.pid, signal.SIGKILL)
@@ -87,7 +87,7 @@ def _end(driver: "subprocess.Popen[bytes] | None") -> None:
 
 @contextmanager
 def screen(page: "Page", width: int, height: int, scheme: str) -> Iterator[None]:
-    """A window of this size, or a telephone's screen, in a colour scheme."""
+    """Set a window of this size, or a telephone's screen, in a colour scheme."""
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
     page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
@@ -98,7 +98,7 @@ def screen(page: "Page", width: int, height: int, scheme: str) -> Iterator[None]
 
 
 class Page:
-    """What a user does and sees."""
+    """A user's actions and views."""
 
     def __init__(self, driver: Any, url: str) -> None:
         self.driver, self.url = driver, url
@@ -118,7 +118,7 @@ class Page:
         return self.driver.execute_script(text, *words)
 
     def cells(self, caption: str) -> list[dict[str, str]]:
-        """The rows of a table, by the labels of its columns."""
+        """Return the rows of a table, by the labels of its columns."""
         found: list[dict[str, str]] = self.script(
             """const table = [...document.querySelectorAll("table")].find(
                  (it) => it.caption?.textContent === arguments[0]);
@@ -129,7 +129,7 @@ class Page:
         return found
 
     def requests(self) -> list[str]:
-        """All addresses that the page has asked for since the last call."""
+        """Return all addresses that the page has requested since the last call."""
         entries = [
             json.loads(it["message"])["message"] for it in self.driver.get_log("performance")
         ]
@@ -140,7 +140,7 @@ class Page:
         ]
 
     def wait(self, what: str, true: Callable[[], Any]) -> Any:
-        """Until it is true; the failure says what the page shows."""
+        """Wait until it is true; the failure has what the page shows."""
         until = time.monotonic() + SECONDS
         while not (found := true()):
             if time.monotonic() > until:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node as a real cluster has them: 40 Services with names of 30 to 60 letters, some with a
-problem, and clients that connect all the time.
+"""A node as in a real cluster: 40 Services with long names, some with a problem, and clients that
+connect all the time.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ _NAMESPACES = {
 
 
 def services() -> list[Manifest]:
-    """38 Services beside ``web``: most have two endpoints, the first few have a problem."""
+    """Return 38 Services beside ``web``: most have two endpoints, the first few a problem."""
     made = _with_problems()
     names = [(space, name) for space, names in _NAMESPACES.items() for name in names]
     for number in range(38 - 2):
@@ -64,7 +64,7 @@ def _service(namespace: str, name: str, number: int) -> list[Manifest]:
 
 
 def _with_problems() -> list[Manifest]:
-    """One without endpoints, one whose endpoints are elsewhere."""
+    """Return a Service without endpoints, and one whose endpoints are elsewhere."""
     ports = [{"name": "grpc", "port": PORT}]
     away = manifests.endpoint("10.244.9.9", node="away", target="inventory-reservation-5c7f-kq2")
     local: dict[str, Any] = {"internalTrafficPolicy": "Local", "namespace": "warehouse-analytics"}
@@ -87,7 +87,7 @@ def publish(cluster: Cluster, pods: int = 3) -> None:
 
 @contextmanager
 def busy_node(folder: Path) -> Iterator[Cluster]:
-    """Its clients are ended, and all of it is removed, afterwards."""
+    """Yield the node; its clients are ended, and everything is removed, afterwards."""
     with running(folder) as cluster:
         publish(cluster, 2)
         publish(cluster)
@@ -99,7 +99,7 @@ def busy_node(folder: Path) -> Iterator[Cluster]:
 
 
 def _refused(cluster: Cluster) -> None:
-    """Connects to the Service without endpoints, some times a second, until the lab ends."""
+    """Connect to the Service without endpoints, some times a second, until the lab ends."""
     script = f"""
 import socket, time
 while True:
@@ -114,7 +114,7 @@ while True:
 
 
 def settled(page: Page, where: str) -> None:
-    """Waits until the page shows what it reads; events are watched."""
+    """Wait until the page shows the values it reads, and watches events."""
     name = where.partition("?")[0].split("/")[1]
     page.wait("the verdict", lambda: page.text("#verdict") == "OK")
     if name == "events":

@@ -45,14 +45,14 @@ def main(folder: Path) -> None:
 
 
 def wait_for_lines(page: Page) -> None:
-    """Until the lines of the overview have POINTS points."""
+    """Wait until the lines of the overview have POINTS points."""
     page.open("/")
     points = "return document.querySelector('.spark .line')?.getAttribute('d').split('L').length"
     page.wait("lines of minutes", lambda: (page.script(points) or 0) >= POINTS)
 
 
 def save(page: Page, path: Path) -> None:
-    """A PNG of few colours."""
+    """Save a PNG with few colours."""
     picture = Image.open(io.BytesIO(page.driver.get_screenshot_as_png())).convert("RGB")
     picture.quantize(COLOURS, kmeans=1, dither=Image.Dither.NONE).save(path, optimize=True)
     print(path, path.stat().st_size)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each path answers: values of the commands, and errors in a sentence."""
+"""The answer of each path: values as from the commands, and errors in a sentence."""
 
 import subprocess
 import sys
@@ -39,7 +39,7 @@ def test_status(node: Node) -> None:
 
 
 def test_services(node: Node) -> None:
-    """The answer has the wanted Services, in the wanted order, of the whole list."""
+    """The answer has the requested Services, in the requested order, from the whole list."""
     node.answers["survey"] = survey_of(row("a/web"), row("b/api", 3), row("b/web", 2))
     said = get(guarded(node), "/api/services", match="b/ web", sort="endpoints", limit="7").said
     assert [each["service"] for each in said["list"]["services"]] == ["b/web"]
@@ -49,7 +49,7 @@ def test_services(node: Node) -> None:
 
 
 def test_overview(node: Node) -> None:
-    """What is used, how full the maps are, and the Services with a problem alone."""
+    """It has what is used, how full the maps are, and only Services with a problem."""
     node.answers["survey"] = survey_of(row("a/web"), row("b/web", 2, "no space"))
     said = get(guarded(node), "/api/overview").said
     assert (said["used"], said["unused"]) == (3, 0)
@@ -58,7 +58,7 @@ def test_overview(node: Node) -> None:
 
 
 def test_service(node: Node) -> None:
-    """With its problems, which the command shows by its exit status."""
+    """It has its problems, which the command shows by its exit status."""
     node.answers["service"] = page_of(2)
     node.answers["service"].ports[0].problem = "no space"
     said = get(guarded(node), "/api/service", name="default/web").said
@@ -68,7 +68,7 @@ def test_service(node: Node) -> None:
 
 @pytest.mark.parametrize(("page", "first", "count"), [(1, 0, 100), (3, 200, 50), (4, 0, 0)])
 def test_many_endpoints_are_pages(node: Node, page: int, first: int, count: int) -> None:
-    """However many a Service has, an answer has a hundred of each port."""
+    """An answer has at most a hundred endpoints of each port."""
     node.answers["service"] = page_of(250)
     said = get(guarded(node), "/api/service", name="default/web", page=page).said
     rows = said["page"]["ports"][0]["endpoints"]
@@ -89,7 +89,7 @@ def test_explain(node: Node) -> None:
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../etc/passwd", "pod/../../x"])
 def test_no_path_is_opened(node: Node, path: str) -> None:
-    """Whoever reaches the page could let root open it: only the command takes a path."""
+    """A user of the page could let root open a file: only the command takes a path."""
     query: dict[str, Any] = {"to": "10.96.0.10:80", "from": path}
     found = get(guarded(node), "/api/explain", **query)
     assert (found.status, not node.asked) == (400, True)
@@ -107,7 +107,7 @@ def test_history(node: Node) -> None:
 
 
 def test_a_history_of_many_services_is_cut(node: Node) -> None:
-    """The newest changes first, with a limited number of rows; on request it is whole."""
+    """The newest changes come first, in a limited number of rows; all on request."""
     changes = [
         Change(f"{at}", [], 0, [ServiceChange(f"a/{i}:p/TCP") for i in range(300)])
         for at in range(3)
@@ -181,7 +181,7 @@ def test_errors_are_one_sentence(node: Node, error: Exception, status: int, text
 
 
 def test_no_such_service(node: Node) -> None:
-    """What the command says, with 404: the page asks no more."""
+    """The answer is the command's, with 404: the page stops asking."""
     node.answers["service"] = no_such_service()
     found = get(guarded(node), "/api/service", name="default/wob")
     assert found.status == 404
@@ -190,7 +190,7 @@ def test_no_such_service(node: Node) -> None:
 
 @pytest.mark.parametrize("path", ["/x", "/api/", "/api/nothing", "/api/status/x"])
 def test_no_such_path(path: str) -> None:
-    """It is said where the page is."""
+    """The answer says where the page is."""
     found = get(guarded(Node()), path)
     assert (found.status, found.said) == (404, {"error": "no such page: it is at /"})
 
@@ -201,7 +201,7 @@ def test_only_the_files_of_the_page_are_given(path: str) -> None:
 
 
 def test_files_of_the_page() -> None:
-    """Files have their type; no script or style stands in the page itself."""
+    """Files have their type; the page itself contains no script or style."""
     app = guarded(Node())
     html = get(app, "/")
     assert html.headers["content-type"].startswith("text/html")
@@ -218,7 +218,7 @@ def test_files_of_the_page() -> None:
 
 
 def test_too_many_readers_are_asked_to_come_again(node: Node) -> None:
-    """At most so many requests wait; the others are answered at once."""
+    """A limited number of requests waits; others are answered at once."""
     import asyncio
 
     from ebpflb_page.answering import BadInput, Workers
@@ -243,7 +243,7 @@ def test_too_many_readers_are_asked_to_come_again(node: Node) -> None:
 def test_a_question_that_hangs_holds_up_no_other(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reading that does not end is given up, in words, and the next question is answered."""
+    """A reading without an end is given up, in words, and the next request is answered."""
     from ebpflb_page import answering
 
     monkeypatch.setattr(answering, "READ_SECONDS", 0.1)
@@ -262,7 +262,7 @@ def test_a_question_that_hangs_holds_up_no_other(
 
 
 def test_many_hung_questions_are_an_error(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that never end are limited in number; they leave room again when they end."""
+    """Threads that never end are limited in number; when they end, others can start."""
     from ebpflb_page import answering
 
     monkeypatch.setattr(answering, "READ_SECONDS", 0.01)
@@ -283,7 +283,7 @@ def test_many_hung_questions_are_an_error(node: Node, monkeypatch: pytest.Monkey
 
 
 def test_without_the_extra_the_command_says_what_to_install() -> None:
-    """No command imports the packages of the extra before they are needed."""
+    """Commands import the packages of the extra only on use."""
     code = """
 import sys
 sys.modules.update(starlette=None, uvicorn=None)
@@ -301,7 +301,7 @@ main()
 
 
 def test_the_command_imports_nothing_of_the_extra() -> None:
-    """Until it runs: help and completion cost what they did."""
+    """Until it runs, help and completion are as fast as before."""
     code = "import sys, ebpflb.cli.ui; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {"starlette", "uvicorn", "asyncio"}.isdisjoint(done.stdout.split())
@@ -313,7 +313,7 @@ LATEST = {"b/busy": (50.0, 0.0), "a/refused": (1.0, 3.0)}
 
 
 def chosen(**query: Any) -> list[str]:
-    """The names of the Services that fit, in their order."""
+    """Return the names of the matching Services, in order."""
     return [it.service for it in found(**query).services]
 
 
@@ -344,8 +344,8 @@ def found(**query: Any) -> Any:
     ],
 )
 def test_order(sort: str, order: list[str]) -> None:
-    """What an operator looks for comes first; without another word those with a problem. The other
-    way round equal ones stay sorted by name.
+    """By default Services with a problem come first. In reverse order equal ones are still sorted
+    by name.
     """
     assert chosen(sort=sort) == order
     assert sort != "open" or chosen(sort=sort, is_reverse=True)[-1] == "a/web"
@@ -373,7 +373,7 @@ def test_filters(query: dict[str, Any], names: list[str]) -> None:
 
 
 def test_a_long_list_is_cut() -> None:
-    """It says how many more fit, and all namespaces whatever is shown."""
+    """It has the number of further matches, and all namespaces, whatever is shown."""
     said = found(sort="new", limit=1)
     assert ([it.service for it in said.services], said.more, said.total) == (["b/busy"], 3, 4)
     assert said.namespaces == ["a", "b"]
@@ -383,7 +383,7 @@ def test_a_long_list_is_cut() -> None:
 
 
 class Slow:
-    """Readings take five seconds by its clock; one goes on until ``goes_on`` is set."""
+    """Readings take five seconds by its clock; one lasts until ``goes_on`` is set."""
 
     def __init__(self) -> None:
         self.now, self.count, self.goes_on, self.fails = 0.0, 0, Event(), False
@@ -424,6 +424,6 @@ def test_the_last_value_is_given_while_the_next_is_read(slow: Slow, paced: Any) 
 
 
 def test_a_value_that_is_much_too_old_is_not_given(slow: Slow, paced: Any) -> None:
-    """After an hour without clients the first one waits."""
+    """After an hour without clients the first one waits for a new value."""
     slow.now += 3600
     assert paced.get() == 2

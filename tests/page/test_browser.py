@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page in a real browser beside a real agent shows what the maps hold, and asks no one else."""
+"""In a real browser beside a real agent, the page shows the maps' content, and contacts no one
+else.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -42,7 +44,7 @@ PAGES = [
 
 
 def everything(cluster: Cluster) -> list[Any]:
-    """All endpoints of a Service are used but one; the pod of another one has a hostile name."""
+    """Publish Services: one has an unused endpoint, the pod of another a hostile name."""
     hostile = manifests.endpoint("10.250.0.1", node="node", target=HOSTILE)
     away = manifests.endpoint("10.244.9.9", node="away", target="far", ready=False)
     ports = [{"port": 80}]
@@ -69,7 +71,7 @@ def page(cluster: Cluster) -> Iterator[Page]:
 
 
 def opened_by_the_maps(cluster: Cluster) -> dict[str, str]:
-    """Endpoint -> connections, of default/web by TCP; the rows of `ebpflb maps dump`."""
+    """Return endpoint -> connections of default/web by TCP, from `ebpflb maps dump`."""
     rows = dump_maps(cluster.maps, ("slots",)).maps["slots"]
     used = [row for row in rows if "cluster" in row["selected_for"]]
     ours = [row for row in used if row["service"] == "default/web:tcp/TCP"]
@@ -85,7 +87,7 @@ def opened_by_the_page(page: Page) -> dict[str, str]:
 
 
 def test_a_service_shows_the_numbers_of_the_maps(page: Page, cluster: Cluster) -> None:
-    """And the same again, without a click, when connections have been made meanwhile."""
+    """The page updates them without a click when connections are made."""
     page.open("/service/default/web")
     before = opened_by_the_maps(cluster)
     page.wait(f"endpoints: {before}", lambda: opened_by_the_page(page) == before)
@@ -103,7 +105,7 @@ def test_a_service_shows_the_numbers_of_the_maps(page: Page, cluster: Cluster) -
 
 @pytest.mark.parametrize("where", PAGES)
 def test_markup_in_any_answer_is_text(page: Page, where: str) -> None:
-    """Whatever names, annotations and sentences hold: no element is made of it."""
+    """No name, annotation or sentence becomes an element."""
     added = page.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": MARKUP})
     try:
         page.open(where)
@@ -118,7 +120,7 @@ def test_markup_in_any_answer_is_text(page: Page, where: str) -> None:
 
 @pytest.mark.extended
 def test_nothing_is_asked_for_elsewhere(page: Page) -> None:
-    """On any page; and the policy refuses nothing that the page itself does."""
+    """This holds on any page; the policy refuses nothing that the page itself does."""
     page.driver.get_log("browser")
     page.requests()
     for where in PAGES:
@@ -132,7 +134,7 @@ def test_nothing_is_asked_for_elsewhere(page: Page) -> None:
 
 
 def test_the_policy_holds(page: Page) -> None:
-    """A script that came into the page would not run, nor reach another server."""
+    """An injected script would not run, nor reach another server."""
     page.open("/")
     page.wait("the page", lambda: page.text("#says") != "reading")
     page.script("""

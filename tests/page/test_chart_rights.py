@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rights that the chart gives the page's container are enough for all of the page."""
+"""The chart's rights for the page's container are enough for the whole page."""
 
 import http.client
 import json
@@ -42,7 +42,7 @@ def granted() -> list[str]:
 
 @contextmanager
 def page(cluster: Cluster) -> Iterator[int]:
-    """The port of a page with these rights; this thread is in the node's network namespace."""
+    """Yield the port of a page with these rights; this thread is in the node's namespace."""
     bounding = ",".join(["-all", *(f"+{it.lower()}" for it in granted())])
     command = [
         *("unshare", "--mount", "--propagation", "slave", "sh", "-c", READ_ONLY, "sh"),
@@ -74,7 +74,7 @@ def get(port: int, path: str, **query: str) -> Any:
 
 @pytest.mark.extended
 def test_everything_is_shown(tmp_path: Path) -> None:
-    """With the rights and the mounts of the chart: each page has its values."""
+    """With the chart's rights and mounts, each page has its values."""
     with running(tmp_path) as cluster:
         cluster.publish(web(*map(endpoint, cluster.web), ipFamilies=["IPv4"]))
         requests.tcp(cluster.sockets(cluster.client), VIP)

@@ -23,7 +23,7 @@ def event(number: int) -> Any:
 
 
 class Agent:
-    """Tells so many events, and then waits for the end or has one of its own."""
+    """Emits this many events, then waits for the end or has one of its own."""
 
     def __init__(self, count: int, *, ends: bool = False) -> None:
         self.count, self.ends, self.ended = count, ends, threading.Event()
@@ -49,7 +49,7 @@ def feed(agent: Agent) -> Any:
 
 
 def after(made: Any, true: Any) -> dict[str, Any]:
-    """What it has given until that is true of it."""
+    """Return the feed's output once the condition is true for it."""
     found: dict[str, Any] = {"events": []}
 
     def taken() -> bool:
@@ -63,7 +63,7 @@ def after(made: Any, true: Any) -> dict[str, Any]:
 
 
 def test_events_are_told_in_their_order() -> None:
-    """Events that pass the filter come in order; the agent's losses are passed on."""
+    """Events that pass the filter come in order, with the agent's losses."""
     agent = Agent(5)
     made = feed(agent)
     made.start()
@@ -75,7 +75,7 @@ def test_events_are_told_in_their_order() -> None:
 
 
 def test_a_flood_is_counted_and_left_out() -> None:
-    """A client that takes nothing costs no memory."""
+    """A client that reads nothing needs no memory."""
     from ebpflb_page.live_events import MOST_KEPT
 
     made = feed(Agent(20_000, ends=True))
@@ -87,7 +87,7 @@ def test_a_flood_is_counted_and_left_out() -> None:
 
 
 def test_the_end_of_the_agent_is_said() -> None:
-    """The reason why no events can be watched is said, too."""
+    """The reason why events cannot be watched is sent, too."""
     from ebpflb_page.live_events import ENDED, EventFeed
 
     made = feed(Agent(1, ends=True))
@@ -142,7 +142,7 @@ def test_events_are_escaped_and_sent() -> None:
 
 
 def test_only_so_many_watch_at_once() -> None:
-    """The agent has monitors left for the command."""
+    """Some of the agent's monitors stay free for the command."""
     from ebpflb_page.answering import BadInput
     from ebpflb_page.live_events import MOST_FEEDS, LiveEvents
 

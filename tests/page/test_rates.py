@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates of the last minutes: of what the counters say, read no more often than it is worth."""
+"""Rates of the last minutes, from counters that are read no more often than necessary."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ TCP, UDP = "default/web:tcp/TCP", "default/web:udp/UDP"
 
 
 class Counters:
-    """A node whose one Service has so many new connections a second."""
+    """A node whose one Service has this many new connections a second."""
 
     def __init__(self) -> None:
         self.now, self.read, self.takes, self.new, self.gone = 100.0, 0, 0.0, 5.0, False
@@ -58,7 +58,7 @@ def meter(node: Counters) -> Any:
 
 
 def measured(node: Counters, made: Any, readings: int = 3) -> Any:
-    """The Service after so many readings, two seconds apart."""
+    """Return the Service after this many readings, two seconds apart."""
     for _ in range(readings):
         node.now += 2
         found = made.of(["default/web"])
@@ -66,7 +66,7 @@ def measured(node: Counters, made: Any, readings: int = 3) -> Any:
 
 
 def test_a_minute(node: Counters) -> None:
-    """A point every two seconds, of all ports of the Service; the first is known at the second."""
+    """There is a point every two seconds, over all ports; the first after the second reading."""
     made = meter(node)
     assert made.of(["default/web"]).ages == []
     for _ in range(40):
@@ -80,7 +80,7 @@ def test_a_minute(node: Counters) -> None:
 
 
 def test_endpoints_are_averages_of_a_minute_in_a_fixed_order(node: Counters) -> None:
-    """One reading is no distribution: with few connections a second it is far from the shares."""
+    """One reading has too few connections to show the shares."""
     made = meter(node)
     measured(node, made, 2)
     node.endpoints = [("10.0.0.1:80", "web-1", 3.0, 0.25), ("10.0.0.2:80", "web-2", 1.0, 0.75)]
@@ -92,9 +92,7 @@ def test_endpoints_are_averages_of_a_minute_in_a_fixed_order(node: Counters) -> 
 
 
 def test_a_graph_has_a_line_for_each_endpoint(node: Counters) -> None:
-    """In the order of their addresses; those beyond the fastest are one line together, and what is
-    refused is another.
-    """
+    """They are ordered by address; the busiest have lines, the rest share one; so do refusals."""
     from ebpflb_page.rate_meter import MOST_LINES, OTHERS, REFUSED
 
     node.endpoints = [(f"10.0.0.{10 + i}:80", f"web-{i}", float(i + 1), 0.05) for i in range(20)]
@@ -113,7 +111,7 @@ def test_a_graph_has_a_line_for_each_endpoint(node: Counters) -> None:
 
 
 def test_the_node_has_all_that_is_new_refused_and_dropped(node: Counters) -> None:
-    """Each second; refused and dropped by the verdicts' counters, which packets have too."""
+    """These are per second; refused and dropped ones include packets' verdicts."""
     made = meter(node)
     measured(node, made, 2)
     node.verdicts |= {"refused": 8, "source_denied": 2, "flows_full": 4, "translated": 99}
@@ -124,7 +122,7 @@ def test_the_node_has_all_that_is_new_refused_and_dropped(node: Counters) -> Non
 
 
 def test_the_lines_of_the_node_begin_an_hour_ago(node: Counters) -> None:
-    """Each reading of the last minutes counts; before them there is one point each STEP."""
+    """Each reading of the last minutes has a point; earlier ones have one per STEP."""
     from ebpflb_page.rate_meter import HOUR, KEPT_SECONDS, SECONDS, STEP
 
     made = meter(node)
@@ -143,7 +141,7 @@ def test_the_lines_of_the_node_begin_an_hour_ago(node: Counters) -> None:
 
 
 def test_dropped_verdicts_are_those_of_the_datapath() -> None:
-    """Whatever bpf/core/outcome.h drops."""
+    """They are the verdicts that bpf/core/outcome.h drops."""
     cases = OUTCOMES.read_text().partition("REJECT;\n")[2].partition("return DROP;")[0]
     assert {it.lower() for it in re.findall(r"VERDICT_(\w+):", cases)} == DROPPED
 
@@ -162,7 +160,7 @@ def test_reading_takes_a_tenth_of_the_time_at_most(node: Counters) -> None:
 
 
 def test_after_a_while_without_clients_it_begins_again(node: Counters) -> None:
-    """A rate over hours is none."""
+    """A rate over hours would mean nothing."""
     made = meter(node)
     measured(node, made)
     node.now += 3600

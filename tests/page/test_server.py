@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb ui` as a process of its own: bounded whatever its clients do."""
+"""`ebpflb ui` as a process of its own, bounded whatever its clients do."""
 
 import signal
 import socket
@@ -76,7 +76,7 @@ def test_a_client_that_never_asks_is_disconnected(port: int, sent: bytes) -> Non
 
 
 def test_too_many_clients_are_refused_until_others_have_gone(port: int) -> None:
-    """They hold the page for IDLE_SECONDS at most."""
+    """An idle client keeps its place for IDLE_SECONDS at most."""
     from ebpflb_page.web_server import MOST_CONNECTIONS
 
     with ExitStack() as stack:
@@ -122,7 +122,7 @@ def test_it_ends_by_signal_without_a_word(nowhere: list[str], number: signal.Sig
 
 
 def test_the_token_is_in_no_output(nowhere: list[str], tmp_path: Path) -> None:
-    """Neither a right nor a wrong request shows it."""
+    """Neither a correct nor a wrong request shows it."""
     file = tmp_path / "token"
     file.write_text(TOKEN)
     process = started(*nowhere, "--token-file", str(file))
@@ -153,7 +153,7 @@ def test_the_token_is_in_no_output(nowhere: list[str], tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_said(tmp_path: Path, options: list[str], text: str) -> None:
-    """In a sentence, before anything listens."""
+    """The error is one sentence, before anything listens."""
     (tmp_path / "token").write_text(TOKEN)
     options = [it.format(token=tmp_path / "token") for it in options]
     command = [sys.executable, "-P", "-m", "ebpflb", "ui", *options]
@@ -163,7 +163,7 @@ def test_what_cannot_be_is_said(tmp_path: Path, options: list[str], text: str) -
 
 
 def test_connections_that_do_nothing_are_ended_and_no_others() -> None:
-    """Idle since the last request, or closing; one that is being answered may take its time."""
+    """Idle or closing ones are ended; one being answered may take its time."""
     from ebpflb_page.web_server import Reaper
 
     class Connection:

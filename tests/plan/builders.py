@@ -53,7 +53,7 @@ def desired_service(
     untracked: Untracked = NO_UNTRACKED,
     api: ApiPlaces = NO_API_PLACES,
 ) -> DesiredService:
-    """What ``desiring`` makes, without its steps."""
+    """Return the result of ``desiring``, without its steps."""
     return finished(desiring(port, selection, primary, node_local, untracked, api))
 
 
@@ -67,7 +67,7 @@ def desired(
     source_ranges: Iterable[Network] = (),
     flags: Flags = frozenset({"endpoints"}),
 ) -> DesiredService:
-    """Frontends and backends by number, or in full."""
+    """Return a service port with frontends and backends by number, or in full."""
     if not isinstance(frontends, Mapping):
         frontends = {frontend(number): flags for number in frontends}
     return DesiredService(
