@@ -34,7 +34,6 @@ from ebpflb.kernel.maps.records import (
     Affinity,
     AffinityKey,
     BackendHealth,
-    HalfOpen,
     Peer,
     PeerFrontend,
     ServiceBackend,
@@ -42,7 +41,6 @@ from ebpflb.kernel.maps.records import (
 )
 from ebpflb.kernel.netfilter.elements import Elements
 from ebpflb.kernel.netfilter.table import NetfilterTable, TableOptions
-from ebpflb.kernel.node.namespaces import own_cookie
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.tools.dump import ROWS, dump_maps
@@ -51,7 +49,7 @@ from tests.kernel.node import nodes
 from tests.tools.conftest import count
 
 RECORDED = Path(__file__).with_name("rows.yaml")
-AGES = {"age_seconds", "idle_seconds", "first_failed_seconds", "seconds"}
+AGES = {"age_seconds", "idle_seconds"}
 LONG = 90  # seconds in which no machine takes the rows
 WEB, UNNAMED, LOST = 7, 8, 99  # service ids: one has a name, one has none, one is nowhere
 A, B, LEAVING = 21, 22, 23  # backend ids
@@ -199,7 +197,6 @@ def remembered_of_packets(maps: dict[str, Map]) -> None:
     maps["fragments"].write([((CLIENT, FRONTEND, 4711, 17, 1), (now, 5000, 53))])
     maps["forwarded"].write([(Tuple(CLIENT, FRONTEND, 9, 80, 6, 2), (begun, 62, 1))])
     asked = Tuple(CLIENT, FRONTEND, 1000, 80, 6, 1)
-    maps["half_open"].write([(7, HalfOpen(asked, asked, begun))])
     chosen = Chosen.PREFIX | Chosen.MASQUERADE | A
     maps["udp_choices"].write(
         [
@@ -213,16 +210,11 @@ def rows(maps: dict[str, Map], name: str) -> list[dict[str, Any]]:
     return dump_maps(maps, (name,)).maps[name]
 
 
-def column(maps: dict[str, Map], name: str, *keys: str) -> list[Any]:
-    found = [tuple(row[key] for key in keys) for row in rows(maps, name)]
-    return [each[0] for each in found] if len(keys) == 1 else found
-
-
 def test_every_map(maps: dict[str, Map]) -> None:
     """Without names: all maps except those of counters and of the programs' own marks."""
     hidden = {"scratch", "secret", "timeouts", "no_frontends", "moved_flows", "flow_gate"}
     hidden |= {"socket_places", "sockets_full", "recent_choices", "flow_stats", "sweeps"}
-    hidden |= {"backend_slots", "service_stats", "backend_stats", "reject_budgets"}
+    hidden |= {"backend_slots", "half_open", "service_stats", "backend_stats", "reject_budgets"}
     names = maps.keys() - hidden | {"translations"}
     assert dump_maps(maps).maps.keys() == ROWS.keys() == names
     assert list(dump_maps(maps, ("slots", "choices")).maps) == ["slots", "choices"]
@@ -277,39 +269,3 @@ def test_every_word_is_described(maps: dict[str, Map]) -> None:
     """docs/output.md has the words of all rows, with their types."""
     found = [row for rows in dump_maps(maps).maps.values() for row in rows]
     assert not [*faults(found, "maps")]
-
-
-def test_half_open_rows(maps: dict[str, Map]) -> None:
-    """The flows that are half-open: neither places of flows that have been answered, have ended or
-    have been followed by another one of the same ends, nor free places.
-    """
-    ((_, place),) = [it for it in maps["half_open"].items() if it[1].created]
-    answered = place.request._replace(source_port=1001)
-    ended = [answered._replace(source_port=1002), answered._replace(protocol=17)]
-    others = [place._replace(request=it, reply=it) for it in (answered, *ended)]
-    others.append(place._replace(created=place.created - 1))
-    maps["half_open"].write(list(enumerate(others, 8)))
-    seen = maps["tcp_flows"].get(place.request)._replace(flags=frozenset({"request", "seen"}))
-    maps["tcp_flows"].write([(answered, seen)])
-    ((source, destination, age),) = column(
-        maps, "half_open", "source", "destination", "age_seconds"
-    )
-    maps["tcp_flows"].delete([answered])
-    assert (source, destination) == ("198.51.100.7:1000", "203.0.113.1:80")
-    assert age >= 60
-
-
-def test_devices(maps: dict[str, Map]) -> None:
-    """A device has its name, as whom it masquerades, and whether pods are behind it.
-
-    In another network namespace than the node's a name would be another device's.
-    """
-    here = own_cookie()
-    maps["settings"].write([(0, Settings(here or 0, 0, frozenset()))])
-    assert [tuple(row.values()) for row in rows(maps, "devices")] == [
-        ("lo", 1, "192.0.2.1", "2001:db8::1", ""),
-        ("removed", NO_DEVICE, "", "", "pods"),
-    ]
-    if here is not None:
-        maps["settings"].write([(0, Settings(here + 1, 0, frozenset()))])
-        assert column(maps, "devices", "device") == ["1", str(NO_DEVICE)]
