@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics that are read at each scrape: of maps, hooks, status, conntrack and Services.
+"""The metrics that are read at each scrape: of maps, status, conntrack and Services.
 
 The cost of a scrape does not depend on the number of Services, endpoints and flows.
 
@@ -21,15 +21,13 @@ from typing import Any, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ebpflb.entries.flows import ENDED_TCP_STATES
-from ebpflb.entries.services import Frontend, protocol_name
-from ebpflb.kernel.attach import device_programs
+from ebpflb.entries.services import protocol_name
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import VERDICTS, layout_hash
 from ebpflb.kernel.maps.occupancy import COUNT_INTERVAL, COUNTED_MAPS, Counts, Occupancy
 from ebpflb.kernel.maps.readers import FrontendKeys
-from ebpflb.kernel.maps.records import BackendCounters, ServiceCounters
+from ebpflb.kernel.maps.records import ServiceCounters
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model import services
@@ -74,10 +72,6 @@ READ = {
     "map was full, as last counted",
     "ebpflb_occupancy_timestamp_seconds": "Time of the last count of flows and of the entries of "
     "LRU maps; 0 before the first",
-    "ebpflb_hook_statistics_enabled": "Whether the kernel measures the runs of hooks "
-    "(kernel.bpf_stats_enabled)",
-    "ebpflb_hook_run_seconds_total{hook}": "Run time of a hook, while the kernel measured it",
-    "ebpflb_hook_runs_total{hook}": "Runs of a hook, while the kernel counted them",
     "ebpflb_healthy": "Whether every change has been applied in time, as /livez reports it",
     "ebpflb_ready": "Whether this agent's programs and every service are in place, as /readyz "
     "reports it",
@@ -119,8 +113,6 @@ READ = {
     "that got an endpoint",
     "ebpflb_service_refused_total{namespace,name,port,protocol,verdict}": "Connections and packets "
     "that got none, because the Service has none here",
-    "ebpflb_service_open_connections{namespace,name,port,protocol,path}": "Open connections: of "
-    "sockets now, of packets as of the last count",
     "ebpflb_service_ports_without_series": "Service ports without series: there are more than "
     "--service-metrics allows",
 }
@@ -153,30 +145,13 @@ def metric(name: str, samples: Samples) -> Metric:
 _PROTOCOLS = (Protocol.TCP, Protocol.UDP)  # the protocols that the engine netfilter translates
 
 
-class ConntrackFlows(NamedTuple):
-    """The flows in conntrack: translated entries to frontends.
+def count_connections(maps: Mapping[str, Map]) -> Counter[Protocol]:
+    """Count the flows in conntrack: translated entries to frontends. Raises NodeError.
 
-    ``open`` leaves out TCP connections that have ended, of which only the entry remains.
+    100,000 entries take a second of CPU.
     """
-
-    by_protocol: Counter[Protocol]
-    open: Counter[Frontend]
-
-
-def count_connections(maps: Mapping[str, Map]) -> ConntrackFlows:
-    """Count the flows in conntrack; 100,000 entries take a second of CPU. Raises NodeError."""
-    frontends = FrontendKeys(maps)
-    alike = Counter(
-        (it.protocol, it.tcp_state, it.original.destination, it.original.destination_port)
-        for it in conntrack.connections(frontends)
-        if it.is_translated
-    )
-    found = ConntrackFlows(Counter(), Counter())
-    for (protocol, tcp_state, address, port), number in alike.items():
-        found.by_protocol[protocol] += number
-        if tcp_state not in ENDED_TCP_STATES:
-            found.open[frontends.frontend(protocol, address, port)] += number
-    return found
+    found = conntrack.connections(FrontendKeys(maps))
+    return Counter(it.protocol for it in found if it.is_translated)
 
 
 class AgentSeen(NamedTuple):
@@ -212,7 +187,7 @@ class Reading:
         self._sources, self._maps = sources, sources.datapath.maps
         self._tables = [FlowTable(self._maps, name) for name in FLOW_MAPS]
         self.occupancy = Occupancy(self._maps)
-        first: ConntrackFlows | None = None  # not counted yet
+        first: Counter[Protocol] | None = None  # not counted yet
         count = partial(count_connections, self._maps)
         self.connections = Count("flows of conntrack", COUNT_INTERVAL, count, first)
 
@@ -220,12 +195,11 @@ class Reading:
         """Return what reads each group of metrics: all of them are shown, or none."""
         found: dict[str, Look] = {
             "maps": self._look_at_maps,
-            "hooks": self._look_at_hooks,
             "status": lambda: look_at_agent(self._sources.agent()),
             "conntrack": self._look_at_conntrack,
         }
         if self._sources.series:
-            found["services"] = SeriesReader(self._sources, self._sources.series, self).look
+            found["services"] = SeriesReader(self._sources, self._sources.series).look
         return found
 
     def _look_at_maps(self) -> dict[str, Samples]:
@@ -268,24 +242,15 @@ class Reading:
                 found.setdefault(f"ebpflb_{name}_total", {})[table.name] = number
         return {**found}
 
-    def _look_at_hooks(self) -> dict[str, Samples]:
-        datapath = self._sources.datapath
-        used = device_programs.run_times(datapath.programs)
-        return {
-            "ebpflb_hook_statistics_enabled": device_programs.statistics_enabled(),
-            "ebpflb_hook_run_seconds_total": {hook: it.seconds for hook, it in used.items()},
-            "ebpflb_hook_runs_total": {hook: it.runs for hook, it in used.items()},
-        }
-
     def _look_at_conntrack(self) -> dict[str, Samples]:
         flows = self.connections.latest()
         return {
             "ebpflb_conntrack_entries": conntrack.count(),
             "ebpflb_conntrack_max_entries": conntrack.limit(),
             "ebpflb_conntrack_table_restored_total": self._sources.restored(),
-            "ebpflb_conntrack_flows": {p.name: flows.by_protocol[p] for p in _PROTOCOLS}
-            if flows
-            else {},
+            "ebpflb_conntrack_flows": {}
+            if flows is None
+            else {p.name: flows[p] for p in _PROTOCOLS},
         }
 
 
@@ -372,10 +337,9 @@ CHOICE_INTERVAL = 60.0  # seconds between two choices of service ports, if metri
 class SeriesReader:
     """Choose the service ports that have series, and read their counters."""
 
-    def __init__(self, sources: Sources, series: SeriesOf, counts: Reading) -> None:
+    def __init__(self, sources: Sources, series: SeriesOf) -> None:
         self._sources, self._maps = sources, sources.datapath.maps
         self._selector, self._busiest = series.selector, Busiest(series.limit)
-        self._counts = counts
         self._choice_due = 0.0  # of the monotonic clock
         self._left_out = 0
 
@@ -396,7 +360,6 @@ class SeriesReader:
                 for port, each in own.items()
                 for verdict in ("refused", "no_local_endpoint")
             },
-            "ebpflb_service_open_connections": self._open(ports),
             "ebpflb_service_ports_without_series": self._left_out,
         }
 
@@ -423,22 +386,6 @@ class SeriesReader:
     def _counters(self, ids: Iterable[int]) -> dict[int, ServiceCounters]:
         found = self._maps["service_stats"].get_many({*ids})
         return {id: ServiceCounters(*counts) for id, counts in found.items()}
-
-    def _open(
-        self, ports: Mapping[tuple[str, ...], list[ServiceEntries]]
-    ) -> dict[tuple[str, ...], float]:
-        backends = {id for each in ports.values() for it in each for id in it.ids}
-        counted = self._maps["backend_stats"].get_many(backends)
-        sockets = {id: BackendCounters(*counts) for id, counts in counted.items()}
-        flows, conntrack = self._counts.occupancy.latest(), self._counts.connections.latest()
-        connections = conntrack.open if conntrack else {}
-        found: dict[tuple[str, ...], float] = {}
-        for port, each in ports.items():
-            own = [sockets[id] for it in each for id in it.ids]
-            found[*port, "socket"] = sum(max(it.opened - it.closed, 0) for it in own)
-            number = sum(connections.get(at, 0) for it in each for at in it.services)
-            found[*port, "packet"] = number + sum(flows.open_flows.get(it.id, 0) for it in each)
-        return found
 
 
 def _total(counts: ServiceCounters) -> int:

@@ -76,7 +76,7 @@ def services(cluster: ServingOutside) -> list[Manifest]:
 
 
 def series(cluster: ServingOutside, what: str) -> Series:
-    """Return service, port and protocol, and the verdict or the path -> the value."""
+    """Service, port and protocol, and the verdict -> the value."""
     wanted = f"ebpflb_service_{what}"
     found: Series = {}
     for metric in text_string_to_metric_families("\n".join(cluster.metrics()) + "\n"):
@@ -84,7 +84,7 @@ def series(cluster: ServingOutside, what: str) -> Series:
             if sample.name == wanted:
                 words = sample.labels
                 assert words["namespace"] == "default"
-                more = [words[key] for key in ("verdict", "path") if key in words]
+                more = [words[key] for key in ("verdict",) if key in words]
                 found[words["name"], words["port"], words["protocol"], *more] = sample.value
     return found
 

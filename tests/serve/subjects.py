@@ -11,8 +11,6 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from ebpflb.kernel.attach import device_programs
-from ebpflb.kernel.attach.device_programs import RunTime
 from ebpflb.kernel.maps.bpf_map import open_map
 from ebpflb.kernel.maps.layout import MAPS, MapSpec
 from ebpflb.kernel.maps.records import Sweep
@@ -98,8 +96,6 @@ def sources(
 
 def everything(monkeypatch: pytest.MonkeyPatch) -> Metrics:
     """The metrics of an agent, each with a series at least, and with no kernel behind them."""
-    one = {"connect4": RunTime(1.0, 2)}
-    monkeypatch.setattr(device_programs, "run_times", lambda *_: one)
     made, planner = Metrics(), Planner(CAPACITY)
     planner.plan_changes({port_name("web"): desired("web", [1], [1])}, 0.0)
     made.read(sources(planner=lambda: planner)._replace(series=SeriesOf(1)))

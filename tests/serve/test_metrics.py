@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 
 from ebpflb.errors import KernelError
-from ebpflb.kernel.attach import device_programs
+from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.annotations import BY_SOCKETS
 from ebpflb.model.events import Kind
 from ebpflb.serve.metrics import Metrics
@@ -65,13 +65,13 @@ def test_what_cannot_be_read_is_left_out(
     def refuse(*_: object) -> None:
         raise KernelError("opening program 7", 1, "not permitted")
 
-    monkeypatch.setattr(device_programs, "run_times", refuse)
+    monkeypatch.setattr(conntrack, "count", refuse)
     before = values(made)
     after = values(made)
-    assert not any(name.startswith("ebpflb_hook") for name, _ in after)
+    assert not any(name.startswith("ebpflb_conntrack") for name, _ in after)
     assert any(name == "ebpflb_verdicts_total" for name, _ in after)
     assert value(made, "ebpflb_scrape_errors_total", what="maps") == 0
-    assert changes(made, before)["ebpflb_scrape_errors_total"] == {"hooks": 3.0}
+    assert changes(made, before)["ebpflb_scrape_errors_total"] == {"conntrack": 3.0}
     assert "opening program 7" in caplog.text
 
 

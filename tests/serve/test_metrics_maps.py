@@ -4,22 +4,16 @@
 from collections.abc import Iterator
 from dataclasses import fields
 from ipaddress import IPv4Address, ip_address, ip_network
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ebpflb.entries.services import BackendLoad, BackendName, Frontend, service_range
 from ebpflb.kernel import bpf as kernel
-from ebpflb.kernel.attach import cgroup_links
-from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.map_writer import CAPACITY
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import Affinity, AffinityKey, Sweep
-from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.kernel.programs import loader
-from ebpflb.kernel.programs.compiler import Compiled
 from ebpflb.model.services import Protocol
 from ebpflb.plan.desired import DesiredBackend, DesiredService
 from ebpflb.plan.planner import Planner
@@ -33,7 +27,7 @@ from tests.kernel.maps import small
 from tests.kernel.variants import needs_root
 from tests.plan.builders import CLUSTER, RESTRICTED, name
 from tests.plan.flow_builders import Made
-from tests.serve.subjects import changes, fake_datapath, settled, sources, value, values
+from tests.serve.subjects import changes, settled, sources, value, values
 from tests.tools.conftest import count
 
 pytestmark = needs_root
@@ -201,27 +195,3 @@ def test_scrape_costs_the_same_whatever_is_programmed(
     assert calls == empty
     assert 18 <= len(calls) <= 45
     assert use(metrics, "slots") == 10_000
-
-
-def test_hooks(
-    world: dict[str, Map],
-    one_variant: Compiled,
-    home: StateDir,
-    cgroup: Path,
-    planner: Planner,
-) -> None:
-    """Every hook of the loaded programs has its runs and its time, and its own name."""
-    loaded = loader.load(one_variant, world)
-    datapath = fake_datapath(world)
-    datapath.programs, datapath.state = loaded, home
-    cgroup_links.attach(home, cgroup, loaded)
-    made = Metrics()
-    made.read(sources(world, lambda: planner)._replace(datapath=datapath))
-    found = values(made)
-    for what in ("run_seconds", "runs"):
-        name = f"ebpflb_hook_{what}_total"
-        hooks = {dict(labels)["hook"] for n, labels in found if n == name}
-        assert hooks == {program.name for program in loaded}
-    made.close()
-    loader.close(loaded)
-    unpin_all(home)

@@ -4,7 +4,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
-from ipaddress import IPv4Address, ip_address
+from ipaddress import ip_address
 from typing import Any
 
 import pytest
@@ -20,18 +20,16 @@ from ebpflb.plan.desired import DesiredBackend, DesiredService
 from ebpflb.plan.planner import Planner
 from ebpflb.serve import metrics_read
 from ebpflb.serve.metrics import Metrics
-from ebpflb.serve.metrics_read import ConntrackFlows
 from tests.kernel.maps import small
 from tests.kernel.variants import needs_root
 from tests.plan.builders import CLUSTER
-from tests.plan.flow_builders import Made
-from tests.serve.subjects import settled, sources, values
+from tests.serve.subjects import sources, values
 from tests.tools.conftest import count
 
 pytestmark = needs_root
 
 NEW, REFUSED = "ebpflb_service_connections_total", "ebpflb_service_refused_total"
-OPEN, WITHOUT = "ebpflb_service_open_connections", "ebpflb_service_ports_without_series"
+WITHOUT = "ebpflb_service_ports_without_series"
 
 
 class World:
@@ -41,7 +39,6 @@ class World:
         self.maps, self.planner = maps, Planner(CAPACITY)
         self.labels: dict[Key, str] = {}
         self.now = 1000.0
-        self.open: dict[Frontend, int] = {}
 
     def program(self, *services: DesiredService) -> None:
         self._write({each.name: each for each in services})
@@ -75,11 +72,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with small.all_maps() as maps:
         made = World(maps)
         monkeypatch.setattr("ebpflb.serve.metrics_read.time.monotonic", lambda: made.now)
-
-        def counted(_: object) -> ConntrackFlows:
-            return ConntrackFlows(Counter(), Counter(made.open))
-
-        monkeypatch.setattr(metrics_read, "count_connections", counted)
+        monkeypatch.setattr(metrics_read, "count_connections", lambda _: Counter[Protocol]())
         yield made
 
 
@@ -102,7 +95,7 @@ def series(made: Metrics, metric: str) -> dict[str, float]:
     for (name, labels), now in values(made).items():
         if name == metric:
             words = dict(labels)
-            more = words.get("verdict") or words.get("path")
+            more = words.get("verdict")
             found[f"{words['name']} {more}" if more else words["name"]] = now
     return found
 
@@ -123,28 +116,6 @@ def test_what_was_counted_is_shown(world: World) -> None:
     made.close()
 
 
-def test_open_connections(world: World) -> None:
-    """Open sockets are counted at once; of packets the flows of both engines that have not
-    ended.
-    """
-    web = service("web", 1)
-    world.program(web)
-    entries = world.planner.actual[web.name]
-    count(world.maps["backend_stats"], entries.ids[0], 7, 2)
-    count(world.maps["backend_stats"], entries.ids[1], 1, 3)  # counted late: never below 0
-    for number in range(4):
-        for key, flow in Made(number).plain().items():
-            ended = flow.flags | ({"fin"} if number == 3 and "request" in flow.flags else set())
-            own = flow._replace(service=entries.id, flags=frozenset(ended))
-            world.maps["tcp_flows"].write([(key, own)])
-    world.open = {next(iter(web.frontends)): 5, Frontend(IPv4Address(1), 80, Protocol.TCP): 9}
-    made = world.metrics("5")
-    assert series(made, OPEN)["web socket"] == 5
-    settled(made)
-    assert series(made, OPEN) == {"web socket": 5, "web packet": 3 + 5}
-    made.close()
-
-
 def test_only_the_busiest_and_how_many_are_left_out(world: World) -> None:
     """The number bounds the series, whatever there is; the rest is counted."""
     every = [service(f"s{n}", n) for n in range(20)]
@@ -153,7 +124,7 @@ def test_only_the_busiest_and_how_many_are_left_out(world: World) -> None:
         world.count(each, n)
     made = world.metrics("3")
     assert series(made, NEW) == {"s17": 17, "s18": 18, "s19": 19}
-    assert len(series(made, REFUSED)) == len(series(made, OPEN)) == 6
+    assert len(series(made, REFUSED)) == 6
     assert values(made)[WITHOUT, frozenset()] == 17
     made.close()
 
@@ -198,7 +169,7 @@ def test_series_end_with_the_service(world: World) -> None:
     world.remove(web6)
     assert series(made, NEW) == {"web": 0}
     world.remove(web)
-    assert not series(made, NEW) and not series(made, OPEN)
+    assert not series(made, NEW)
     made.close()
 
 
@@ -211,7 +182,7 @@ def test_off(world: World) -> None:
         world.maps[name] = _Recording(opened, reads)  # type: ignore[assignment]
     made = world.metrics("0")
     names = {name for name, _ in values(made)}
-    assert not names & {NEW, REFUSED, OPEN, WITHOUT}
+    assert not names & {NEW, REFUSED, WITHOUT}
     assert not reads
     made.close()
 

@@ -6,7 +6,7 @@ packets have no link header gets another variant of the programs. Ingress opens 
 translates their replies, often at another device. So egress is attached on all devices before
 ingress on any, and ingress is detached everywhere before egress.
 
-Besides: the programs' run times, and the removal of a whole state directory.
+Besides: the removal of a whole state directory.
 """
 
 import errno
@@ -15,11 +15,9 @@ import math
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
-from ebpflb import files
 from ebpflb.errors import EbpflbError, KernelError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach import cgroup_links, tcx
@@ -31,36 +29,6 @@ from ebpflb.kernel.programs.loader import Program
 from ebpflb.model.devices import KINDS_OF_PODS, Device, Devices
 from ebpflb.model.events import Drift
 from ebpflb.workers import StepWorker
-
-# How often each hook has run and for how long, if the kernel counts this.
-#
-# The kernel counts while the sysctl kernel.bpf_stats_enabled is 1, or a process holds
-# BPF_ENABLE_STATS; each run then reads the clock twice. The counts stay when counting ends.
-
-STATS_SWITCH = Path("/proc/sys/kernel/bpf_stats_enabled")  # 5.1
-
-
-class RunTime(NamedTuple):
-    """The run time of one hook, summed over all places where it is attached."""
-
-    seconds: float
-    runs: int
-
-
-def statistics_enabled() -> bool:
-    """Whether the sysctl is 1; BPF_ENABLE_STATS of another process cannot be detected."""
-    return files.says_one(STATS_SWITCH)
-
-
-def run_times(loaded: Iterable[Program]) -> dict[str, RunTime]:
-    """Return the run time by hook. Raises KernelError."""
-    sums: dict[str, RunTime] = {}
-    for program in loaded:
-        info = bpf.info(program.fd, "prog_info")
-        seconds, runs = sums.get(program.name, (0.0, 0))
-        sums[program.name] = RunTime(seconds + info.run_time / 1e9, runs + info.run_count)
-    return sums
-
 
 # Remove one state directory: attachments first, so that no program runs with only half of the maps.
 

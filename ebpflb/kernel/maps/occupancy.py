@@ -25,9 +25,9 @@ _FILLED = [n for n, s in MAPS.items() if s.is_filled_by_programs and n not in FL
 COUNTED_MAPS = (*_FILLED, "connections", "socket_places")
 
 _FLAGS = {word: bit for bit, word in names("flow_flag", "FLOW_").items()}
-_REQUEST, _ENDED = _FLAGS["request"], _FLAGS["fin"] | _FLAGS["rst"]
+_REQUEST = _FLAGS["request"]
 _KEY = columns("struct tuple", protocol="B", hook="B")
-_VALUE = columns("struct flow", service="I", flags="H")
+_VALUE = columns("struct flow", flags="H")
 _PLACE = columns("struct socket_place", socket="Q")
 _UNCOUNTED = columns("struct backend_load", uncounted="I")
 
@@ -35,19 +35,17 @@ _UNCOUNTED = columns("struct backend_load", uncounted="I")
 class Counts(Struct, frozen=True):
     """The result of one count.
 
-    ``at`` is in seconds since the epoch; ``entries`` by map, ``flows`` by protocol, and
-    ``open_flows``, whose client has not ended them, by service id. ``uncounted`` are connections
-    that least-connections did not count, since the maps were created.
+    ``at`` is in seconds since the epoch; ``entries`` by map, ``flows`` by protocol. ``uncounted``
+    are connections that least-connections did not count, since the maps were created.
     """
 
     at: float
     entries: Mapping[str, int]
     flows: Mapping[Protocol, int]
-    open_flows: Mapping[int, int]
     uncounted: int
 
 
-NO_COUNTS = Counts(0.0, {}, {}, {}, 0)
+NO_COUNTS = Counts(0.0, {}, {}, 0)
 
 
 class Occupancy(Count[Counts]):
@@ -59,7 +57,7 @@ class Occupancy(Count[Counts]):
 
     def _all(self) -> Counts:
         entries = {name: self._entries(name) for name in COUNTED_MAPS}
-        return Counts(time.time(), entries, *self._flows(), self._uncounted())
+        return Counts(time.time(), entries, self._flows(), self._uncounted())
 
     def _entries(self, name: str) -> int:
         """Count the keys of a hash, and the places that sockets occupy."""
@@ -69,21 +67,18 @@ class Occupancy(Count[Counts]):
         size = self._maps[name].spec.key_size
         return sum(len(keys) // size for keys, _ in self._slices(name))
 
-    def _flows(self) -> tuple[dict[Protocol, int], dict[int, int]]:
+    def _flows(self) -> dict[Protocol, int]:
         """Count each flow by one of its entries: the client's request at ingress."""
         found: Counter[int] = Counter()
-        services: Counter[int] = Counter()
         for name in FLOW_MAPS:
             for keys, values in self._slices(name):
                 pairs = zip(_KEY.iter_unpack(keys), _VALUE.iter_unpack(values), strict=True)
-                requests = [
-                    (protocol, service, flags)
-                    for (protocol, hook), (service, flags) in pairs
+                found.update(
+                    protocol
+                    for (protocol, hook), (flags,) in pairs
                     if hook == Hook.INGRESS and flags & _REQUEST
-                ]
-                found.update(protocol for protocol, _, _ in requests)
-                services.update(service for _, service, flags in requests if not flags & _ENDED)
-        return {protocol: found[protocol] for protocol in Protocol}, dict(services)
+                )
+        return {protocol: found[protocol] for protocol in Protocol}
 
     def _uncounted(self) -> int:
         values = (values for _, values in self._slices("backend_loads"))

@@ -10,16 +10,13 @@ import struct
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
-from ipaddress import ip_address
 from struct import pack
 from typing import Any
 
-from ebpflb.entries.services import Frontend
 from ebpflb.kernel.maps.bpf_map import Map, Slices, pairs
 from ebpflb.kernel.maps.layout import MAPPED, MAPS, columns, ffi
 from ebpflb.kernel.maps.records import SocketEntry
 from ebpflb.model.addresses import Address
-from ebpflb.model.services import Protocol
 
 _AT = {name: ffi.offsetof("struct frontend", name) for name in ("address", "port", "protocol")}
 _SIZE = MAPS["services"].key_size
@@ -43,12 +40,6 @@ class FrontendKeys:
             return True
         nodeport = protocol, _ANY[len(address)], port
         return nodeport in self._keys and address in self._node_addresses
-
-    def frontend(self, protocol: Protocol, address: Address, port: int) -> Frontend:
-        """Return the frontend at this destination, which has one; a NodePort has no address."""
-        if (protocol, address.packed, port) in self._keys:
-            return Frontend(address, port, protocol)
-        return Frontend(ip_address(_ANY[len(address.packed)]), port, protocol)
 
     @cached_property
     def _keys(self) -> set[tuple[int, bytes, int]]:
