@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ebpflb.cli.output import print_table
+from ebpflb.cli.output import Output, print_table
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import LabAgent
 from ebpflb.lab.hosts import Lab
@@ -85,4 +85,4 @@ def _seconds(command: list[str], environment: dict[str, str]) -> float:
 
 
 if __name__ == "__main__":
-    print_table(measure(*sys.argv[1:] or [sys.executable]))
+    print_table(measure(*sys.argv[1:] or [sys.executable]), Output())

@@ -2,14 +2,12 @@
 """How every command prints: as kubectl does.
 
 A table has a line for each row, upper-case headings, columns that are as wide as their content and
-two blanks apart. Nothing is cut, except on a terminal a last column of free text. ``-o`` has the
-same as data.
+two blanks apart. Nothing is cut. ``-o`` has the same as data.
 
 Control characters, which a name in a map or manifest may hold, are escaped.
 """
 
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +25,6 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _GAP = "  "
 _NONE = "<none>"  # an empty cell, so that `awk` counts the columns right
-_LEAST_TEXT = 20  # characters of free text that are left on the narrowest terminal
 TABLE_ROWS = 100  # on a terminal, unless --limit says more
 _NUMBER = re.compile(r"(\d+(\.\d+)?( ?(%|[nµm]?s|min|h|d))?|[-?])?")
 
@@ -62,9 +59,6 @@ class Output(NamedTuple):
     def has_sentences(self) -> bool:
         """Whether sentences stand below the table; -o wide and --no-headers print rows only."""
         return self.form == "table" and self.headers
-
-
-_TABLE = Output()
 
 
 def output_option(*forms: str, more: str = "") -> Decorator:
@@ -136,7 +130,6 @@ def print_list(
     data: Iterable[Any] | None = None,
     notes: Iterable[str] = (),
     what: str = "Services",
-    text_last: bool = False,
 ) -> None:
     """Print a list as ``output`` asks: JSON or YAML, or a table of the rows.
 
@@ -146,28 +139,16 @@ def print_list(
     if output.is_data:
         print_as(output, {"items": [*(rows if data is None else data)], "notes": [*notes]})
         return
-    print_table(rows, output, text_last=text_last)
+    print_table(rows, output)
     if not rows:
         print_none_found(what)
     for note in notes:
         click.echo(escaped(note), err=True)
 
 
-def print_table(
-    rows: Sequence[Row],
-    output: Output = _TABLE,
-    *,
-    text_last: bool = False,
-) -> None:
-    """Print rows, which have the same keys; each key is a column.
-
-    ``text_last``: the last column is free text, which a terminal shortens to the line, except with
-    ``-o wide``.
-    """
-    width = 0
-    if text_last and not output.is_wide and sys.stdout.isatty():
-        width = shutil.get_terminal_size().columns
-    if lines := [*table_lines(rows, headers=output.headers, width=width)]:
+def print_table(rows: Sequence[Row], output: Output) -> None:
+    """Print rows, which have the same keys; each key is a column."""
+    if lines := [*table_lines(rows, headers=output.headers)]:
         click.echo("\n".join(lines))
 
 
@@ -175,14 +156,11 @@ def table_lines(
     rows: Sequence[Row],
     *,
     headers: bool = True,
-    width: int = 0,
     least: Mapping[str, int] | None = None,
 ) -> Iterator[str]:
     """Yield the lines of a table; none without rows.
 
-    If a line would be longer than ``width`` (0: no limit), the last cell is cut after a whole word
-    and ends in an ellipsis. ``least`` has the least widths of columns, for rows that come one by
-    one.
+    ``least`` has the least widths of columns, for rows that come one by one.
     """
     if not rows:
         return
@@ -194,26 +172,12 @@ def table_lines(
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     if least:
         widths = [max(w, least.get(name, 0)) for w, name in zip(widths, rows[0], strict=True)]
-    if width:
-        before = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
-        widths[-1] = min(widths[-1], max(_LEAST_TEXT, width - before))
     for row in cells:
-        row[-1] = _shortened(row[-1], widths[-1])
         yield _GAP.join(map(_aligned, row, widths, right)).rstrip()
 
 
 def _is_of_numbers(column: Sequence[str]) -> bool:
     return any(column) and all(map(_NUMBER.fullmatch, column))
-
-
-def _shortened(text: str, width: int) -> str:
-    """Return the words of the text that fit, at least one: half an address would be another
-    address.
-    """
-    if len(text) <= width:
-        return text
-    words = text[:width].rpartition(" ")[0] or text.partition(" ")[0]
-    return text if words == text else f"{words.rstrip(' ,;:')}…"
 
 
 def _aligned(text: str, width: int, to_right: bool) -> str:
@@ -240,7 +204,7 @@ def print_results(results: "Sequence[CheckResult]", output: Output, lacking: str
     if not (results or output.is_data):
         return
     rows = [_result_row(each, lacking, output) for each in results]
-    print_list(rows, output, text_last=True)
+    print_list(rows, output)
     if output.has_sentences:
         for each in results:
             if each.remedy:

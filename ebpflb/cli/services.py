@@ -41,7 +41,7 @@ def show_list(found: ServiceList, output: Output) -> None:
     """Print a row for each Service, and on stderr what is unknown."""
     rows = [_list_row(row, output.is_wide) for row in found.services]
     notes, data = _more(found.more) + found.notes, found.services
-    print_list(rows, output, data=data, notes=notes, text_last=True)
+    print_list(rows, output, data=data, notes=notes)
 
 
 def _list_row(row: ServiceRow, wide: bool) -> Row:
@@ -61,7 +61,7 @@ def _list_row(row: ServiceRow, wide: bool) -> Row:
 
 
 def _problems(problems: list[str]) -> str:
-    """Return each reason once, followed by its frontends: a terminal shows the beginning."""
+    """Return each reason once, followed by its frontends."""
     places: dict[str, list[str]] = {}
     for problem in problems:
         place, _, reason = problem.partition(": ")
@@ -76,7 +76,7 @@ def show_page(page: ServicePage, output: Output, limit: int) -> None:
     if output.is_data:
         print_as(output, page)
         return
-    print_table([*_frontends(page, output.is_wide)], output, text_last=True)
+    print_table([*_frontends(page, output.is_wide)], output)
     rows = [(port.port, row) for port in page.ports for row in port.endpoints]
     rows += [(row.port, _unused(row)) for row in page.left_out]
     used = [each for each in rows if each[1].state == USED]
@@ -86,7 +86,7 @@ def show_page(page: ServicePage, output: Output, limit: int) -> None:
         click.echo()
         local = output.is_wide or any(row.local_share is not None for _, row in shown)
         cells = [_endpoint(*it, local=local, wide=output.is_wide) for it in shown]
-        print_table(cells, output, text_last=True)
+        print_table(cells, output)
     problems = [f"{port.port}: {port.problem}" for port in page.ports if port.problem]
     for note in (*_more(len(rows) - len(shown)), *problems, *page.notes):
         click.echo(escaped(note), err=True)

@@ -74,18 +74,6 @@ def served_by(facts: Facts) -> str:
     return "the agent, with the services that it has received"
 
 
-def to_come_text(facts: Facts) -> str:
-    """Return the devices that have no programs yet, in words; "" if all have them."""
-    count = facts.published.devices_to_come if facts.published else 0
-    return f"{count}, to which programs are being attached" if count else ""
-
-
-def _flows_text(numbers: Mapping[str, int]) -> str:
-    """Return what became of the entries of a flow table."""
-    gone = f"removed {numbers['swept']}, evicted {numbers['evicted']}"
-    return f"present {numbers['entries']}, {gone}"
-
-
 def groups(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of each group that has a value, under its name."""
     for title, names in GROUPS.items():
@@ -147,10 +135,9 @@ def _text(facts: Facts, node: dict[str, Any], published: dict[str, Any]) -> list
     published = {
         **published,
         "last_received": {kind: since(at, facts.now) for kind, at in received.items()},
-        "devices_to_come": to_come_text(facts),
+        "devices_to_come": published.get("devices_to_come") or "",
     }
-    flows = {name: _flows_text(numbers) for name, numbers in node["flows"].items()}
-    now = {"agent": agent_text(facts), "served_by": served_by(facts), **node, "flows": flows}
+    now = {"agent": agent_text(facts), "served_by": served_by(facts), **node}
     lines = [versions(facts.published), *headline(*judge(facts), left)]
     if facts.runs:
         return [*lines, *groups({**now, **published})]

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows are printed as kubectl prints them."""
 
-import sys
 from typing import Any
 
 import pytest
 
 from ebpflb.cli.monitor import EventLines
-from ebpflb.cli.output import Output, print_table, table_lines
+from ebpflb.cli.output import Output, table_lines
 from ebpflb.tools.events import Told
 
 LONG = "a-name-of-a-service-" * 4
@@ -30,26 +29,6 @@ def test_columns() -> None:
         "a                  7  12.5 µs  <none>  yes",
         "longer           1.5   3.0 µs  web-1   no",
     ]
-
-
-def test_free_text_is_shortened_on_a_terminal_alone(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only there the line fits; a pipe, -o wide and all other columns have the whole text."""
-    row = {"name": "web", "why": "because " * 20}
-
-    def printed(output: Output, *, text_last: bool) -> str:
-        print_table([row], output, text_last=text_last)
-        return capsys.readouterr().out.splitlines()[1]
-
-    whole = "because " * 19
-    assert whole in printed(Output(), text_last=True)
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    shortened = printed(Output(), text_last=True)
-    assert 50 < len(shortened) <= 60 and shortened.endswith("because…")
-    assert whole in printed(Output("wide"), text_last=True)
-    assert whole in printed(Output(), text_last=False)
 
 
 def test_rows_that_come_one_by_one() -> None:
