@@ -2,7 +2,6 @@
 """``ebpflb explain``: why a connection goes where it goes."""
 
 import sys
-from itertools import islice
 from pathlib import Path
 
 import click
@@ -38,8 +37,7 @@ from ebpflb.tools.explain.asking import NamedService, parse_question
     default="node",
     show_default=True,
     help="The client: a pod (NAME or NAMESPACE/NAME), an address, a network namespace (name or "
-    "path),"
-    " a PID, node, or outside.",
+    "path), node, or outside.",
 )
 @click.option(
     "--from-port",
@@ -65,7 +63,7 @@ def explain(
     Service: NAMESPACE/NAME[:PORT], or its DNS name such as web.default.svc:80.
 
     Asks the programs and the pinned maps themselves; nothing is sent, nothing changes, and no agent
-    has to run. Each step names the row of the map that it comes from.
+    has to run.
 
     Exit status: 0 if an endpoint gets it, 3 if it is to no service, 4 if it is refused, 5 if it is
     dropped, 1 if that cannot be found out, 2 for wrong usage.
@@ -73,7 +71,7 @@ def explain(
     \b
     $ ebpflb explain shop/cart:http
     $ ebpflb explain 10.96.0.10:53/udp --from shop/web-1
-    $ ebpflb explain 192.0.2.1:30080 --from outside -o wide
+    $ ebpflb explain 192.0.2.1:30080 --from outside
     """
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)
@@ -91,12 +89,8 @@ def explain(
 
 
 def _print_tables(explained: Explained, most: int, output: Output) -> None:
-    """Print two tables: the steps, the last of which is the verdict, and the endpoints.
-
-    -o wide also names the row of the map that a step has read.
-    """
-    steps = [dict(islice(it.items(), 3 if output.is_wide else 2)) for it in explained.steps()]
-    print_table(steps, output)
+    """Print two tables: the steps, the last of which is the verdict, and the endpoints."""
+    print_table([*explained.steps()], output)
     if shares := explained.shares:
         click.echo()
         shown = [{**it._asdict(), "chance": percent(it.chance, 1)} for it in shares[:most]]

@@ -107,8 +107,6 @@ def test_each_endpoint_with_its_chance(cluster: Cluster, pod: Sockets, address: 
     assert said.data["verdict"] == "translated"
     assert said.chances().keys() == real.keys()
     assert set(said.chances().values()) == {1 / len(real)}
-    (frontend,) = (it["read_from"] for it in said.data["steps"] if it["step"] == "frontend")
-    assert frontend.startswith("services ")
     (connect,) = (it["what"] for it in said.data["steps"] if it["step"] == "connect")
     assert connect.endswith(f" instead; getpeername() says {to}")
 

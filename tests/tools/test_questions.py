@@ -103,8 +103,8 @@ def test_the_frontend_of_a_name(question: str, frontend: str) -> None:
     ("question", "reason"),
     [
         ("default/web", "default/web has these ports: 443/tcp, 80/tcp; name one of them"),
-        ("default/web:81", "has no port 81: its ports are 443/tcp, 80/tcp"),
-        ("shop/one:53/tcp", "has no port 53/tcp: its ports are 53/udp"),
+        ("default/web:81", "has these ports: 443/tcp, 80/tcp"),
+        ("shop/one:53/tcp", "has these ports: 53/udp"),
         ("default/wep", "did you mean default/web"),
     ],
 )

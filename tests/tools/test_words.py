@@ -23,11 +23,10 @@ def noted(*steps: tuple[str, int]) -> Words:
     return Words(FACTS, asked, client, found, is_packet=False)
 
 
-def test_the_map_in_which_affinity_was_looked_up() -> None:
-    """A client without an endpoint is one of the map that the programs have asked."""
-    for value, name in ((0, "affinity"), (1, "new_affinity")):
-        row = Row("affinity", "ClientIP, 0 s: no endpoint is remembered", name, "netns 77 #0")
-        assert noted(("affinity_asked", value)).rows == [row]
+def test_affinity_that_remembers_no_endpoint() -> None:
+    """It is said, although the programs take no step for it."""
+    row = Row("affinity", "ClientIP, 0 s: no endpoint is remembered")
+    assert noted(("affinity_asked", 0)).rows == [row]
 
 
 def test_a_decision_that_was_repeated_is_no_verdict() -> None:

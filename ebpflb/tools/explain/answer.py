@@ -62,11 +62,11 @@ class Explained(Struct):
         return Protocol(self.asked.protocol).name
 
     def steps(self) -> Iterator[dict[str, str]]:
-        """Yield the rows of the table of steps; ``read_from``: the row of the map that was read."""
+        """Yield the rows of the table of steps."""
         asked = f"{self.asked}/{self.protocol.lower()} from {self.client}"
         verdict = Row("verdict", f"{self.verdict}: {self.says}")
         for it in (Row("connection", asked), *self.rows, verdict):
-            yield {"step": it.step, "what": it.says, "read_from": f"{it.map} {it.row}".strip()}
+            yield {"step": it.step, "what": it.says}
 
     def as_data(self) -> dict[str, Any]:
         """Return the answer for JSON and YAML, with all endpoints."""

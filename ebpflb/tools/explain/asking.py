@@ -104,11 +104,6 @@ def find_frontend(maps: Mapping[str, Map], wanted: NamedService) -> Frontend:
     ]
     if len({at.port for at, _ in fitting}) != 1:
         ports = sorted({f"{at.port}/{protocol_name(at.protocol).lower()}" for at, *_ in own})
-        if wanted.port and not fitting:
-            asked = (
-                f"{wanted.port}/{wanted.protocol.name.lower()}" if wanted.protocol else wanted.port
-            )
-            raise NodeError(f"{wanted} has no port {asked}: its ports are {', '.join(ports)}")
         raise NodeError(f"{wanted} has these ports: {', '.join(ports)}; name one of them")
     return min(fitting, key=_is_further)[0]
 
@@ -229,7 +224,7 @@ _NOBODY = {
     6: ("2001:db8:ffff::77", "3fff::77"),
 }
 UNKNOWN_COOKIE = 2**64 - 1  # for a pod, if the kernel has no option for it (before 5.14)
-FORMS = "a pod (NAME or NAMESPACE/NAME), an address, a network namespace, a PID, node or outside"
+FORMS = "a pod (NAME or NAMESPACE/NAME), an address, a network namespace, node or outside"
 
 
 class Client(Struct, frozen=True):
@@ -258,8 +253,6 @@ def find_client(text: str, version: int, facts: MapFacts) -> Client:
         return _node(version, facts)
     if text == OUTSIDE_CLIENT:
         return _outside(version)
-    if text.isdecimal():
-        return _process(text, version, facts)
     try:
         address = parse_address(text)
     except ValueError:
@@ -286,14 +279,6 @@ def _outside(version: int) -> Client:
     raise NodeError("no address for documentation is routed outside: name the client's instead")
 
 
-def _process(pid: str, version: int, facts: MapFacts) -> Client:
-    folder = Path("/proc", pid)
-    if not folder.exists():
-        raise NodeError(f"there is no process {pid}: name one of {FORMS}")
-    hooked = namespaces.in_cgroup(folder, facts.cgroup) if facts.socket_hooks else False
-    return _in_namespace(folder / "ns/net", f"of process {pid}", version, facts, hooked=hooked)
-
-
 def _addressed(address: Address, version: int, facts: MapFacts) -> Client:
     if address.version != version:
         raise NodeError(f"{address} is not an IPv{version} address: client and frontend differ")
@@ -316,7 +301,7 @@ def _named(text: str, version: int, facts: MapFacts) -> Client:
     if len(found) > 1:
         raise NodeError(
             f"{len(found)} network namespaces belong to pods called {one_line(pod)}:"
-            " name the pod's address or a PID"
+            " name the pod's address"
         )
     if found:
         return _in_namespace(found[0], one_line(text), version, facts)
@@ -345,13 +330,7 @@ def _endpoint(text: str, pod: str, version: int, facts: MapFacts) -> Client:
 
 
 def _in_namespace(
-    path: Path,
-    name: str,
-    version: int,
-    facts: MapFacts,
-    address: Address | None = None,
-    *,
-    hooked: bool | None = None,
+    path: Path, name: str, version: int, facts: MapFacts, address: Address | None = None
 ) -> Client:
     if namespaces.identity(path) == namespaces.identity(namespaces.OWN_NETNS):
         return _node(version, facts)
@@ -361,9 +340,8 @@ def _in_namespace(
     if address is None:
         known = [it for it in namespaces.addresses(path) if it.version == version]
         address = known[0] if known else None
-    if hooked is None:
-        hooked, note = _is_hooked(path, facts)
-        notes += [note] if note else []
+    hooked, note = _is_hooked(path, facts)
+    notes += [note] if note else []
     return Client(POD_CLIENT, name, address, cookie or UNKNOWN_COOKIE, hooked, tuple(notes))
 
 

@@ -39,8 +39,8 @@ class Way(Struct):
         """The service that the program has found."""
         return self.noted.service if self.noted else None
 
-    def say(self, step: str, says: str, name: str = "", row: str = "") -> None:
-        self.rows.append(Row(step, says, name, row))
+    def say(self, step: str, says: str) -> None:
+        self.rows.append(Row(step, says))
 
 
 def call(recorder: RecordingPrograms, facts: MapFacts, asked: Frontend, client: Client) -> Way:
@@ -155,7 +155,7 @@ class PacketWay:
         if route.ifindex not in self.facts.devices:
             self.way.say("hook", f"none: no program is attached to {device}")
             return Handled("pass", packet, 0, [])
-        self.way.say("hook", f"{hook} of {device}", "devices", str(route.ifindex))
+        self.way.say("hook", f"{hook} of {device}")
         return self.recorder.handle(hook, packet, ifindex=route.ifindex, came_by=came_by)
 
     def _decided(self, handled: Handled, *, is_first: bool = True) -> bool:
@@ -174,7 +174,7 @@ class PacketWay:
         if known := self._known():
             to = host_port(known.reply.source, known.reply.source_port)
             said = f"conntrack has this connection ({known.state_name}): it stays with {to}"
-            self.way.say("flow", said, "conntrack", "ebpflb flows list")
+            self.way.say("flow", said)
             if noted := self.way.noted:
                 noted.verdict, noted.only = "established", self._backend_at(noted, known)
             return self._to(known.reply.source, known.reply.source_port)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps as rows: the question, its result, and the row of the map that decided."""
+"""Steps as rows: the question and its result."""
 
-import re
 import time
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -17,67 +16,56 @@ from ebpflb.model.services import Protocol
 from ebpflb.plan.tables import scheduler_of
 from ebpflb.tools.explain.asking import Client, MapFacts
 
-# Kind of step, or KIND=VALUE -> "QUESTION: RESULT [MAP ROW]"; ``it`` is the Words at this step.
+# Kind of step, or KIND=VALUE -> "QUESTION: RESULT"; ``it`` is the Words at this step.
 SENTENCES = {
     "foreign": "socket: {it.protocol} sockets are left alone: their packets are translated instead",
     "left_to_packets": "socket: --socket-translation=host: pods' packets are translated instead of "
-    "their sockets [settings host_sockets]",
-    "service": "frontend: {it.frontend_kind} of {it.service_name} "
-    "[services {it.frontend}/{it.protocol}]",
-    "address_use=0": "frontend: no frontend, and no address of a service [services none]",
-    "address_use=1": "frontend: a service has this address, but not this port "
-    "[cluster_ips {it.asked.address}]",
-    "address_use=2": "frontend: no service has this address, which is in a service range "
-    "[service_ranges {it.asked.address}]",
+    "their sockets",
+    "service": "frontend: {it.frontend_kind} of {it.service_name}",
+    "address_use=0": "frontend: no frontend, and no address of a service",
+    "address_use=1": "frontend: a service has this address, but not this port",
+    "address_use=2": "frontend: no service has this address, which is in a service range",
     "client_unknown": "ranges: the service has source ranges and a pod's socket has no address "
-    "yet: its packets decide [services restricted]",
-    "admission=0": "ranges: source ranges do not admit {step.address} [source_ranges #{it.id}]",
-    "admission=1": "ranges: source ranges admit {step.address} [source_ranges #{it.id}]",
-    "assigned": "socket: the socket keeps {it.endpoint} [assignments #{step.value}]",
-    "policy": "policy: {it.policy} [services {it.listed}]",
-    "affinity_none": "affinity: {it.timeout}: no endpoint is remembered [{it.memory} {it.who}]",
-    "affinity_expired": "affinity: {it.timeout}: {it.endpoint} has expired [{it.memory} {it.who}]",
-    "affinity_gone": "affinity: {it.timeout}: {it.endpoint} is no longer available "
-    "[{it.memory} {it.who}]",
-    "affinity_used": "affinity: remembers {it.endpoint}{it.until} [{it.memory} {it.who}]",
-    "slot": "endpoint: {it.how}: {it.picked} [slots {step.value}]",
-    "node_local": "endpoint: what listens on this node, while it answers: {it.picked} "
-    "[slots {step.value}]",
+    "yet: its packets decide",
+    "admission=0": "ranges: source ranges do not admit {step.address}",
+    "admission=1": "ranges: source ranges admit {step.address}",
+    "assigned": "socket: the socket keeps {it.endpoint}",
+    "policy": "policy: {it.policy}",
+    "affinity_none": "affinity: {it.timeout}: no endpoint is remembered",
+    "affinity_expired": "affinity: {it.timeout}: {it.endpoint} has expired",
+    "affinity_gone": "affinity: {it.timeout}: {it.endpoint} is no longer available",
+    "affinity_used": "affinity: remembers {it.endpoint}{it.until}",
+    "slot": "endpoint: {it.how}: {it.picked}",
+    "node_local": "endpoint: what listens on this node, while it answers: {it.picked}",
     "untracked": "rules: rules in raw exempt its packets from conntrack (NOTRACK): ebpflb leaves "
-    "them alone [services untracked]",
+    "them alone",
     "passthrough": "failover: no endpoint for this client here: its packets go on to the router "
-    "(externalFailoverPolicy Passthrough) [services passthrough]",
+    "(externalFailoverPolicy Passthrough)",
     "unknown_port=0": "address: a load balancer's address, but no service has this port "
-    "(--load-balancer-unknown-ports) [settings flags]",
+    "(--load-balancer-unknown-ports)",
     "unknown_port=1": "address: a load balancer's address, but no service has this port, and the "
-    "route leads back to where the packet came from (--load-balancer-unknown-ports) "
-    "[settings flags]",
-    "flow": "flow: has an entry of kind {it.flow} [{it.table} {it.client.address}]",
+    "route leads back to where the packet came from (--load-balancer-unknown-ports)",
+    "flow": "flow: has an entry of kind {it.flow}",
     "flow_replaced": "flow: the packet starts a new flow that replaces this one",
     "attaching": "attach: the first programs are still being attached: the flow tables open no "
-    "flow yet [settings attaching]",
-    "snat=hairpin": "SNAT: needed: the client is the endpoint itself [settings flags]",
-    "snat=all": "SNAT: needed: --masquerade-all [settings flags]",
-    "snat=not_pod": "SNAT: needed: a client that is not a pod asks for a cluster IP "
-    "[settings flags]",
-    "snat=local_client": "SNAT: needed: a pod asks for an external address [settings flags]",
+    "flow yet",
+    "snat=hairpin": "SNAT: needed: the client is the endpoint itself",
+    "snat=all": "SNAT: needed: --masquerade-all",
+    "snat=not_pod": "SNAT: needed: a client that is not a pod asks for a cluster IP",
+    "snat=local_client": "SNAT: needed: a pod asks for an external address",
     "snat=elsewhere": "SNAT: needed: the endpoint is on another node, so replies must come back "
-    "through this node [settings flags]",
-    "snat=here": "SNAT: needed: --masquerade-local-backends, though the endpoint is here "
-    "[settings flags]",
-    "snat=asymmetric": "SNAT: needed: replies would leave by another device [settings flags]",
-    "chosen": "DNAT: netfilter translates to {it.chosen} [backends{step.address.version} "
-    "#{it.chosen_id}]",
-    "opened=0": "DNAT: a flow is opened [{it.table} a new one]",
-    "opened=1": "DNAT: a flow is opened, from another port [{it.table} a new one]",
-    "opened=2": "DNAT: no free port [{it.table} a new one]",
-    "opened=3": "DNAT: full [{it.table} a new one]",
+    "through this node",
+    "snat=here": "SNAT: needed: --masquerade-local-backends, though the endpoint is here",
+    "snat=asymmetric": "SNAT: needed: replies would leave by another device",
+    "chosen": "DNAT: netfilter translates to {it.chosen}",
+    "opened=0": "DNAT: a flow is opened",
+    "opened=1": "DNAT: a flow is opened, from another port",
+    "opened=2": "DNAT: no free port",
+    "opened=3": "DNAT: full",
     "source=by_route": "SNAT: source {step.address}, as the kernel's route says",
-    "source=by_route_sources": "SNAT: source {step.address}, by the route's source "
-    "[route_sources route]",
-    "source=by_devices": "SNAT: source {step.address}, the address of the device [devices route]",
-    "reply_device": "reply: leaves where the request came in, past the routes (--reply-path) "
-    "[settings reply_to_device]",
+    "source=by_route_sources": "SNAT: source {step.address}, by the route's source",
+    "source=by_devices": "SNAT: source {step.address}, the address of the device",
+    "reply_device": "reply: leaves where the request came in, past the routes (--reply-path)",
 }
 # Steps without a row: their results are in other rows, or in the verdict.
 WITHOUT_ROW = {"affinity_asked", "affinity_remembered", "answer", "direct", "errno", "verdict"}
@@ -87,18 +75,14 @@ _HOW = {
     LEAST_CONNECTIONS: "the one with fewer connections of two drawn at random (least-connections)",
     SOURCE_HASH: "of this client (source-hash)",
 }
-_FORM = re.compile(r"(\w+): (.*?)(?: \[(\S+) (.+)\])?")
-_TEMPLATES = {key: _FORM.fullmatch(text) for key, text in SENTENCES.items()}
 _NO_ADDRESS = address_from(bytes(16))
 
 
 class Row(NamedTuple):
-    """One row of the answer; ``map`` and ``row`` are empty if no map is involved."""
+    """One row of the answer."""
 
     step: str
     says: str
-    map: str = ""
-    row: str = ""
 
 
 class Words:
@@ -123,7 +107,6 @@ class Words:
         self.only: int | None = None
         self.memory = "affinity"  # the map where affinity is looked up
         self.protocol = Protocol(asked.protocol).name
-        self.table = "tcp_flows" if asked.protocol == Protocol.TCP else "other_flows"
         self.rows = [row for row in map(self._row, found) if row]
         self._add_affinity(found)
         verdicts = [VERDICTS[step.value] for step in found if step.kind == "verdict"]
@@ -155,15 +138,11 @@ class Words:
         return self._say(f"{step.kind}={values[step.value] if values else step.value}", step)
 
     def _say(self, key: str, step: Step) -> Row:
-        self.step, form = step, _TEMPLATES[key]
-        assert form
-        return Row(*(part.format(it=self, step=step) for part in form.groups("")))
+        self.step = step
+        question, _, result = SENTENCES[key].partition(": ")
+        return Row(question, result.format(it=self, step=step))
 
     # What the sentences name.
-
-    @property
-    def id(self) -> int:
-        return self.service.id if self.service else 0
 
     @property
     def service_name(self) -> str:
@@ -186,20 +165,8 @@ class Words:
         return says + (", as for all clients in the cluster" if is_local and not of_node else "")
 
     @property
-    def listed(self) -> str:
-        assert self.candidates
-        base, size = self.candidates
-        slots = f"{base}-{base + size - 1}" if size else "none"
-        return f"{'local' if self.step.value & 1 else 'cluster'} slots {slots}"
-
-    @property
     def timeout(self) -> str:
         return f"ClientIP, {self.service.affinity_seconds if self.service else 0} s"
-
-    @property
-    def who(self) -> str:
-        who = self.client.address if self.is_packet else f"netns {self.client.netns}"
-        return f"{who} #{self.id}"
 
     @property
     def until(self) -> str:

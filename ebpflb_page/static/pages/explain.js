@@ -26,7 +26,7 @@ const who = (from) => from.kind === NODE ? "this node"
   : from.address && from.address !== from.name ? `${from.name} (${from.address})` : from.name;
 
 const step = (it, name, kind = null) => el("li", { class: kind },
-  el("b", {}, name), el("span", {}, it.what), it.read_from ? el("code", {}, it.read_from) : null);
+  el("b", {}, name), el("span", {}, it.what));
 
 const way = (found) => el("ol", { class: "way", "aria-label": `The way to ${found.to} in ${found.steps.length} steps` },
   step({ what: who(found.from) }, "client"),
