@@ -21,7 +21,6 @@ from ebpflb.tools.events import EventFilter, EventNames, EventStream, Teller
 from ebpflb.tools.explain import answer
 from ebpflb.tools.explain.asking import NamedService
 from ebpflb.tools.map_fill import MapFill, map_fill
-from ebpflb.tools.service_pages import Wanted
 from ebpflb.tools.snapshot import require_service
 from ebpflb_page.live_events import ToldBatch, WatchedEvents
 
@@ -172,7 +171,7 @@ class Readings:
     def survey(self) -> Survey:
         """Return the data of `ebpflb services list`, and the fill of the maps."""
         with pins.maps_if_any(self._state) as found:
-            listed = service_pages.listed(self._paths(), found, Wanted(("*",), sys.maxsize))
+            listed = service_pages.listed(self._paths(), found, ("*",), sys.maxsize)
             return Survey(listed.services, map_fill(found) if found else [], listed.notes)
 
     def senders(self) -> Senders:

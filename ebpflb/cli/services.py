@@ -32,7 +32,6 @@ from ebpflb.serve.service_page import (
 )
 from ebpflb.tools import pins
 from ebpflb.tools import service_pages as pages
-from ebpflb.tools.service_pages import Wanted
 
 # The tables of ``ebpflb services``.
 
@@ -217,9 +216,9 @@ def list_(
     names = tuple(
         name if "/" in name else f"{namespace or '*'}/{name}" for name in patterns or ("*",)
     )
-    wanted = Wanted(names, output.most_rows(limit), selector)
     with pins.maps_if_any(state_dir) as maps:
-        show_list(pages.listed(paths, maps, wanted), output)
+        found = pages.listed(paths, maps, names, output.most_rows(limit), selector)
+    show_list(found, output)
 
 
 @services.command()

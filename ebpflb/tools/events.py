@@ -36,12 +36,11 @@ from ebpflb.workers import readable
 
 # Names for events: services and backends by their ids, pods by namespace and address.
 #
-# Names are kept for some seconds, because ids are given away again. Slow searches have a pause.
+# Names of ids are read for each event, because ids are given away again. Slow searches have a
+# pause.
 
-KEPT_SECONDS = 5.0
 SEARCH_SECONDS = 2.0  # between two searches through all namespaces
 PODS_SECONDS = 30.0  # between two searches through all endpoints
-_MOST = 10_000
 NODE = "node"
 
 
@@ -61,35 +60,24 @@ class EventNames:
     def __init__(self, maps: Mapping[str, Map]) -> None:
         self._maps = maps
         self._host = maps["settings"].get(0).host_netns
-        self._services: dict[int | Frontend, str] = {}
-        self._targets: dict[int, str] = {}
         self._owners: dict[int, NetnsOwner] = {
             self._host: NetnsOwner(NODE, namespaces.own_addresses())
         }
         self._paths: dict[int, Path] = {}  # of namespaces, by their cookies, at the last search
         self._pods: dict[Address, str] = {}
-        self._kept_until = self._next_search = self._next_pods = 0.0
+        self._next_search = self._next_pods = 0.0
 
     def service(self, number: int, frontend: Frontend | None) -> str:
         """Return the service port with this id, or the one of the frontend if the id is 0; "" if
         unknown.
         """
-        self._forget_in_time()
-        key = number or frontend
-        if key is None:
-            return ""
-        if key not in self._services:
-            number = number or self._service_at(frontend)
-            self._services[key] = service_name(self._maps["service_names"].get(number), number)
-        return self._services[key]
+        number = number or self._service_at(frontend)
+        return service_name(self._maps["service_names"].get(number), number)
 
     def target(self, backend: int) -> str:
         """Return the pod of this backend."""
-        self._forget_in_time()
-        if backend not in self._targets:
-            named = self._maps["backend_names"].get(backend) or BackendName("", "")
-            self._targets[backend] = named.target
-        return self._targets[backend]
+        named: BackendName | None = self._maps["backend_names"].get(backend)
+        return named.target if named else ""
 
     def place(self, netns: int, process: int) -> NetnsOwner:
         """Return the owner of a socket's network namespace, by its cookie and the socket's
@@ -160,12 +148,6 @@ class EventNames:
         found = namespaces.addresses(path)
         named = next((pod for it in found if (pod := self.pod_at(it))), "")
         return NetnsOwner(named or name or _given_name(path), found)
-
-    def _forget_in_time(self) -> None:
-        if time.monotonic() > self._kept_until or len(self._services) > _MOST:
-            self._kept_until = time.monotonic() + KEPT_SECONDS
-            self._services.clear()
-            self._targets.clear()
 
 
 def _given_name(path: Path) -> str:

@@ -5,7 +5,7 @@ Only the agent knows labels, which endpoints are not used, and why.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from ebpflb.errors import NodeError, one_line
 from ebpflb.kernel.maps.bpf_map import Map
@@ -18,16 +18,6 @@ from ebpflb.tools.ask import NoAnswer
 _INSTEAD = "{}: only the agent knows its Services; `ebpflb maps dump {}` shows what the maps hold"
 
 _Found = TypeVar("_Found", ServicePage, ServiceList)
-
-
-class Wanted(NamedTuple):
-    """The wanted Services: shell patterns of NAMESPACE/NAME, the most rows, and a selector as of
-    kubectl's -l.
-    """
-
-    patterns: tuple[str, ...]
-    limit: int
-    selector: str = ""
 
 
 def page(paths: Paths, maps: Mapping[str, Map] | None, namespace: str, name: str) -> ServicePage:
@@ -43,13 +33,19 @@ def page(paths: Paths, maps: Mapping[str, Map] | None, namespace: str, name: str
     return found
 
 
-def listed(paths: Paths, maps: Mapping[str, Map] | None, wanted: Wanted) -> ServiceList:
-    """Return the Services sorted by name; ``more`` says how many match beyond the limit.
+def listed(
+    paths: Paths,
+    maps: Mapping[str, Map] | None,
+    patterns: tuple[str, ...],
+    limit: int,
+    selector: str = "",
+) -> ServiceList:
+    """Return the Services that fit a shell pattern of NAMESPACE/NAME and a selector as of kubectl's
+    -l, sorted by name; ``more`` says how many match beyond the limit.
 
     Raises NodeError if no agent answers.
     """
-    asked = paths, wanted.patterns, wanted.selector, wanted.limit
-    found = _answered(lambda: ask.services(*asked), "services")
+    found = _answered(lambda: ask.services(paths, patterns, selector, limit), "services")
     if maps is not None:
         _count_rows(found.services, maps)
     return found
