@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Threads that repeat their work until they are stopped.
 
-They wait for a time (PeriodicWorker, DueWorker), for work in steps (StepWorker), for descriptors
-(DescriptorWorker), or for someone who asks (Count). An unexpected exception ends no thread: its
-work is tried again, and the failure is a condition of the agent (stopping.Parts).
+They wait for a time (PeriodicWorker, DueWorker), for work in steps (StepWorker), or for descriptors
+(DescriptorWorker). An unexpected exception ends no thread: its work is tried again, and the failure
+is a condition of the agent (stopping.Parts).
 """
 
 import logging
@@ -16,15 +16,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from itertools import islice
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 from ebpflb.errors import EbpflbError, in_words, log_once
 from ebpflb.model.events import SourceStatus
 from ebpflb.stopping import RETRY_SECONDS, parts
 
 log = logging.getLogger(__name__)
-
-_Value = TypeVar("_Value")
 
 
 class HasFileno(Protocol):
@@ -252,49 +250,6 @@ class DescriptorWorker(Worker):
         if self._woken >= 0 and not self.thread.is_alive():  # otherwise it may still poll it
             os.close(self._woken)
             self._woken = -1
-
-
-class Count(Generic[_Value]):
-    """Count in a thread if someone asks and the last count is old.
-
-    ``first`` is the value until the first count has ended. A failed count keeps the last value.
-    """
-
-    def __init__(
-        self, name: str, interval: float, count: Callable[[], _Value], first: _Value
-    ) -> None:
-        self.stopped = threading.Event()
-        self._name, self._interval, self._count = name, interval, count
-        self._value, self._began = first, -interval
-        self.thread: threading.Thread | None = None
-
-    def latest(self) -> _Value:
-        """Return the last count at once; start a new one if it began ``interval`` ago."""
-        value, now = self._value, time.monotonic()
-        is_counting = self.thread is not None and self.thread.is_alive()
-        if now - self._began >= self._interval and not (is_counting or self.stopped.is_set()):
-            self._began = now
-            self.thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self.thread.start()
-        return value
-
-    def stop(self) -> None:
-        """Stop counting; return when nothing is counted any more."""
-        self.stopped.set()
-        self.wait()
-
-    def wait(self) -> None:
-        """Return when the running count has ended."""
-        if self.thread is not None:
-            self.thread.join()
-
-    def _run(self) -> None:
-        parts.attempt(self._name, self._take)
-
-    def _take(self) -> None:
-        value = self._count()
-        if not self.stopped.is_set():
-            self._value = value
 
 
 class Poller:

@@ -162,7 +162,6 @@ class Metrics:
         self._set("kubernetes_build_info", 1, *_BUILD.values())
         self._lock = threading.Lock()  # of the collectors
         self._collectors: list[Collector] = []
-        self.reading: Reading | None = None
 
     def service_changes(self, count: int) -> None:
         """Count events about Services."""
@@ -256,8 +255,7 @@ class Metrics:
 
     def read(self, sources: Sources) -> None:
         """Read these at each scrape from now on, until ``close``."""
-        self.reading = Reading(sources)
-        for what, look in self.reading.groups().items():
+        for what, look in Reading(sources).groups().items():
             failures = self._of(Counter, "ebpflb_scrape_errors_total", what)
             group = _AllOrNothing(look, failures)
             with self._lock:
@@ -269,9 +267,6 @@ class Metrics:
         with self._lock:
             while self._collectors:
                 self.registry.unregister(self._collectors.pop())
-        if self.reading is not None:
-            self.reading.occupancy.stop()
-            self.reading.connections.stop()
 
     def exposition(self, accept: str = "") -> Exposition:
         """Return /metrics, in the format of the Accept header.

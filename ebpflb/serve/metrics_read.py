@@ -4,9 +4,8 @@
 The cost of a scrape does not depend on the number of Services, endpoints and flows.
 
 Exact are verdicts, events of flow entries, the entries of maps that the agent writes (counted by
-the planner) and of the small maps, which are read whole. The entries of tcp_flows and other_flows
-are from the last sweep, at most ten seconds ago. The flows, and the entries of the other LRU maps,
-are from the last count, at most a minute ago while metrics are scraped.
+the planner), of the small maps, which are read whole, and of the map sockets. The entries of
+tcp_flows and other_flows are from the last sweep, at most ten seconds ago.
 
 The series of single service ports, if --service-metrics asks for them, read counters that the
 programs have of every Service anyway (docs/metrics.md).
@@ -15,7 +14,6 @@ programs have of every Service anyway (docs/metrics.md).
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -23,10 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from ebpflb.entries.services import protocol_name
 from ebpflb.kernel.datapath import Datapath
-from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import VERDICTS, layout_hash
-from ebpflb.kernel.maps.occupancy import COUNT_INTERVAL, COUNTED_MAPS, Counts, Occupancy
-from ebpflb.kernel.maps.readers import FrontendKeys
 from ebpflb.kernel.maps.records import ServiceCounters
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.kernel.netfilter import conntrack
@@ -42,7 +37,6 @@ from ebpflb.serve.conditions import conditions
 from ebpflb.serve.health import Health
 from ebpflb.serve.status import AgentStatus
 from ebpflb.version import BUILD_DATE, COMMIT, VERSION
-from ebpflb.workers import Count
 
 MAX_SERIES = 50  # Services by name: the reason is a full map, and `ebpflb status` names the others
 COUNTED_WHOLE = (
@@ -67,11 +61,6 @@ READ = {
     "of the last sweep",
     "ebpflb_half_open_flows_displaced_total{map}": "Half-open flows deleted by packets of a newer "
     "flow",
-    "ebpflb_flows{protocol}": "Flows of the packet path, as of the last count",
-    "ebpflb_connections_uncounted_total": "Connections that least-connections did not count: its "
-    "map was full, as last counted",
-    "ebpflb_occupancy_timestamp_seconds": "Time of the last count of flows and of the entries of "
-    "LRU maps; 0 before the first",
     "ebpflb_healthy": "Whether every change has been applied in time, as /livez reports it",
     "ebpflb_ready": "Whether this agent's programs and every service are in place, as /readyz "
     "reports it",
@@ -108,7 +97,6 @@ READ = {
     "ebpflb_conntrack_max_entries": "Maximum number of entries of conntrack",
     "ebpflb_conntrack_table_restored_total": "Times that the nft table of the engine netfilter was "
     "put back",
-    "ebpflb_conntrack_flows{protocol}": "Flows that conntrack keeps, as of the last count",
     "ebpflb_service_connections_total{namespace,name,port,protocol}": "New connections and flows "
     "that got an endpoint",
     "ebpflb_service_refused_total{namespace,name,port,protocol,verdict}": "Connections and packets "
@@ -142,18 +130,6 @@ def metric(name: str, samples: Samples) -> Metric:
     return made
 
 
-_PROTOCOLS = (Protocol.TCP, Protocol.UDP)  # the protocols that the engine netfilter translates
-
-
-def count_connections(maps: Mapping[str, Map]) -> Counter[Protocol]:
-    """Count the flows in conntrack: translated entries to frontends. Raises NodeError.
-
-    100,000 entries take a second of CPU.
-    """
-    found = conntrack.connections(FrontendKeys(maps))
-    return Counter(it.protocol for it in found if it.is_translated)
-
-
 class AgentSeen(NamedTuple):
     """The agent at a scrape; ``node_local`` are node-local listeners by state."""
 
@@ -181,15 +157,11 @@ class Sources(NamedTuple):
 
 
 class Reading:
-    """Read ``sources``; the flows of maps and of conntrack are counted in threads."""
+    """Read ``sources``."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources, self._maps = sources, sources.datapath.maps
         self._tables = [FlowTable(self._maps, name) for name in FLOW_MAPS]
-        self.occupancy = Occupancy(self._maps)
-        first: Counter[Protocol] | None = None  # not counted yet
-        count = partial(count_connections, self._maps)
-        self.connections = Count("flows of conntrack", COUNT_INTERVAL, count, first)
 
     def groups(self) -> dict[str, Look]:
         """Return what reads each group of metrics: all of them are shown, or none."""
@@ -203,27 +175,23 @@ class Reading:
         return found
 
     def _look_at_maps(self) -> dict[str, Samples]:
-        counts = self.occupancy.latest()
-        entries = self._entries(counts)
-        limits = sorted({*entries, *COUNTED_MAPS})
+        entries = self._entries()
         return {
             "ebpflb_verdicts_total": {
                 name: self._maps["verdicts"].get(number)[0] for number, name in VERDICTS.items()
             },
             "ebpflb_map_entries": entries,
-            "ebpflb_map_max_entries": {name: self._maps[name].spec.entries for name in limits},
+            "ebpflb_map_max_entries": {name: self._maps[name].spec.entries for name in entries},
             **self._flow_entries(),
-            "ebpflb_flows": {protocol.name: count for protocol, count in counts.flows.items()},
-            "ebpflb_connections_uncounted_total": {(): counts.uncounted} if counts.at else {},
-            "ebpflb_occupancy_timestamp_seconds": counts.at,
         }
 
-    def _entries(self, counts: Counts) -> dict[str, float]:
+    def _entries(self) -> dict[str, float]:
+        _, _, in_hash = self._maps["sockets_full"].get(0)
         return {
             **self._sources.planner().space.used_entries(),
             **{name: self._maps[name].count() for name in COUNTED_WHOLE},
             **{table.name: table.numbers.entries for table in self._tables},
-            **counts.entries,
+            "sockets": in_hash,
         }
 
     def _flow_entries(self) -> dict[str, Samples]:
@@ -243,14 +211,10 @@ class Reading:
         return {**found}
 
     def _look_at_conntrack(self) -> dict[str, Samples]:
-        flows = self.connections.latest()
         return {
             "ebpflb_conntrack_entries": conntrack.count(),
             "ebpflb_conntrack_max_entries": conntrack.limit(),
             "ebpflb_conntrack_table_restored_total": self._sources.restored(),
-            "ebpflb_conntrack_flows": {}
-            if flows is None
-            else {p.name: flows[p] for p in _PROTOCOLS},
         }
 
 

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from ebpflb.entries.services import BackendLoad, BackendName, Frontend, service_range
+from ebpflb.entries.services import BackendName, Frontend, service_range
 from ebpflb.kernel import bpf as kernel
 from ebpflb.kernel.map_writer import CAPACITY
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.records import Affinity, AffinityKey, Sweep
+from ebpflb.kernel.maps.records import Sweep
 from ebpflb.model.services import Protocol
 from ebpflb.plan.desired import DesiredBackend, DesiredService
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.metrics import Metrics
+from ebpflb.serve.metrics_read import COUNTED_WHOLE
 from tests.kernel.conftest import cgroup as cgroup
 from tests.kernel.conftest import cgroups as cgroups
 from tests.kernel.conftest import directory as directory
@@ -26,8 +27,7 @@ from tests.kernel.conftest import one_variant as one_variant
 from tests.kernel.maps import small
 from tests.kernel.variants import needs_root
 from tests.plan.builders import CLUSTER, RESTRICTED, name
-from tests.plan.flow_builders import Made
-from tests.serve.subjects import changes, settled, sources, value, values
+from tests.serve.subjects import changes, sources, value, values
 from tests.tools.conftest import count
 
 pytestmark = needs_root
@@ -83,7 +83,7 @@ def program(world: dict[str, Map], planner: Planner, services: int) -> None:
 
 def test_verdicts(world: dict[str, Map], metrics: Metrics) -> None:
     """Each verdict of layout.h has its counter."""
-    before = values(settled(metrics))
+    before = values(metrics)
     for number in layout.VERDICTS:
         count(world["verdicts"], number, number + 1)
     found = changes(metrics, before)
@@ -91,23 +91,15 @@ def test_verdicts(world: dict[str, Map], metrics: Metrics) -> None:
 
 
 def test_room(metrics: Metrics) -> None:
-    """Every map that can get full has its use and its size; what has one element has neither."""
-    found = values(settled(metrics))
+    """Every map that can get full has its use and its size, except those that evict."""
+    found = values(metrics)
     sizes = {
         dict(labels)["map"]: v for (n, labels), v in found.items() if n == "ebpflb_map_max_entries"
     }
     used = {dict(labels)["map"] for (n, labels) in found if n == "ebpflb_map_entries"}
-    fixed = {"settings", "verdicts", "flow_stats", "sweeps", "reject_budgets", "scratch"}
-    fixed |= {"secret", "half_open", "timeouts", "recent_choices", "flow_gate", "rotations"}
-    fixed |= {"moved_flows"}  # a ring
-    fixed |= {"sockets_full", "no_frontends"}
-    by_id = {
-        "service_names",
-        "backend_names",
-        "backend_stats",
-        "backend_loads",
-    }  # as service_stats and backend_slots
-    assert used == sizes.keys() == layout.MAPS.keys() - fixed - by_id
+    planned = {"services", "slots", "choices", "backend_slots", "source_ranges", "cluster_ips"}
+    small = {*COUNTED_WHOLE, "tcp_flows", "other_flows", "sockets"}
+    assert used == sizes.keys() == planned | small | {"service_stats"}
     assert all(size == layout.MAPS[each].entries for each, size in sizes.items())
 
 
@@ -135,7 +127,7 @@ def test_small_maps_are_walked(world: dict[str, Map], metrics: Metrics) -> None:
 
 def test_flow_entries(world: dict[str, Map], metrics: Metrics) -> None:
     """What packets did is exact; what is held and was evicted is as of the last sweep."""
-    before = values(settled(metrics))
+    before = values(metrics)
     count(world["flow_stats"], 1, 50, 5, 4, 7)
     world["sweeps"].write([(1, Sweep(30, 12, 3))])
     found = changes(metrics, before)
@@ -145,28 +137,10 @@ def test_flow_entries(world: dict[str, Map], metrics: Metrics) -> None:
     assert found == expected | {"ebpflb_map_entries": {"other_flows": 12}}
 
 
-def test_flows(world: dict[str, Map], metrics: Metrics) -> None:
-    """Flows and the entries of LRU maps are as of the last count, which says when it was."""
-    for number in range(3):
-        flow = Made(number, masqueraded=True)
-        world["tcp_flows"].write(list(flow.plain().items()))
-    world["affinity"].write([(AffinityKey(0, ip_address("10.0.0.1"), 1), Affinity(1, 1))])
-    assert value(metrics, "ebpflb_occupancy_timestamp_seconds") == 0
-    settled(metrics)
-    assert value(metrics, "ebpflb_flows", protocol="TCP") == 3
-    assert value(metrics, "ebpflb_flows", protocol="UDP") == 0
-    assert use(metrics, "affinity") == 1
-    assert value(metrics, "ebpflb_occupancy_timestamp_seconds") > 1.7e9
-
-
-def test_connections_that_were_not_counted(
-    world: dict[str, Map], planner: Planner, metrics: Metrics
-) -> None:
-    """The last count is shown; before the first one there is no number, which would be a reset."""
-    world["backend_loads"].write([(7, BackendLoad(open=2, uncounted=5))])
-    name = "ebpflb_connections_uncounted_total"
-    assert (name, frozenset()) not in values(metrics)
-    assert value(settled(metrics), name) == 5
+def test_sockets(world: dict[str, Map], metrics: Metrics) -> None:
+    """What the map sockets holds is counted by the programs."""
+    world["sockets_full"].write([(0, (3, 4, 70))])
+    assert use(metrics, "sockets") == 70
 
 
 def test_scrape_costs_the_same_whatever_is_programmed(
@@ -177,9 +151,6 @@ def test_scrape_costs_the_same_whatever_is_programmed(
     """
     calls: list[str] = []
     bpf = kernel.bpf
-    settled(metrics)
-    assert metrics.reading
-    metrics.reading.occupancy.stop()  # it counts again if the steps below take more than a minute
 
     def counted(command: int, what: str, attr: Any) -> int:
         calls.append(what)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Series of single service ports: what is counted, which ports have them, what bounds them."""
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
 from ipaddress import ip_address
@@ -72,7 +71,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with small.all_maps() as maps:
         made = World(maps)
         monkeypatch.setattr("ebpflb.serve.metrics_read.time.monotonic", lambda: made.now)
-        monkeypatch.setattr(metrics_read, "count_connections", lambda _: Counter[Protocol]())
         yield made
 
 

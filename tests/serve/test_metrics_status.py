@@ -11,7 +11,7 @@ from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.metrics_read import AgentSeen
 from ebpflb.serve.status import AgentStatus
-from tests.serve.subjects import agent_seen, changes, settled, sources, value, values
+from tests.serve.subjects import agent_seen, changes, sources, value, values
 
 STATUS = AgentStatus(pid=1, node="node-1", source="s", started="2026-11-23T12:00:00+00:00")
 SERVICE = "ebpflb_service_not_programmed"
@@ -21,7 +21,7 @@ def reading(published: list[AgentStatus]) -> Metrics:
     """The metrics of an agent that appends each status that it publishes."""
     made = Metrics()
     made.read(sources(status=lambda: published[-1]))
-    return settled(made)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_the_loop() -> None:
     assert value(made, "ebpflb_ready") == 1
     now = 161.0
     assert value(made, "ebpflb_healthy") == 0
-    before = values(settled(made))
+    before = values(made)
     seen = AgentSeen(STATUS, health, 2, 3, dict(zip(STATES, (4, 5), strict=True)), 6)
     assert changes(made, before) == {
         "ebpflb_endpoints_set_aside": {"": 2},

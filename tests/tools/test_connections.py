@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flows in conntrack, joined with services and backends: listed, deleted and counted.
+"""Flows in conntrack, joined with services and backends: listed and deleted.
 
 A rule of nft makes the entries, in a namespace of the test's own, as kube-proxy's would.
 """
 
 import os
 import socket
-from collections import Counter
 from collections.abc import Iterator
 from ipaddress import ip_address
 from typing import Any
@@ -18,7 +17,7 @@ from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.serve.metrics_read import Reading, count_connections
+from ebpflb.serve.metrics_read import Reading
 from ebpflb.tools.flow_list import (
     FlowFilter,
     FlushResult,
@@ -137,30 +136,13 @@ def test_choice(maps: dict[str, Map], only: FlowFilter, count: int) -> None:
     assert conntrack.count() == 3 - count
 
 
-def test_count(maps: dict[str, Map]) -> None:
-    """Connections are counted by protocol; a NodePort's at whatever address, and others' entries do
-    not count.
-    """
-    say(VIP, 53, 4001)
-    say(VIP, 53, 4002)
-    say(VIP6, 53, 4001)
-    say(VIP, 54, 4001)
-    with socket.create_server((str(BACKEND), 8080)):
-        socket.create_connection((str(NODE), 30080)).close()
-    assert count_connections(maps) == Counter({Protocol.UDP: 3, Protocol.TCP: 1})
-
-
 def test_metrics(maps: dict[str, Map]) -> None:
-    """How full conntrack is at once; its flows when they have been counted."""
+    """How full conntrack is."""
     say(VIP, 53, 4001)
     say(VIP, 54, 4001)
     reading = Reading(sources(maps)._replace(restored=lambda: 3))
-    look = reading.groups()["conntrack"]
-    assert look()["ebpflb_conntrack_flows"] == {}
-    reading.connections.wait()
-    assert look() == {
+    assert reading.groups()["conntrack"]() == {
         "ebpflb_conntrack_entries": 2,
         "ebpflb_conntrack_max_entries": conntrack.limit(),
         "ebpflb_conntrack_table_restored_total": 3,
-        "ebpflb_conntrack_flows": {"TCP": 0, "UDP": 1},
     }

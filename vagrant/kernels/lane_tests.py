@@ -46,8 +46,6 @@ ALL_TESTS = (
     "tests/kernel/attach/test_neighbours.py",
     "tests/kernel/test_datapath.py",
     "tests/kernel/maps/test_sweep.py",
-    "tests/kernel/maps/test_occupancy.py",
-    "tests/kernel/attach/test_hook_stats.py",
     "tests/kernel/node/test_sock_diag.py",
     "tests/kernel/node/test_flowtable.py",
     "tests/agent/stale",

@@ -7,5 +7,4 @@ bpf_map            a map as a collection of values; a plan's entries are written
 readers            what is read in large parts: frontends, translations, sockets, the rings
 state_dir          the state directory in a bpffs, where maps and links are made and pinned
 sweep              removes idle flows, and tells programs when no flow is left
-occupancy          how full the maps are that programs fill
 """
