@@ -10,7 +10,7 @@ run                that configuration and ebpflb's own options -> Options, for t
 
 Shared by the commands:
 
-common             options and helpers; hints on wrong uses
+common             options and helpers
 output             how everything is printed; -o
 
 The other commands:
@@ -33,7 +33,6 @@ version            the version, its commit and its date
 
 import sys
 from importlib import import_module
-from typing import Any
 
 import click
 
@@ -49,6 +48,11 @@ COMMANDS = (
 )
 # As kubectl takes the singular and a short name of what it lists.
 ALIASES = {"service": "services", "svc": "services", "flow": "flows", "map": "maps"}
+# Commands of earlier versions.
+REMOVED = {
+    "audit": "`ebpflb doctor` answers what it answered; `status` does without an agent.",
+    "top": "`ebpflb ui` shows rates; `watch ebpflb services list` how the counts grow.",
+}
 
 
 _SUMMARY = 100  # characters
@@ -70,29 +74,12 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         name = ALIASES.get(name, name)
+        if name in REMOVED:
+            raise click.UsageError(f"No such command '{name}'. {REMOVED[name]}", ctx)
         if name not in COMMANDS:
             return None
         command: click.Command = getattr(import_module(f"ebpflb.cli.{name}"), name)
         return command
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; add a hint to the error of a wrong use."""
-        try:
-            return super().invoke(ctx)
-        except click.UsageError as error:
-            from ebpflb.cli.common import with_hint
-
-            raise with_hint(error) from None
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; suggest commands for a mistyped name, as click does for known ones."""
-        name = args[0]
-        is_known = name in COMMANDS or name in ALIASES or name.startswith("-")
-        if not is_known and not ctx.resilient_parsing:
-            raise click.exceptions.NoSuchCommand(name, possibilities=COMMANDS, ctx=ctx)
-        return super().resolve_command(ctx, args)
 
 
 @click.group(

@@ -92,22 +92,3 @@ def require_capabilities() -> None:
     missing = namespaces.missing_capabilities()
     if missing:
         raise NodeError(f"missing capabilities: {', '.join(missing)}: run as root, or grant them")
-
-
-# Commands of earlier versions.
-REMOVED = {
-    "audit": "`ebpflb doctor` answers what it answered; `status` does without an agent.",
-    "top": "`ebpflb ui` shows rates; `watch ebpflb services list` how the counts grow.",
-}
-# Commands and options that remove something: a mistyped word never leads to one of them.
-REMOVING = {"cleanup", "flush", "--cleanup", "--kube-proxy", "--force", "--all", "--remove"}
-
-
-def with_hint(error: click.UsageError) -> click.UsageError:
-    """Return the error with what has become of a removed command, and without suggestions that
-    remove something.
-    """
-    possible: list[str] = getattr(error, "possibilities", None) or []
-    possible[:] = [name for name in possible if name not in REMOVING]
-    removed = REMOVED.get(getattr(error, "command_name", ""))
-    return click.UsageError(f"{error.message} {removed}", error.ctx) if removed else error
