@@ -16,7 +16,7 @@ from ebpflb.kernel.monitoring import DECISIONS, USUAL, decision_mask
 from ebpflb.kernel.node import namespaces
 from ebpflb.options import Paths
 from ebpflb.serve.service_page import ServicePage, ServiceRow
-from ebpflb.tools import node_status, pins, service_pages
+from ebpflb.tools import ask, node_status, pins
 from ebpflb.tools.events import EventFilter, EventNames, EventStream, Teller
 from ebpflb.tools.explain import answer
 from ebpflb.tools.explain.asking import NamedService
@@ -170,8 +170,8 @@ class Readings:
 
     def survey(self) -> Survey:
         """Return the data of `ebpflb services list`, and the fill of the maps."""
+        listed = ask.services(self._paths(), ("*",), sys.maxsize)
         with pins.maps_if_any(self._state) as found:
-            listed = service_pages.listed(self._paths(), found, ("*",), sys.maxsize)
             return Survey(listed.services, map_fill(found) if found else [], listed.notes)
 
     def senders(self) -> Senders:
@@ -180,8 +180,7 @@ class Readings:
 
     def service(self, namespace: str, name: str) -> ServicePage:
         """Return the data of `ebpflb services get`."""
-        with pins.maps_if_any(self._state) as found:
-            return service_pages.page(self._paths(), found, namespace, name)
+        return ask.service(self._paths(), namespace, name)
 
     def explain(self, asked: Asked) -> dict[str, Any]:
         """Return the data of `ebpflb explain`."""

@@ -267,7 +267,7 @@ class _Builder:
         self._pages |= {
             "/v1/audit": lambda request: answer(doctor.poll()),
             "/v1/canary/": uplinks.respond,
-            "/v1/service": Inspection(inbox, sync).respond,
+            "/v1/service": Inspection(inbox, sync, self._maps).respond,
         }
         self._cluster.watches = endpoint_health, node_local
         self._start_workers(stale, uplinks, endpoint_health, node_local)

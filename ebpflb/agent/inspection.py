@@ -17,6 +17,7 @@ import msgspec
 
 from ebpflb.agent.loop import Inbox
 from ebpflb.agent.sync import Sync
+from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.model import services
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.endpoints import Topology
@@ -28,6 +29,8 @@ from ebpflb.serve.service_page import (
     NOT_ALL_LISTS,
     ServiceFacts,
     ServiceList,
+    count,
+    count_rows,
     make_service_page,
     port_facts,
     summary,
@@ -60,8 +63,8 @@ def local_pages(pages: Pages) -> Handler:
 class Inspection:
     """The handler of the local socket's questions about Services."""
 
-    def __init__(self, inbox: Inbox, sync: Sync) -> None:
-        self._ask, self._sync, self._cluster = inbox.ask, sync, sync.cluster
+    def __init__(self, inbox: Inbox, sync: Sync, maps: Mapping[str, Map]) -> None:
+        self._ask, self._sync, self._cluster, self._maps = inbox.ask, sync, sync.cluster, maps
 
     def respond(self, request: Request) -> Response:
         """Serve /v1/service?namespace=&name=, and /v1/services?match=&selector=&after=&limit=.
@@ -78,7 +81,9 @@ class Inspection:
         if facts is None:
             known = self._ask(lambda: list(map(str, self._cluster.services)))
             return error(404, f"no Service {key}: {likely_service(str(key), known)}")
-        return answer(make_service_page(facts))
+        page = make_service_page(facts)
+        count(page, self._maps)
+        return answer(page)
 
     def _services(self, query: dict[str, list[str]]) -> Response:
         """Return Services in the order of their names; ``more``: how many come after the last.
@@ -94,8 +99,9 @@ class Inspection:
         start = bisect_right(found, _only(query, "after"), key=str)
         keys = found[start : start + limit]
         rows = [summary(make_service_page(facts)) for facts in self._each(keys)]
+        count_rows(rows, self._maps)
         more, notes = len(found) - start - len(keys), [] if complete else [NOT_ALL_LISTS]
-        return answer(ServiceList(rows, more, notes, services.show_requirements(required)))
+        return answer(ServiceList(rows, more, notes))
 
     def _each(self, keys: list[Key]) -> Iterator[ServiceFacts]:
         for start in range(0, len(keys), AT_ONCE):

@@ -30,8 +30,7 @@ from ebpflb.serve.service_page import (
     ServicePage,
     ServiceRow,
 )
-from ebpflb.tools import pins
-from ebpflb.tools import service_pages as pages
+from ebpflb.tools import ask, pins
 
 # The tables of ``ebpflb services``.
 
@@ -216,9 +215,7 @@ def list_(
     names = tuple(
         name if "/" in name else f"{namespace or '*'}/{name}" for name in patterns or ("*",)
     )
-    with pins.maps_if_any(state_dir) as maps:
-        found = pages.listed(paths, maps, names, output.most_rows(limit), selector)
-    show_list(found, output)
+    show_list(ask.services(paths, names, output.most_rows(limit), selector), output)
 
 
 @services.command()
@@ -250,7 +247,6 @@ def get(
     """
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)
-    with pins.maps_if_any(state_dir) as maps:
-        found = pages.page(paths, maps, *service)
+    found = ask.service(paths, *service)
     show_page(found, output, output.most_rows(limit))
     sys.exit(NOT_SERVED if found.problems else 0)

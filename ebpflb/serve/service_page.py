@@ -6,7 +6,7 @@ are not used.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -19,6 +19,8 @@ from ebpflb.entries.services import (
     frontend_kind,
     service_name,
 )
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.records import BackendCounters, ServiceCounters
 from ebpflb.model import endpoints
 from ebpflb.model.addresses import Family, host_port
 from ebpflb.model.annotations import PASSTHROUGH, RANDOM, show_on_removal
@@ -144,12 +146,11 @@ class ServiceRow(msgspec.Struct):
 
 
 class ServiceList(msgspec.Struct):
-    """A list of Services; ``more`` others match too. All match the label selector ``selector``."""
+    """A list of Services; ``more`` others match too."""
 
     services: list[ServiceRow]
     more: int = 0
     notes: list[str] = []
-    selector: str = ""
 
 
 def summary(page: ServicePage) -> ServiceRow:
@@ -386,3 +387,36 @@ def _left_out_row(left: LeftOut) -> LeftOutRow:
         service_name(left.port, 0) if left.port else "",
         left.reason,
     )
+
+
+# The counters of the programs, from the maps.
+
+
+def count(page: ServicePage, maps: Mapping[str, Map]) -> None:
+    """Add the counters of the service ports, and the connections of endpoints."""
+    for port in page.ports:
+        if port.id:
+            port.counters = ServiceCounters(*maps["service_stats"].get(port.id))._asdict()
+        counts = _connections(maps, (row.id for row in port.endpoints if row.id))
+        for row in port.endpoints:
+            if row.id:
+                row.opened, row.open = counts[row.id]
+
+
+def count_rows(rows: list[ServiceRow], maps: Mapping[str, Map]) -> None:
+    """Add the connections of Services."""
+    counts = _connections(maps, (backend for row in rows for backend in row.backends))
+    for row in rows:
+        own = [counts[backend] for backend in row.backends]
+        row.opened, row.open = (sum(column) for column in zip((0, 0), *own, strict=True))
+
+
+def _connections(maps: Mapping[str, Map], backends: Iterable[int]) -> dict[int, tuple[int, int]]:
+    """Return opened and open connections of sockets; with least-connections also those of
+    packets.
+    """
+    found, loads = {}, maps["backend_loads"]
+    for id, counts in maps["backend_stats"].get_many({*backends}).items():
+        counters, counted = BackendCounters(*counts), loads.get(id).open
+        found[id] = counters.opened, max(counted, counters.opened - counters.closed, 0)
+    return found

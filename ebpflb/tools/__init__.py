@@ -9,7 +9,6 @@ canary_check     connections of doctor's own through each path
 neighbours       what it says of others' programs, rules and routes that matter to the same traffic
 kube_proxy       a kube-proxy beside programs that no agent updates
 firewall         which rules of netfilter may not see Services, or drop what pods are sent
-service_pages    one Service on a page, or a list of them
 ask              what the running agent answers
 events           the events that the agent sends on for `ebpflb monitor`
 dump             every map as rows, with names instead of ids

@@ -3,7 +3,8 @@
 
 import errno
 import time
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from typing import TypeVar
 from urllib.parse import urlencode
@@ -11,7 +12,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from ebpflb import unix_socket
-from ebpflb.errors import NotFound, in_words
+from ebpflb.errors import NodeError, NotFound, in_words, one_line
 from ebpflb.model.events import AuditAnswer, AuditReport
 from ebpflb.model.nodes import Pulse
 from ebpflb.options import Paths
@@ -65,17 +66,33 @@ def audit(paths: Paths) -> AuditReport:
 
 
 def service(paths: Paths, namespace: str, name: str) -> ServicePage:
-    """Return the page of a Service. Raises NotFound if the agent knows no such Service, and
-    NoAnswer.
+    """Return the page of a Service.
+
+    Raises NotFound if there is no such Service, with the names that are most like it, and NodeError
+    if no agent answers.
     """
     query = urlencode({"namespace": namespace, "name": name}, errors="replace")
-    return _get(paths, f"/v1/service?{query}", ServicePage)
+    with _maps_instead(f"--service {namespace}/{name}"):
+        return _get(paths, f"/v1/service?{query}", ServicePage)
 
 
-def services(paths: Paths, patterns: tuple[str, ...], selector: str, limit: int) -> ServiceList:
-    """Return the Services whose NAMESPACE/NAME fits a pattern and whose labels meet the selector.
+@contextmanager
+def _maps_instead(words: str) -> Iterator[None]:
+    """Turn NoAnswer into NodeError that says which maps hold what."""
+    try:
+        yield
+    except NoAnswer as reason:
+        instead = f"`ebpflb maps dump {one_line(words)}` shows what the maps hold"
+        raise NodeError(f"{reason}: only the agent knows its Services; {instead}") from None
 
-    The agent answers in parts. Raises NoAnswer.
+
+def services(
+    paths: Paths, patterns: tuple[str, ...], limit: int, selector: str = ""
+) -> ServiceList:
+    """Return the Services whose NAMESPACE/NAME fits a shell pattern and whose labels meet the
+    selector, sorted by name; ``more`` says how many match beyond the limit.
+
+    The agent answers in parts. Raises NodeError if it does not.
     """
     found = ServiceList([], more=1)
     while found.more and len(found.services) < limit:
@@ -83,9 +100,8 @@ def services(paths: Paths, patterns: tuple[str, ...], selector: str, limit: int)
         query = [("after", after), ("limit", limit - len(found.services))]
         query += [("selector", selector)] * bool(selector)
         query += [("match", pattern) for pattern in patterns]
-        part = _get(paths, f"/v1/services?{urlencode(query, errors='replace')}", ServiceList)
-        if part.selector != selector:
-            raise NoAnswer(_OTHER_VERSION)
+        with _maps_instead("services"):
+            part = _get(paths, f"/v1/services?{urlencode(query, errors='replace')}", ServiceList)
         part.services[:0] = found.services
         found = part
     return found
