@@ -36,8 +36,7 @@ from ebpflb.tools.explain.asking import NamedService, parse_question
     metavar="CLIENT",
     default="node",
     show_default=True,
-    help="The client: a pod (NAME or NAMESPACE/NAME), an address, a network namespace (name or "
-    "path), node, or outside.",
+    help="The client: a pod (NAME or NAMESPACE/NAME), an address, node, or outside.",
 )
 @click.option(
     "--from-port",

@@ -291,12 +291,6 @@ def by_address(wanted: Address) -> Path | None:
     return None
 
 
-def by_name(name: str) -> Path | None:
-    """Return a namespace by the name that ip(8) or a container runtime gave it, or by its path."""
-    candidates = [Path(name)] if name.startswith("/") else [it / name for it in NAMED]
-    return next((path for path in candidates if path.exists()), None)
-
-
 def by_host_name(name: str) -> list[Path]:
     """Return the namespaces whose processes have this host name: those of pods with this name."""
     return list({place: path for place, path, its in host_names() if its == name}.values())

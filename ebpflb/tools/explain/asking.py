@@ -224,7 +224,7 @@ _NOBODY = {
     6: ("2001:db8:ffff::77", "3fff::77"),
 }
 UNKNOWN_COOKIE = 2**64 - 1  # for a pod, if the kernel has no option for it (before 5.14)
-FORMS = "a pod (NAME or NAMESPACE/NAME), an address, a network namespace, node or outside"
+FORMS = "a pod (NAME or NAMESPACE/NAME), an address, node or outside"
 
 
 class Client(Struct, frozen=True):
@@ -291,11 +291,6 @@ def _addressed(address: Address, version: int, facts: MapFacts) -> Client:
 
 
 def _named(text: str, version: int, facts: MapFacts) -> Client:
-    path = namespaces.by_name(text)
-    if path:
-        return _in_namespace(path, one_line(text), version, facts)
-    if text.startswith("/"):
-        raise NodeError(f"no network namespace {one_line(text)}: it was removed or never existed")
     pod = text.rpartition("/")[2]
     found = namespaces.by_host_name(pod)
     if len(found) > 1:
