@@ -93,14 +93,10 @@ def load_documents(data: bytes) -> Iterator[Any]:
     """
     try:
         yield from yaml.load_all(data, Loader=Loader)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(str(error)) from error
     except Exception as error:  # PyYAML's constructors raise any, such as KeyError for !!bool x
-        raise ValueError(describe_yaml_error(error)) from error
-
-
-def describe_yaml_error(error: Exception) -> str:
-    """Return the error in words, even if its text is only a value."""
-    known = isinstance(error, yaml.YAMLError | ValueError)
-    return str(error) if known else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 class ObjectName(NamedTuple):

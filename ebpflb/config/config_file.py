@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A configuration file -> plain values -> KubeProxyConfiguration with its defaults; its watch.
 
-As in kube-proxy (kube-proxy.md 15), unknown and duplicate fields are logged and otherwise ignored:
-the last value of a duplicate field and the first of several documents are used. The first value of
-a wrong type is an error.
+As in kube-proxy (kube-proxy.md 15), unknown fields are logged and otherwise ignored, and the last
+value of a duplicate field and the first of several documents are used. The first value of a wrong
+type is an error.
 """
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
-import yaml
 
 from ebpflb import files
 from ebpflb.cluster import decoding, manifests
@@ -28,13 +26,6 @@ from ebpflb.workers import PeriodicWorker
 log = logging.getLogger(__name__)
 
 
-class Document(NamedTuple):
-    """The values of a file without nulls, and the paths of duplicate fields."""
-
-    values: dict[str, Any]
-    duplicates: tuple[str, ...]
-
-
 def read(path: Path) -> KubeProxyConfiguration:
     """Read the file.
 
@@ -42,59 +33,37 @@ def read(path: Path) -> KubeProxyConfiguration:
     value of a wrong type.
     """
     try:
-        document = parse(files.read_regular(path))
+        values = parse(files.read_regular(path))
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from error
     except (files.UnusableFile, ValueError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
-    _check_kind(path, document.values)
-    unread = list(_unread(KubeProxyConfiguration, document.values, ""))
+    _check_kind(path, values)
+    unread = list(_unread(KubeProxyConfiguration, values, ""))
     known = IGNORED_FIELDS.split()
     unknown = [at for at, _ in unread if at not in known]
     ignored = [at for at, value in unread if at in known and _is_set(value)]
     _warn(path, "unknown fields are ignored", unknown)
     _warn(path, "accepted, but ignored", ignored)
-    _warn(path, "duplicate fields, the last value is used", document.duplicates)
     try:
-        return to_configuration(document.values)
+        return to_configuration(values)
     except InvalidObject as error:
         raise ConfigurationError(f"the configuration is invalid:\n  {path}: {error}") from None
 
 
-def parse(data: bytes) -> Document:
-    """Parse the first YAML document; JSON is YAML too.
+def parse(data: bytes) -> dict[str, Any]:
+    """Parse the first YAML document, without nulls; JSON is YAML too.
 
     Raises ValueError, with a message for the operator, if it is not a mapping.
     """
     try:
-        loader = manifests.Loader(data)
-        try:
-            node = loader.get_node() if loader.check_node() else None
-            duplicates = tuple(dict.fromkeys(_duplicates(node, "")))
-            values = loader.construct_document(node) if node else None
-        finally:
-            loader.dispose()
-    except Exception as error:  # PyYAML's constructors raise any
-        reason = one_line(manifests.describe_yaml_error(error))
-        raise ValueError(f"neither YAML nor JSON: {reason}") from error
+        values: Any = _without_nulls(next(manifests.load_documents(data), None))
+    except (ValueError, RecursionError) as error:  # an alias may stand inside of itself
+        raise ValueError(f"neither YAML nor JSON: {one_line(str(error))}") from error
     if not isinstance(values, dict):
         raise ValueError("not a mapping of fields: is the file complete?")
-    return Document(_without_nulls(values), duplicates)
-
-
-def _duplicates(node: yaml.Node | None, path: str) -> Iterator[str]:
-    if isinstance(node, yaml.MappingNode):
-        names = [str(key.value) for key, _ in node.value]
-        yield from (join_path(path, name) for name in _repeated(names))
-        for name, (_, value) in zip(names, node.value, strict=True):
-            yield from _duplicates(value, join_path(path, name))
-    elif isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            yield from _duplicates(value, join_path(path, index))
-
-
-def _repeated(names: Iterable[str]) -> list[str]:
-    return [name for name, count in Counter(names).items() if count > 1]
+    found: dict[str, Any] = values
+    return found
 
 
 def _without_nulls(value: Any) -> Any:
