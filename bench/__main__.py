@@ -23,7 +23,7 @@ END_TIMEOUT = 60.0  # for its cleaning up
 
 
 def main() -> None:
-    """The exit status is 1 if a part failed, 130 after an interruption."""
+    """Run the parts; return 1 if a part failed, 130 after an interruption."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.default_int_handler)
     wanted = _arguments()
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def run(part: Part, quick: bool, results: Path) -> bool:
-    """Whether it succeeded. Raises KeyboardInterrupt when it has cleaned up after one."""
+    """Run a part; return whether it succeeded. Raises KeyboardInterrupt after cleaning up."""
     options = (part.quick if quick else part.whole).split()
     file = str(results / f"{part.name}.json")
     command = [sys.executable, "-m", part.module, *options, "--json", file]

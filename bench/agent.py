@@ -22,7 +22,7 @@ MS = 1e6
 
 
 def starts(lab: ConnectLab, many: str) -> Lines:
-    """Starts both agents; their memory and the time of their starts."""
+    """Start both agents; return their memory and the time of their starts."""
     lab.one.start()
     yield "agent"
     yield memory(lab.one, "memory, idle, 1 service", targets.MEMORY_IDLE)
@@ -43,7 +43,7 @@ def starts(lab: ConnectLab, many: str) -> Lines:
 
 
 def changes(lab: ConnectLab, many: str) -> Lines:
-    """The measured Service's endpoint is replaced, again and again, while a client connects."""
+    """Replace the measured Service's endpoint repeatedly while a client connects."""
     lab.client.move(lab.many.cgroup)
     took = [_change(lab, turn % 2) for turn in range(1, CHANGES + 1)]
     yield f"manifest replaced -> first answer from the new endpoint: {CHANGES} changes, {many}"
@@ -53,7 +53,7 @@ def changes(lab: ConnectLab, many: str) -> Lines:
 
 
 def _change(lab: ConnectLab, backend: int) -> float:
-    """Milliseconds."""
+    """Return milliseconds."""
     where = (services.ADDRESS, services.PORT)
     lab.client.begin("wait_for", where, lab.backends[backend].name)
     lab.client.answer()  # the first answer: still of the former endpoint
@@ -75,5 +75,5 @@ def start_row(what: str, starts: list[Start], target: float) -> Row:
 
 
 def _written(log: str) -> float:
-    """Seconds, from the agent's lines about its first plans."""
+    """Return the seconds in the agent's lines about its first plans."""
     return sum(map(float, re.findall(r"written in ([\d.]+) ms", log))) / 1e3

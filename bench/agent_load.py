@@ -34,7 +34,7 @@ MOVES = 100
 
 
 def main() -> None:
-    """``seconds`` of changes for each rate; ``map_size`` is the agent's option."""
+    """Measure ``seconds`` of changes for each rate; ``map_size`` is the agent's option."""
     run_bench(__doc__, _measured, services=10_000, endpoints=100_000, seconds=10.0, map_size="")
 
 
@@ -94,7 +94,7 @@ def _cost(lab: LoadLab, rate: int, seconds: float) -> Row:
 
 
 def _settle(lab: LoadLab) -> None:
-    """The measured Service's endpoint is replaced last, and a client waits for it."""
+    """Replace the measured Service's endpoint last, and let a client wait for it."""
     lab.node.move(lab.client, 1)
     lab.node.move(lab.client, 0)
 

@@ -62,7 +62,7 @@ class Used(NamedTuple):
 
 
 class Agents(Commanded):
-    """Their processes in a namespace; ``services`` and ``pods`` are what each has to serve."""
+    """Agents' processes in a namespace; ``services`` and ``pods`` are what each serves."""
 
     def __init__(self, lab: Lab, node: Host, api: NodeApi, folder: Path, wanted: Served) -> None:
         words = ["-m", "bench.agents_program", api.url, str(folder)]
@@ -76,7 +76,7 @@ class Agents(Commanded):
         self.wait_for_quiet()
 
     def end(self) -> None:
-        """Before the server does, which they would miss."""
+        """End the agents before the server, whose end they would report."""
         for pid in self.pids:
             os.kill(pid, signal.SIGKILL)
 
@@ -96,14 +96,14 @@ class Agents(Commanded):
         wait_until("the agents have nothing to do", lambda: self.idle() < QUIET, SECONDS)
 
     def idle(self) -> float:
-        """Processor seconds a second, of each."""
+        """Return each agent's processor seconds per second."""
         before = sum(map(cpu_seconds, self.pids))
         time.sleep(PAUSE)
         return (sum(map(cpu_seconds, self.pids)) - before) / PAUSE / len(self.pids)
 
 
 def main() -> None:
-    """``seconds`` of each roll-out."""
+    """Measure ``seconds`` of each roll-out."""
     run_bench(__doc__, _measured, agents=100, services=1000, seconds=60.0)
 
 

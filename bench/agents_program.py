@@ -49,7 +49,7 @@ USUAL = {"SYNC_PERIOD": 3600.0}  # not the simulation's: no audit
 
 
 class Node:
-    """What an agent finds outside of its process."""
+    """The simulated surroundings of an agent."""
 
     def __init__(self, library: Library) -> None:
         self.kernel = SimKernel(library, lambda what, do, may_fail: do())
@@ -61,13 +61,13 @@ class Node:
 
 
 def paths(folder: Path, number: int) -> Paths:
-    """An agent's files, such as its status."""
+    """Return an agent's files, such as its status."""
     own = folder / f"agent-{number}"
     return Paths(STATE, own / RUN, own)
 
 
 def run_agent(library: Library, url: str, folder: Path) -> None:
-    """Until the process is ended."""
+    """Run an agent until the process is ended."""
     (folder / RUN).mkdir(parents=True)
     node, nobody = Node(library), SimpleNamespace(token=None)
     with simulated(node.kernel, cast(Any, None), cast(Any, nobody), node.table):
@@ -89,7 +89,7 @@ def run_agent(library: Library, url: str, folder: Path) -> None:
 
 
 def idle_workers(maps: Any, inbox: Inbox) -> Workers:
-    """There are no datagrams, and no Service resets connections: they would have nothing to do."""
+    """Disable workers without work: no datagrams are sent, no Service resets connections."""
 
     def end(key: bytes) -> int:
         return 0
@@ -98,7 +98,7 @@ def idle_workers(maps: Any, inbox: Inbox) -> Workers:
 
 
 def fork_agents(count: int, first: int, start: Callable[[int], None]) -> list[int]:
-    """The process ids. Each child ends with its agent."""
+    """Return the process ids. Each child ends with its agent."""
     pids = []
     for number in range(first, first + count):
         if not (pid := os.fork()):

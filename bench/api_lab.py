@@ -22,7 +22,7 @@ Sizes = list[list[int]]  # services, and endpoints of each
 
 
 def serve_pods(lab: Lab, node: Host) -> list[Host]:
-    """Two of the measured Service's endpoints, in turns."""
+    """Serve two of the measured Service's endpoints, in turns."""
     pods = [lab.pod(node, f"web-{i}", 10 + i, hooked=False) for i in (1, 2)]
     for pod in pods:
         words = "serve", pod.name, str(api_program.TARGET)
@@ -52,9 +52,9 @@ class NodeApi:
         self.kubeconfig.write_text(json.dumps(config))
 
     def move(self, client: Client, pod: int, *after: int, pause: float = PAUSE) -> float:
-        """Milliseconds until a client reaches the measured Service's new endpoint.
+        """Return the milliseconds until a client reaches the measured Service's new endpoint.
 
-        It connects again each ``pause`` seconds.
+        It connects again every ``pause`` seconds.
         """
         name = self.pods[pod].name
         client.begin("wait_for", (api_program.ADDRESS, api_program.PORT), name, pause)
@@ -79,11 +79,11 @@ class ApiNode(NodeApi):
         self.agent.agent.options = (*self.agent.agent.options, "--master", self.url)
 
     def idle(self) -> float:
-        """Processor seconds a second."""
+        """Return processor seconds per second."""
         begun, cpu = time.monotonic(), self.agent.cpu_seconds()
         time.sleep(IDLE)
         return (self.agent.cpu_seconds() - cpu) / (time.monotonic() - begun)
 
     def wait_for_quiet(self) -> None:
-        """Until the first audit has ended; the next one is an hour later."""
+        """Wait until the first audit has ended; the next one is an hour later."""
         wait_until("the first audit has ended", lambda: self.idle() < QUIET, QUIET_TIMEOUT)

@@ -105,7 +105,7 @@ def endpoint_slice(name: str, number: int, addresses: list[str]) -> Json:
 
 
 def divided(counts: list[int]) -> Iterator[tuple[str, list[str]]]:
-    """The names of Services, and the addresses of each of their slices."""
+    """Return the names of Services, and the addresses of each of their slices."""
     first = 0
     for number, count in enumerate(counts):
         for begin in range(first, first + count, SLICE):
@@ -159,7 +159,7 @@ class Cluster:
         return json.dumps({"metadata": named, "items": items[begin:end]}).encode()
 
     def line(self, number: int, addresses: list[str]) -> bytes:
-        """What a watch says of a slice with other addresses."""
+        """Return a watch's line about a slice with other addresses."""
         self.slices[number] = self.slices[number][0], addresses
         made = self.slice(number)
         self.version += 1
@@ -167,7 +167,7 @@ class Cluster:
         return json.dumps({"type": "MODIFIED", "object": made}).encode() + b"\n"
 
     def change(self, count: int, rate: float) -> float:
-        """Returns the seconds that it took."""
+        """Make the changes; return the seconds that they took."""
         begun = time.monotonic()
         for number in range(count):
             line = self.changed(self.pods[(self.turn + 1) * 7919 % len(self.pods)])
@@ -176,7 +176,7 @@ class Cluster:
         return time.monotonic() - begun
 
     def changed(self, which: int) -> bytes:
-        """One endpoint of a slice is replaced by another."""
+        """Replace one endpoint of a slice by another."""
         self.turn += 1
         others = self.slices[which][1][1:]
         return self.line(which, [*others, str(SPARE + self.turn % (1 << 20))])
@@ -192,7 +192,7 @@ class Cluster:
         return begun
 
     def follow(self, kind: str, watch: Any) -> None:
-        """Until the client has ended."""
+        """Send changes until the client has ended."""
         if kind == "endpointslices":
             with self.sending:
                 self.watches.append(watch)
@@ -201,7 +201,7 @@ class Cluster:
             time.sleep(BOOKMARKS)
 
     def bookmark(self, kind: str, watch: Any) -> bool:
-        """False if the client has ended."""
+        """Send a bookmark; return False if the client has ended."""
         like = self.objects[kind][0]
         named = {name: like[name] for name in ("kind", "apiVersion")}
         named["metadata"] = {"resourceVersion": str(self.version)}
@@ -227,7 +227,7 @@ def chunk_of(line: bytes) -> bytes:
 
 
 def is_written(watch: Any, chunk: bytes) -> bool:
-    """False if the client has ended."""
+    """Write; return False if the client has ended."""
     try:
         watch.write(chunk)
     except OSError:
@@ -268,7 +268,7 @@ def handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
             cluster.follow(kind, self.wfile)
 
         def log_message(self, *_: object) -> None:
-            """No one looks."""
+            """Log nothing."""
 
     return Handler
 

@@ -82,7 +82,7 @@ class MeasuredAgent:
         self.serve_by(0)
 
     def serve_by(self, backend: int) -> int:
-        """Replaces the measured Service's file in one step; returns CLOCK_MONOTONIC just before."""
+        """Replace the measured Service's file in one step; return CLOCK_MONOTONIC just before."""
         half = self.agent.folder / services.FILE
         half.write_text(self.texts[backend])
         begun = time.monotonic_ns()
@@ -90,7 +90,7 @@ class MeasuredAgent:
         return begun
 
     def start(self) -> Start:
-        """From starting the process until everything is programmed."""
+        """Start the process; return when everything is programmed."""
         before = len(self.agent.log())
         begun = time.monotonic()
         try:
@@ -103,7 +103,7 @@ class MeasuredAgent:
         return Start(took, self.cpu_seconds(), self.agent.log()[before:])
 
     def cold_start(self) -> Start:
-        """As if it had never run here; its programs are compiled already."""
+        """Start as if it had never run here; its programs are compiled already."""
         self.agent.stop(signal.SIGKILL)
         unpin_all(self.state)
         return self.start()
@@ -113,7 +113,7 @@ class MeasuredAgent:
         return self.start()
 
     def writes(self) -> int:
-        """The agent's own count of map updates, which its maps keep."""
+        """Return the agent's own count of map updates, which its maps keep."""
         maps = self.state.read_maps()
         try:
             return int(maps["settings"].get(0).writes)
@@ -148,7 +148,7 @@ def memory(pid: int) -> dict[str, float]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time: proc(5), stat, fields 14 and 15."""
+    """Return user and system time: proc(5), stat, fields 14 and 15."""
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 

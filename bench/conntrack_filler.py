@@ -60,7 +60,7 @@ def amid(node: Host, count: int, served: Served | None = None) -> Iterator[None]
 
 @contextmanager
 def entered(node: Host) -> Iterator[None]:
-    """This thread is in the node's network namespace."""
+    """Enter the node's network namespace with this thread."""
     netns.pushns(node.netns)
     try:
         yield

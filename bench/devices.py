@@ -72,7 +72,7 @@ class DevicesLab:
         self.node.ip(f"link del d{number}")
 
     def change(self, turn: int) -> float:
-        """Milliseconds until the client reaches the other endpoint."""
+        """Return the milliseconds until the client reaches the other endpoint."""
         self.client.begin("wait_for", (services.ADDRESS, services.PORT), self.pods[turn % 2].name)
         self.client.answer()
         time.sleep(agent.PAUSE)
@@ -80,7 +80,7 @@ class DevicesLab:
         return float(self.client.answer() - begun) / agent.MS
 
     def idle(self) -> float:
-        """Processor seconds a second."""
+        """Return processor seconds per second."""
         begun, cpu = time.monotonic(), self.agent.cpu_seconds()
         time.sleep(IDLE)
         return (self.agent.cpu_seconds() - cpu) / (time.monotonic() - begun)

@@ -118,7 +118,7 @@ def _rows(client: Client, counted: hooks.Hooks, wanted: argparse.Namespace) -> L
 
 
 def _row(what: str, costs: list[float], less: float) -> Row:
-    """The least, as the others are what else the machine did."""
+    """Return the row of the minimum: higher values include other work of the machine."""
     more = [cost - less for cost in costs]
     note = f"least {min(costs):.0f}, median {statistics.median(costs):.0f}"
     return row_of(what, more, "ns", note=note, value=min(more))

@@ -63,7 +63,7 @@ class EndedLab:
         self.clients = [self._client(lab, host) for host in hosts]
 
     def _client(self, lab: Lab, host: Host) -> Client:
-        """A client in a pod whose other process has a socket that stays."""
+        """Return a client in a pod whose other process has a socket that stays."""
         Client(lab, host).begin("await_end", (STAYING, PORT))
         return Client(lab, host)
 
@@ -75,7 +75,7 @@ class EndedLab:
         manifests.replace(self.agent.manifests / "all.yaml", manifests.text([node, *services]))
 
     def rounds(self, count: int) -> list[int]:
-        """Nanoseconds of each round; the client is another pod's each time."""
+        """Return the nanoseconds of each round; each uses a client in another pod."""
         return [self._round(self.clients[turn * 7 % len(self.clients)]) for turn in range(count)]
 
     def _round(self, client: Client) -> int:

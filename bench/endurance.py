@@ -82,7 +82,7 @@ def _run(lab: Lab, folder: Path, stack: ExitStack, wanted: argparse.Namespace) -
 
 
 def read() -> list[dict[str, float]]:
-    """The samples after the first minutes, in which the agent starts."""
+    """Return the samples after the first minutes, in which the agent starts."""
     samples = [json.loads(line) for line in FILE.read_text().splitlines()[1:]]
     return [sample for sample in samples if sample["at"] > WARM]
 

@@ -41,7 +41,7 @@ def _measured(wanted: argparse.Namespace) -> Lines:
 
 
 def _target(name: str) -> float | None:
-    """Of the engine netfilter; the flow tables have none."""
+    """Return the target of the engine netfilter; the flow tables have none."""
     protocol, state, hook = name.split(", ")
     if state == "for no service":
         is_udp_ingress = (protocol, hook) == ("UDP", "ingress")
@@ -50,7 +50,7 @@ def _target(name: str) -> float | None:
 
 
 def _one_round(folder: Path) -> dict[str, int]:
-    """Measures the code of this folder, in a process of its own."""
+    """Measure the code of this folder, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", Path(flow_program.__file__).read_text()],
         cwd=folder,

@@ -25,7 +25,7 @@ KINDS = {"UDP": socket.SOCK_DGRAM, "TCP": socket.SOCK_STREAM}
 
 @contextmanager
 def opened(client: socket.socket, where: tuple[str, int]) -> Iterator[bytes]:
-    """What such a frame has after its link header; the flow is answered once, and then silent."""
+    """Open a flow, answered once, then silent; return its packet after the link header."""
     with client:
         client.settimeout(_TIMEOUT)
         client.connect(where)
@@ -42,7 +42,7 @@ def opened(client: socket.socket, where: tuple[str, int]) -> Iterator[bytes]:
 
 
 def _numbers(stream: socket.socket) -> tuple[int, int]:
-    """The next sequence numbers, of what it sends and of what it receives."""
+    """Return the next sequence numbers, sent and received."""
     stream.setsockopt(_TCP, _REPAIR, 1)
     found = []
     for queue in (_SENT, _RECEIVED):
@@ -55,7 +55,7 @@ def _numbers(stream: socket.socket) -> tuple[int, int]:
 def _packet(
     protocol: int, own: tuple[str, int], peer: tuple[str, int], rest: bytes, sum_at: int
 ) -> bytes:
-    """IPv4 and transport header; ``sum_at``: where the checksum is."""
+    """Return IPv4 and transport header; ``sum_at``: where the checksum is."""
     ends = ip_address(own[0]).packed + ip_address(peer[0]).packed
     inner = struct.pack("!HH", own[1], peer[1]) + rest
     pseudo = ends + struct.pack("!HH", protocol, len(inner))

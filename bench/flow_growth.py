@@ -25,7 +25,7 @@ TCP = socket.IPPROTO_TCP
 
 
 def costs(sizes: Sequence[int], rounds: int) -> Lines:
-    """One map for all sizes; a connection is an entry for each direction."""
+    """Measure all sizes with one map; a connection has an entry for each direction."""
     maps, programs = flow_program.load(tcp_flows=2 * sizes[-1] + 2 * HALF_OPEN)
     yield "a packet of an established TCP connection, amid others"
     with Counted(programs) as counted, hooks.statistics():
@@ -45,7 +45,7 @@ def costs(sizes: Sequence[int], rounds: int) -> Lines:
 
 
 def _cost(counted: Counted, program: Program, most: int) -> float:
-    """Nanoseconds a packet of one of so many connections."""
+    """Return the nanoseconds per packet of one of this many connections."""
     packets = [flow_program.frame(TCP, random.randrange(most)) for _ in range(PACKETS)]
     ran = counted.per_call(lambda: [loader.run_program(program.fd, packet) for packet in packets])
     return ran[program.name]

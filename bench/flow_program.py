@@ -30,12 +30,12 @@ _PROTOCOLS = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP}
 
 
 def client(flow: int) -> tuple[IPv4Address, int]:
-    """Address and port of the flow of this number."""
+    """Return the address and port of the flow of this number."""
     return FIRST_CLIENT + flow // CLIENT_PORTS, FIRST_PORT + flow % CLIENT_PORTS
 
 
 def frame(protocol: int, flow: int) -> bytes:
-    """An Ethernet frame from the client, with a segment that only acknowledges, or data."""
+    """Return an Ethernet frame of the client: a segment that only acknowledges, or data."""
     address, port = client(flow)
     if protocol == socket.IPPROTO_TCP:
         inner = struct.pack("!HHIIBBHHH", port, BACKEND_PORT, 1, 1, 0x50, _ACK, 1000, 0, 0)
@@ -47,7 +47,7 @@ def frame(protocol: int, flow: int) -> bytes:
 
 
 def entry(protocol: int, hook: str, flow: int) -> tuple[Any, Any]:
-    """A flow whose packets stay as they are, so that one can run through the program again."""
+    """Return a flow whose packets stay unchanged, so that one can run repeatedly."""
     hooks = layout.ffi.typeof("enum hook").relements
     kinds = layout.ffi.typeof("enum flow_kind").relements
     address, port = client(flow)
@@ -65,7 +65,7 @@ def entry(protocol: int, hook: str, flow: int) -> tuple[Any, Any]:
 
 
 def load(*flags: str, **entries: int) -> tuple[dict[str, Any], list[loader.Program]]:
-    """Maps of these sizes, others as usual; both programs at a device, compiled with ``flags``."""
+    """Load maps of these sizes, and both device programs, compiled with ``flags``."""
     specs = {
         name: spec._replace(entries=entries.get(name, spec.entries))
         for name, spec in layout.MAPS.items()
@@ -80,7 +80,7 @@ def load(*flags: str, **entries: int) -> tuple[dict[str, Any], list[loader.Progr
 
 
 def measured() -> Iterator[tuple[str, int]]:
-    """Names of what is measured, and nanoseconds."""
+    """Return names of measurements, and nanoseconds."""
     maps, programs = load()
     files = {program.name: program.fd for program in programs}
     if "no_frontends" in maps:
@@ -94,7 +94,7 @@ def measured() -> Iterator[tuple[str, int]]:
 
 
 def chosen() -> Iterator[tuple[str, int]]:
-    """The same on the engine netfilter, of requests to a service; the flow tables are empty."""
+    """Measure the same on the engine netfilter, with requests; the flow tables are empty."""
     maps, programs = load()
     files = {program.name: program.fd for program in programs}
     flags = frozenset({"netfilter"})
@@ -119,7 +119,7 @@ def chosen() -> Iterator[tuple[str, int]]:
 
 
 def _fastest(program: int, packet: bytes) -> int:
-    """The smallest mean of the batches, in nanoseconds; at egress the packet was forwarded."""
+    """Return the smallest mean of the batches in nanoseconds; at egress, of a forwarded packet."""
     runs = (
         loader.run_program(
             program, packet, repeat=REPEAT, ifindex=LOOPBACK, ingress_ifindex=LOOPBACK

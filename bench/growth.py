@@ -42,7 +42,7 @@ Command = tuple[object, ...]
 
 
 class Point(NamedTuple):
-    """What was measured, and at which size."""
+    """A measured value, and its size."""
 
     axis: str
     what: str
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def sizes_up_to(most: int) -> list[int]:
-    """1, 10, 100, ..., and the last one."""
+    """Return 1, 10, 100, ..., and the largest."""
     return [10**power for power in range(len(str(most))) if 10**power < most] + [most]
 
 
@@ -124,7 +124,7 @@ def _rows(took: Took, unit: str, axis: str) -> Lines:
 
 
 def _calls(lab: GrowthLab, rounds: int) -> Took:
-    """Nanoseconds."""
+    """Return nanoseconds."""
     took: Took = defaultdict(list)
     with hooks.statistics(), ExitStack() as stack:
         agents = {node: Hooks(node.agent.state, node.agent.cgroup) for node in lab.nodes}
@@ -156,7 +156,7 @@ def _other(number: int) -> tuple[str, int]:
 
 
 def _changes(lab: GrowthLab, count: int) -> Took:
-    """Milliseconds."""
+    """Return milliseconds."""
     took: Took = defaultdict(list)
     works: list[tuple[Point, ApiNode, list[int]]] = [
         (Point(SERVICES, CHANGE, size), node, []) for size, node in lab.by_services.items()

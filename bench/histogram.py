@@ -14,7 +14,7 @@ PROGRAMMING = "kubeproxy_network_programming_duration_seconds"
 
 
 def samples(exposition: str, name: str) -> dict[str, float]:
-    """``count``, ``sum`` and each bucket by its ``le``, summed over the other labels."""
+    """Return ``count``, ``sum`` and each bucket by its ``le``, summed over the other labels."""
     found: dict[str, float] = defaultdict(float)
     for metric in text_string_to_metric_families(exposition):
         for sample in metric.samples if metric.name == name else ():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The history of a soak: every request, change of endpoints and fault; and what it shows broken.
+"""A soak's history: every request, change of endpoints and fault; and the broken promises.
 
 `make soak` writes a JSON line for each, with times of one monotonic clock in seconds. ``check``
 compares them with the promises of docs/reliability.md.
@@ -57,9 +57,10 @@ class Applied(msgspec.Struct, frozen=True, tag="applied"):
 
 
 class Fault(msgspec.Struct, frozen=True, tag="fault"):
-    """What was done to the node. ``until``: when its effect had ended, at the latest.
+    """A fault of the node.
 
-    ``harms``: the Service whose requests may fail or move meanwhile; "": none may.
+    ``until``: when its effect had ended, at the latest. ``harms``: the Service whose requests may
+    fail or move meanwhile; "": none may.
     """
 
     at: float
@@ -72,7 +73,7 @@ Record = Request | Open | Endpoints | Applied | Fault
 
 
 class Violation(NamedTuple):
-    """A broken promise: when, and what."""
+    """A broken promise, with its time."""
 
     at: float
     client: str
@@ -89,7 +90,7 @@ NOT_IN_FORCE = "a change of endpoints was late"
 
 
 class Versions:
-    """Which endpoints a Service may have had at a time."""
+    """The endpoints that a Service may have had at a time."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         changes = [it for it in records if isinstance(it, Endpoints)]
@@ -165,7 +166,7 @@ def _excused(faults: Iterable[Fault], service: str, begun: float, ended: float) 
 def _moved(
     requests: Iterable[Request], versions: Versions, faults: Sequence[Fault]
 ) -> Iterator[Violation]:
-    """A client of a Service with affinity keeps its endpoint while the Service has it."""
+    """Check that a client with affinity keeps its endpoint while the Service has it."""
     last: dict[str, Request] = {}
     for request in requests:
         if not request.sticky or request.error:
@@ -182,7 +183,7 @@ def _moved(
 
 
 def _late(versions: Versions, faults: Sequence[Fault]) -> Iterator[Violation]:
-    """Time in which the agent was away does not count."""
+    """Return the delay, without the time in which no agent ran."""
     for change in versions.changes:
         since = max([it.until for it in faults if it.at <= change.at <= it.until] + [change.at])
         seen = versions.seen(change, change.at)
@@ -195,7 +196,7 @@ _DECODER = msgspec.json.Decoder(Record)
 
 
 def read(path: Path) -> list[Record]:
-    """Raises msgspec.ValidationError."""
+    """Read the records. Raises msgspec.ValidationError."""
     with path.open("rb") as lines:
         return [_DECODER.decode(line) for line in lines]
 

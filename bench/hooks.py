@@ -34,7 +34,7 @@ class Runs(NamedTuple):
 
 
 class Counted:
-    """Programs, and what they have run."""
+    """Programs, and their runs."""
 
     def __init__(self, programs: list[Program]) -> None:
         self.programs = programs
@@ -47,7 +47,7 @@ class Counted:
             os.close(program.fd)
 
     def during(self, work: Callable[[], object]) -> dict[str, Runs]:
-        """What each program that ran during the work has run in it."""
+        """Return the runs of each program during the work."""
         before = self._runs()
         work()
         after = self._runs()
@@ -58,7 +58,7 @@ class Counted:
         }
 
     def per_call(self, work: Callable[[], object]) -> dict[str, float]:
-        """Nanoseconds a call, for each program that ran during the work."""
+        """Return nanoseconds per call, of each program that ran during the work."""
         return {name: runs.nanoseconds / runs.times for name, runs in self.during(work).items()}
 
     def _runs(self) -> dict[str, Runs]:
@@ -67,7 +67,7 @@ class Counted:
 
 
 class Packets(Counted):
-    """Those for devices with a link header; known by their tcx links (kernel 6.6)."""
+    """The programs for devices with a link header; known by their tcx links (kernel 6.6)."""
 
     def __init__(self, state: StateDir) -> None:
         ends = {pin.name.partition("-")[2]: pin for pin in state.devices_directory.iterdir()}
@@ -75,7 +75,7 @@ class Packets(Counted):
 
 
 def _at_device(name: str, pin: Path) -> Program:
-    """Raises NodeError if the pin is not a tcx link."""
+    """Return the program of a pin. Raises NodeError if it is not a tcx link."""
     link = bpf.get(str(pin)) if pin.is_file() else None
     if link is None:
         raise NodeError(f"{pin} is not a tcx link: the statistics need Linux 6.6")
@@ -87,7 +87,7 @@ def _at_device(name: str, pin: Path) -> Program:
 
 
 class Hooks(Counted):
-    """What an agent has in force at its cgroup; with ``many``, of its services any may be asked."""
+    """An agent's programs at its cgroup; with ``many``, any of its services may be used."""
 
     def __init__(self, state: StateDir, cgroup: Path, *, many: bool = False) -> None:
         self.state, self.cgroup, self.many = state, cgroup, many
@@ -146,7 +146,7 @@ class EmptyHooks(Counted):
 
 @contextmanager
 def statistics() -> Iterator[None]:
-    """Makes the kernel measure every run; that takes time, so latencies are measured without."""
+    """Have the kernel measure every run; this takes time, so latencies are measured without."""
     fd = bpf.enable_stats()
     try:
         yield

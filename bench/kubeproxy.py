@@ -189,7 +189,7 @@ COMMIT
 
 
 def nft(them: list[NodePort], node: str, node_address: str, pods: str) -> str:
-    """A table for `nft -f`, for the family of the node's address."""
+    """Return a table for `nft -f`, for the family of the node's address."""
     v6 = ":" in node_address
     ports = [(each, protocol) for each in them for protocol in each.protocols]
     hairpins = [
@@ -243,14 +243,13 @@ def _nft_target(service: NodePort) -> str:
 
 
 def _host_port(address: str) -> str:
-    """An endpoint's, as rules have it."""
+    """Return an endpoint's address and port as in rules."""
     return f"[{address}]:{TARGET}" if ":" in address else f"{address}:{TARGET}"
 
 
 def iptables(them: list[NodePort], pods: str) -> str:
-    """Both tables for `iptables-restore`, or for ip6tables-restore if the addresses are IPv6.
-
-    The NodePorts are asked last, as they must be.
+    """Return both tables for `iptables-restore`, or for ip6tables-restore if the addresses are
+    IPv6. The rules for NodePorts come last, as required.
     """
     rules = [
         line
@@ -287,7 +286,9 @@ def _rules(service: NodePort, protocol: str, pods: str) -> Iterator[str]:
 
 
 class Ipvs(NamedTuple):
-    """For `ipset restore`, `iptables-restore`, `ipvsadm --restore`, and IPVS_DEVICE's addresses."""
+    """Input of `ipset restore`, `iptables-restore`, `ipvsadm --restore`, and IPVS_DEVICE's
+    addresses.
+    """
 
     sets: str
     rules: str
@@ -296,7 +297,7 @@ class Ipvs(NamedTuple):
 
 
 def ipvs(them: list[NodePort], node: str, node_address: str, pods: str) -> Ipvs:
-    """IPv4, with the scheduler rr, kube-proxy's default."""
+    """Return the mode ipvs for IPv4, with the scheduler rr, kube-proxy's default."""
     ports = [(each, protocol) for each in them for protocol in each.protocols]
     addresses = [each.address for each in them]
     sets = [f"create {name} {kind}" for name, kind in _IPVS_SETS.items()]
@@ -319,5 +320,5 @@ def ipvs(them: list[NodePort], node: str, node_address: str, pods: str) -> Ipvs:
 
 
 def _hash(*words: str) -> str:
-    """16 letters and digits, as kube-proxy's chains have."""
+    """Return 16 letters and digits, as in kube-proxy's chains."""
     return b32encode(hashlib.sha256("/".join(words).encode()).digest()).decode()[:16]

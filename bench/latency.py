@@ -30,7 +30,7 @@ VIP = (services.ADDRESS, services.PORT)
 
 
 def requests(lab: ConnectLab, agents: dict[str, Hooks], rounds: int) -> Lines:
-    """One target after the other, within a round; one set of hooks after the other, in between."""
+    """Measure one target after the other within a round; change the hooks between rounds."""
     took: Samples = defaultdict(list)
     for _ in range(rounds):
         for who in random.sample([NO_HOOKS, *agents], k=1 + len(agents)):
@@ -82,9 +82,9 @@ def _ratio(
 
 
 def run_times(lab: ConnectLab, agents: dict[str, Hooks], wanted: argparse.Namespace) -> Lines:
-    """The same few kinds of work for each agent, round by round.
+    """Do the same few kinds of work for each agent, round by round.
 
-    What is for no service is less what programs show that do nothing.
+    From packets without a service, the time of empty programs is subtracted.
     """
     took: dict[tuple[str, str], list[float]] = defaultdict(list)
     with hooks.statistics(), hooks.EmptyHooks(lab.empty) as empty:
@@ -106,7 +106,7 @@ def run_times(lab: ConnectLab, agents: dict[str, Hooks], wanted: argparse.Namesp
 
 
 def _target(what: str) -> float | None:
-    """A first datagram has none."""
+    """Return the target; a first datagram has none."""
     if NO_SERVICE in what:
         return targets.OTHER_SOCKET
     special = {"connect4, hit, any service": targets.ANY_SERVICE, "sendmsg4, new socket": None}
@@ -119,7 +119,7 @@ def _work_for_no_service(lab: ConnectLab) -> Callable[[], object]:
 
 
 def _costs(lab: ConnectLab, each: Hooks, count: int) -> dict[tuple[str, str], float]:
-    """Nanoseconds a call, by program and what it was asked."""
+    """Return nanoseconds per call, by program and request."""
     do, direct = lab.client.do, _direct(lab.backends[0])
     found: dict[tuple[str, str], float] = {}
     kinds = {

@@ -104,19 +104,19 @@ def sums(found: Result) -> Iterator[Sum]:
 
 
 class Formula(NamedTuple):
-    """MB, besides those for each possible CPU; kB for each Service, and for each endpoint."""
+    """MB, in addition to those per possible CPU; kB per Service, and per endpoint."""
 
     base: int
     service: float
     endpoint: float
 
     def size(self, services: int, endpoints: int, cpus: int) -> float:
-        """MB."""
+        """Return MB."""
         growing = services * self.service + endpoints * self.endpoint
         return self.base + PER_CPU * cpus + growing / 1e3
 
     def limit(self, services: int, endpoints: int, cpus: int) -> str:
-        """A memory limit with a quarter more, in multiples of 64 MiB."""
+        """Return a memory limit with a quarter more, in multiples of 64 MiB."""
         size = 1.25 * MB * self.size(services, endpoints, cpus)
         return f"{64 * math.ceil(size / (64 << 20))}Mi"
 
@@ -146,12 +146,12 @@ def _up(size: float) -> float:
 
 
 def peak(pid: int) -> float:
-    """The most MB that the process ever had: proc(5), VmHWM."""
+    """Return the process's maximum in MB: proc(5), VmHWM."""
     return _number(Path(f"/proc/{pid}/status"), "VmHWM:") * 1024 / MB
 
 
 def map_memory(state: StateDir) -> float:
-    """What the kernel counts for all maps, in MB."""
+    """Return what the kernel counts for all maps, in MB."""
     maps = state.read_maps()
     try:
         return sum(_memlock(each.fd) for each in maps.values()) / MB
@@ -169,7 +169,7 @@ def _number(path: Path, name: str) -> int:
 
 
 def kernel_memory(group: MemoryLimit) -> float:
-    """What the kernel has allocated for the processes of a memory cgroup, in MB."""
+    """Return what the kernel has allocated for a memory cgroup's processes, in MB."""
     of_v1 = group.folder / "memory.kmem.usage_in_bytes"
     if of_v1.exists():
         return int(of_v1.read_text()) / MB

@@ -103,7 +103,7 @@ class MovedLab:
         return made
 
     def _write(self) -> None:
-        """The Service with its endpoints of now."""
+        """Write the Service with its current endpoints."""
         port = {"name": "udp", "protocol": "UDP", "port": TARGET}
         frontend = {**port, "port": PORT, "nodePort": NODEPORT}
         ips = ["10.96.0.10", "fd00:96::10"]
@@ -120,12 +120,12 @@ class MovedLab:
         manifests.replace(self.agent.manifests / "all.yaml", manifests.text([node, *objects]))
 
     def staying(self, *, v6: bool) -> Served:
-        """Flows to the NodePort that no move ends."""
+        """Add flows to the NodePort that no move ends."""
         node, pod = (self.node.v6, self.stays.v6) if v6 else (self.node.v4, self.stays.v4)
         return Served((ip_address(node), NODEPORT), (ip_address(pod), TARGET))
 
     def move(self, *, v6: bool, known: bool) -> float:
-        """Milliseconds from the new slice to the last datagram that the removed endpoint got."""
+        """Return the milliseconds from the new slice to the removed endpoint's last datagram."""
         removed = self.servers[self.turns[0], v6]
         opened = self._client_of(removed, v6=v6) if known else self._unknown_client(v6=v6)
         with opened as client, _sending(client):
@@ -143,7 +143,7 @@ class MovedLab:
         return (last - begun) / MS
 
     def _unknown_client(self, *, v6: bool) -> socket.socket:
-        """A socket whose flow conntrack leads to the endpoint that goes, and programs elsewhere."""
+        """Return a socket whose flow conntrack leads to the removed endpoint."""
         client = self._client_of(self.servers[self.stays, v6], v6=v6)
         source, destination = client.getsockname(), client.getpeername()
         addresses = ip_address(source[0]), ip_address(destination[0])
@@ -155,7 +155,7 @@ class MovedLab:
         return client
 
     def _client_of(self, server: socket.socket, *, v6: bool) -> socket.socket:
-        """A socket whose flow has this endpoint."""
+        """Return a socket whose flow has this endpoint."""
         while True:
             client = _open(self.outside, v6=v6)
             client.connect((self.node.v6 if v6 else self.node.v4, NODEPORT))
@@ -174,7 +174,7 @@ def _open(host: Host, *, v6: bool) -> socket.socket:
 
 @contextmanager
 def _sending(client: socket.socket) -> Iterator[None]:
-    """A datagram with its time is sent each PERIOD, by a thread."""
+    """Let a thread send a datagram with its time every PERIOD."""
     ended = threading.Event()
 
     def send() -> None:
@@ -191,7 +191,7 @@ def _sending(client: socket.socket) -> Iterator[None]:
 
 
 def _newest(server: socket.socket) -> int:
-    """When the last datagram was sent of those that have come since the last call; 0 if none."""
+    """Return when the last datagram received since the last call was sent; 0 if none."""
     newest = 0
     while True:
         try:

@@ -57,7 +57,7 @@ class Sender:
         self.process = lab.lab.keep(subprocess.Popen(command, **_PIPE))  # type: ignore[call-overload]
 
     def send(self, packet: bytes) -> float:
-        """Nanoseconds a packet."""
+        """Return nanoseconds per packet."""
         frame = self._mac + bytes.fromhex("020000000000") + b"\x08\x00" + packet
         self.process.stdin.write(f"{PACKETS} {frame.hex()}\n")
         self.process.stdin.flush()
@@ -76,7 +76,7 @@ class NodeCost:
         self._nothing = Sender(lab, lab.far.node)
 
     def measure(self, rounds: int) -> tuple[dict[Key, list[float]], dict[str, list[float]]]:
-        """What each took in each round, less what nothing took; and the latter, by protocol."""
+        """Return the times of each round, less those of packets dropped at once; and the latter."""
         took: dict[Key, list[float]] = defaultdict(list)
         nothing: dict[str, list[float]] = defaultdict(list)
         keys = [(*case, protocol) for case in self.lab.cases for protocol in KINDS]
@@ -90,7 +90,7 @@ class NodeCost:
     def through(
         self, variant: str, place: str, protocol: str, prepare: Callable[[], object] = lambda: None
     ) -> float:
-        """Nanoseconds a packet; ``prepare`` is called once its flow is open."""
+        """Return nanoseconds per packet; ``prepare`` is called once its flow is open."""
         end = self.lab.sites[variant].pod if place == LOCAL else self.lab.far.node
         with flow_frames.opened(*self._flow(variant, place, protocol)) as packet:
             prepare()
@@ -102,19 +102,19 @@ class NodeCost:
         return took
 
     def dropped(self, protocol: str) -> float:
-        """Nanoseconds of a packet that is dropped before any stack."""
+        """Return the nanoseconds of a packet that is dropped before any stack."""
         with flow_frames.opened(*self._flow(DIRECT, LOCAL, protocol)) as packet:
             return self._nothing.send(packet)
 
     def _flow(self, variant: str, place: str, protocol: str) -> tuple[socket.socket, Where]:
-        """A socket of the client, and where it goes."""
+        """Return a socket of the client, and its destination."""
         client = NETNS / self.lab.client.host.netns
         made = call_in(client, lambda: socket.socket(socket.AF_INET, KINDS[protocol]))
         return made, self.lab.target(variant, place)
 
 
 def sorted_keys(took: Iterable[Key]) -> list[Key]:
-    """By place and protocol; the variants in their order."""
+    """Return keys by place and protocol; the variants in their order."""
     return sorted(took, key=lambda key: (*key[1:], VARIANTS.index(key[0])))
 
 
@@ -151,7 +151,7 @@ def _mac(host: Namespace) -> bytes:
 
 
 def _received(host: Namespace) -> int:
-    """Packets that came in by eth0."""
+    """Return the number of packets that came in by eth0."""
     shown = subprocess.run(
         [*host.enter, "cat", "/proc/net/dev"], check=True, capture_output=True, text=True
     )

@@ -43,7 +43,7 @@ table inet parts {
 
 
 class Setup(NamedTuple):
-    """The program at each hook, and whether the chain is there."""
+    """The program at each hook, and whether the chain exists."""
 
     ingress: str = OURS
     egress: str = OURS
@@ -63,7 +63,7 @@ SETUPS = {
 
 
 class Parts:
-    """The parts of a node. Its agent has no such chain, and puts no program back."""
+    """The parts of a node. Its agent has no such chain, and restores no program."""
 
     def __init__(self, lab: NodePortLab) -> None:
         lab.restart(NETFILTER, "--audit=report", "--conntrack-tcp-be-liberal")
@@ -76,7 +76,7 @@ class Parts:
             self._take(pin)
 
     def become(self, setup: Setup) -> None:
-        """Changes what differs from now."""
+        """Change the parts that differ."""
         for hook in tcx.TCX_HOOKS:
             if getattr(setup, hook) != getattr(self._now, hook):
                 self._attach(hook, getattr(setup, hook))
@@ -85,7 +85,7 @@ class Parts:
         self._now = setup
 
     def _take(self, pin: Path) -> None:
-        """Detaches the agent's program, and keeps it."""
+        """Detach the agent's program, and keep it."""
         index, _, hook = pin.name.partition("-")
         self._devices.add(int(index))
         with bpf.opened(pin) as link:
@@ -145,7 +145,7 @@ def _costs(lab: NodePortLab, rounds: int) -> Lines:
 
 
 def _through(cost: NodeCost, parts: Parts, name: str, protocol: str) -> float:
-    """Nanoseconds a packet; its flow is opened with the program at ingress."""
+    """Return nanoseconds per packet; its flow is opened with the program at ingress."""
     if name == NFTABLES:
         return cost.through(NFTABLES, REMOTE, protocol)
     setup = SETUPS[name]

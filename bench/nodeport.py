@@ -75,7 +75,7 @@ class Found(NamedTuple):
 
 
 def main() -> None:
-    """``streams`` are rounds of the node's cost."""
+    """Measure; ``streams`` is the number of rounds of the node's cost."""
     run_bench(__doc__, _measured, others=1000, rounds=60, streams=20)
 
 

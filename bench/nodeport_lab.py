@@ -88,7 +88,7 @@ Case = tuple[str, str]  # variant, place
 
 
 def build(folder: Path) -> None:
-    """Client, server and sender. Raises CalledProcessError if gcc fails."""
+    """Build client, server and sender. Raises CalledProcessError if gcc fails."""
     for name in ("client", "server", "stream"):
         source = Path(__file__).parent / "load" / f"{name}.c"
         subprocess.run(["gcc", "-O2", "-o", str(folder / name), str(source)], check=True)
@@ -102,7 +102,7 @@ class Client:
         self.process = lab.keep(host.start([str(folder / "client")], **_PIPE))
 
     def do(self, command: str, where: Where, count: int) -> list[int]:
-        """One of the commands of client.c; the nanoseconds that it answers."""
+        """Run a command of client.c; return the nanoseconds that it answers."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"{command} {where[0]} {where[1]} {count}\n")
@@ -152,14 +152,14 @@ class NodePortLab:
         self._add_rules()
 
     def target(self, variant: str, place: str) -> Where:
-        """Where the client connects to."""
+        """Return the client's destination."""
         site = self.sites[variant]
         if variant == DIRECT:
             return (site if place == LOCAL else self.far).pod.v4, services.TARGET
         return site.node.v4, _PORTS[place]
 
     def restart(self, variant: str, *options: str) -> LabAgent:
-        """The agent, with other options."""
+        """Restart the agent with other options."""
         agent = self.agents[variant]
         agent.stop()
         agent.options = (*_detecting(), *options)
@@ -167,7 +167,7 @@ class NodePortLab:
         return agent
 
     def _site(self, name: str, number: int) -> Site:
-        """A node that sends no ICMP redirects: the router would follow them and bypass the node."""
+        """Make a node without ICMP redirects: the router would follow them and bypass the node."""
         node = self.lab.node(name, number)
         for device in ("all", "eth0"):
             node.sysctl(f"net.ipv4.conf.{device}.send_redirects", 0)
@@ -177,7 +177,7 @@ class NodePortLab:
         return Site(node, pod, server)
 
     def _add_routes(self) -> None:
-        """Pods are reached through their nodes, those of far through plain, in both directions."""
+        """Route pods through their nodes, far's through plain, in both directions."""
         self.lab.router.sysctl("net.bridge.bridge-nf-call-iptables", 0)
         plain = self.sites[DIRECT].node
         for site in self.sites.values():
@@ -186,7 +186,7 @@ class NodePortLab:
         self.far.node.ip(f"route add {self.client.host.v4} via {plain.v4}")
 
     def _services(self, site: Site) -> list[NodePort]:
-        """The two that are measured, among the others."""
+        """Return the two measured Services among the others."""
         measured = [
             NodePort(
                 name=f"web-{place}",
@@ -210,7 +210,7 @@ class NodePortLab:
         return agent
 
     def _add_rules(self) -> None:
-        """Loads kube-proxy's and the CNI's rules. A kernel may lack iptables-legacy, or IPVS."""
+        """Load kube-proxy's and the CNI's rules. A kernel may lack iptables-legacy, or IPVS."""
         self.sites[TRACKED].node.nft(_MASQUERADE)
         site = self.sites[NFTABLES]
         them = self._services(site)
@@ -238,17 +238,17 @@ class NodePortLab:
         )
 
     def state(self, variant: str) -> StateDir:
-        """The state directory of its agent."""
+        """Return the state directory of its agent."""
         return StateDir(self.agents[variant].paths.state)
 
     @property
     def cases(self) -> list[Case]:
-        """All variants and places that are compared."""
+        """Yield all variants and places that are compared."""
         return [(variant, place) for place in PLACES for variant in self.sites]
 
 
 def _takes(site: Site, command: str, text: str) -> bool:
-    """Return whether the kernel has taken it."""
+    """Return whether the kernel accepted it."""
     words = [*site.node.enter, *command.split()]
     return not subprocess.run(words, input=text, text=True, check=False).returncode
 

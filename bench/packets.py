@@ -49,7 +49,7 @@ def costs(lab: NodePortLab) -> Lines:
 
 
 def clock_cost() -> float:
-    """Nanoseconds that the kernel's statistics show for a program that does nothing."""
+    """Return the nanoseconds that the kernel counts for an empty program."""
     with Counted([_empty_program()]) as empty:
         (program,) = empty.programs
         ran = empty.per_call(lambda: loader.run_program(program.fd, _frame(6), repeat=REPEAT))
@@ -57,7 +57,7 @@ def clock_cost() -> float:
 
 
 def _at_uplink(lab: NodePortLab, programs: Packets, clock: float) -> Lines:
-    """All kinds in turns, round by round."""
+    """Measure all kinds in turns, round by round."""
     took: dict[Kind, list[float]] = defaultdict(list)
     works = _works(lab)
     for _ in range(ROUNDS):
@@ -73,7 +73,7 @@ def _target(what: str) -> float | None:
 
 
 def _works(lab: NodePortLab) -> dict[str, Callable[[], object]]:
-    """What is done for each figure; others' traffic has another client, the same node and pod."""
+    """Return the work for each figure; other traffic has another client, the same node and pod."""
     theirs = (lab.sites[EBPFLB].pod.v4, services.TARGET)
     works = {}
     for place in PLACES:
@@ -109,7 +109,7 @@ def _net(runs: Runs, clock: float) -> float:
 
 
 def _test_runs(programs: Packets) -> Lines:
-    """Without statistics; less what the same run shows for an empty program."""
+    """Return test runs without statistics, less those of an empty program."""
     with Counted([_empty_program()]) as empty:
         nothing = _test_run(empty.programs[0], 6)
     for name, protocol in (("UDP", 17), ("TCP", 6)):
@@ -136,7 +136,7 @@ def _empty_program() -> Program:
 
 
 def _frame(protocol: int) -> bytes:
-    """Ethernet, IPv4, and ports with nothing that opens a TCP connection."""
+    """Return Ethernet, IPv4, and ports, without the opening of a TCP connection."""
     source, destination = (ip_address(it).packed for it in ("198.51.100.9", "203.0.113.9"))
     ports = struct.pack("!HH", 40000, 443)
     tcp = ports + struct.pack("!IIBBHHH", 1, 1, 5 << 4, 0x10, 512, 0, 0)

@@ -95,13 +95,13 @@ SUMMARY = (
 
 
 def read_results(folder: Path) -> Results:
-    """Of all parts that have been measured."""
+    """Return the results of all parts that have been measured."""
     files = {name: folder / f"{name}.json" for name in PARTS}
     return {name: result.read(path) for name, path in files.items() if path.exists()}
 
 
 def renew(folder: Path = RESULTS, pages: tuple[Path, ...] = PAGES) -> None:
-    """Draws all results, and writes all pages. Raises KeyError for a marker of no part."""
+    """Draw all results, and write all pages. Raises KeyError for a marker of no part."""
     results = read_results(folder)
     for name, each in results.items():
         plot.draw(each, PARTS[name].panels, folder / f"{name}.png")
@@ -111,7 +111,7 @@ def renew(folder: Path = RESULTS, pages: tuple[Path, ...] = PAGES) -> None:
 
 
 def renewed(text: str, results: Results, folder: Path, at: Path) -> str:
-    """A page in the folder ``at``, with what stands between its markers made again."""
+    """Return a page in the folder ``at``, with new text between its markers."""
 
     def block(found: re.Match[str]) -> str:
         return f"{found[1]}{_content(found[2], results, folder, at)}\n{found[3]}"
@@ -127,7 +127,7 @@ def _content(name: str, results: Results, folder: Path, at: Path) -> str:
 
 
 def _part(part: Part, found: Result, folder: Path, at: Path) -> str:
-    """The plot, how and when it was measured, and a table of the figures that miss their target."""
+    """Return the plot, how and when it was measured, and a table of missed targets."""
     plot = folder / f"{part.name}.png"
     shown = f"![{part.title}]({os.path.relpath(plot, at)})\n\n" if plot.exists() else ""
     file = os.path.relpath(folder / f"{part.name}.json", at)
@@ -142,7 +142,7 @@ def _targets(*found: Result) -> str:
 
 
 def _table(found: Result) -> str:
-    """The figures that miss their target; the plot shows the others."""
+    """Return the figures that miss their target; the plot shows the others."""
     missed = [it for it in found.headed() if it[1].judgement().startswith("missed")]
     lines, last = list[str](), ""
     for heading, row in missed:
@@ -171,7 +171,7 @@ def _of_peers(results: Results, each: Compared) -> list[str]:
 
 
 def _machines(results: Results) -> str:
-    """Each machine, and if there are several also what was measured there."""
+    """Return each machine, and what was measured there if there are several."""
     parts: dict[str, list[str]] = {}
     for name, each in results.items():
         parts.setdefault(_DAY.split(each.machine)[0], []).append(name)

@@ -22,7 +22,7 @@ TARGET = "tab:red"
 
 
 def draw(result: Result, panels: Sequence[Panel], path: Path) -> None:
-    """One panel below the other. What is not in the result is left out."""
+    """Draw the panels one below the other; what the result lacks is left out."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -46,7 +46,7 @@ def draw(result: Result, panels: Sequence[Panel], path: Path) -> None:
 
 
 def _rows(result: Result, panel: Panel) -> list[Row]:
-    """Curves are a panel of their own where a heading has both."""
+    """Return the rows of panels; curves get one of their own if a heading has both."""
     found = [row for row in result.rows(panel.heading) if row.unit == panel.unit]
     return [row for row in found if row.axis] or found
 
@@ -74,7 +74,7 @@ def _bars(axes: Any, rows: list[Row]) -> None:
 
 
 def _curves(axes: Any, rows: list[Row]) -> None:
-    """From 0 on, so that what is flat looks flat."""
+    """Draw curves from 0 on, so that flat ones look flat."""
     lines: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         lines[row.what].append(row)

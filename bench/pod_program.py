@@ -31,7 +31,7 @@ Where = tuple[str, int]
 
 
 def serve(name: str, port: str) -> None:
-    """Never returns; prints "ready" when it listens."""
+    """Serve for ever; print "ready" when it listens."""
     stream = socket.create_server(("", int(port)), backlog=512)
     datagram = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     datagram.bind(("", int(port)))
@@ -61,7 +61,7 @@ def _stream() -> socket.socket:
 
 
 def request(where: Where) -> int:
-    """Nanoseconds from connect to the answer."""
+    """Return the nanoseconds from connect to the answer."""
     with _stream() as client:
         begun = time.monotonic_ns()
         client.connect(where)
@@ -71,7 +71,7 @@ def request(where: Where) -> int:
 
 
 def take_turns(targets: list[Where], count: int) -> list[list[int]]:
-    """``count`` requests to each target, every other time in reverse order: A B B A A B."""
+    """Send ``count`` requests to each target, every other time in reverse order: A B B A A B."""
     took: list[list[int]] = [[] for _ in targets]
     there = list(enumerate(targets))
     back = there[::-1]
@@ -82,7 +82,7 @@ def take_turns(targets: list[Where], count: int) -> list[list[int]]:
 
 
 def scatter(targets: list[Where]) -> None:
-    """Begins a connection to each target, without waiting for it, and closes it."""
+    """Begin a connection to each target without waiting for it, and close it."""
     for where in targets:
         with _stream() as client:
             client.setblocking(False)
@@ -90,7 +90,7 @@ def scatter(targets: list[Where]) -> None:
 
 
 def send(where: Where, sockets: int, count: int) -> None:
-    """Sends ``count`` requests from each of ``sockets`` unconnected UDP sockets."""
+    """Send ``count`` requests from each of ``sockets`` unconnected UDP sockets."""
     for _ in range(sockets):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
             client.settimeout(TIMEOUT)
@@ -100,7 +100,7 @@ def send(where: Where, sockets: int, count: int) -> None:
 
 
 def send_bursts(where: Where, sockets: int, count: int) -> None:
-    """As ``send``, but each socket sends all before it receives."""
+    """Do as ``send``, but each socket sends all requests before it receives."""
     for _ in range(sockets):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
             client.settimeout(TIMEOUT)
@@ -118,7 +118,7 @@ def name_peer(where: Where, count: int) -> None:
 
 
 def await_end(where: Where) -> int:
-    """Connects a UDP socket, prints that it has, and returns when the agent has ended it."""
+    """Connect a UDP socket, print that, and return when the agent has ended it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.connect(where)
         print("true", flush=True)
@@ -162,7 +162,7 @@ COMMANDS: dict[str, Callable[..., object]] = {
 
 
 def run() -> None:
-    """Runs commands until the input ends. JSON has lists of host and port; sockets need tuples."""
+    """Run commands until the input ends. JSON has lists of host and port; sockets need tuples."""
     gc.disable()
     for line in sys.stdin:
         command, *words = json.loads(line)

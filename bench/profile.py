@@ -118,7 +118,7 @@ def _profiled(works: Works, rounds: int, folder: Path) -> Lines:
 
 
 def _sampled(work: Work, pids: Sequence[int], folder: Path) -> Counter[str]:
-    """Samples by group, while it is done."""
+    """Return samples by group, while it is done."""
     file, control, done = folder / "perf.data", folder / "perf.control", folder / "perf.done"
     for fifo in (control, done):
         fifo.unlink(missing_ok=True)

@@ -49,7 +49,7 @@ _URL = "http://127.0.0.1:10249/metrics"
 
 
 def main() -> None:
-    """``seconds`` of changes for each rate."""
+    """Measure ``seconds`` of changes for each rate."""
     run_bench(__doc__, _measured, services=1000, seconds=60.0)
 
 
@@ -77,7 +77,7 @@ class Side:
         return self.api.move(self.client, self.turn % 2, pause=self.poll)
 
     def latencies(self) -> dict[str, float]:
-        """The histogram as the proxy serves it."""
+        """Return the histogram that the proxy serves."""
         words = [*self.node.enter, sys.executable, "-IS", "-c", _METRICS.format(_URL)]
         text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
         return histogram.samples(text, histogram.PROGRAMMING)
@@ -116,7 +116,7 @@ class KubeProxy(Side):
         }
 
     def _serves(self) -> bool:
-        """Whether its rules, which come all at once, are there."""
+        """Whether its rules, which come all at once, exist."""
         command = ["nft", "list", "map", "ip", "kube-proxy", "service-ips"]
         if self.mode == "iptables":
             command = ["iptables-save", "-t", "nat"]

@@ -22,7 +22,7 @@ TIMEOUT = 10.0  # seconds
 
 
 def serve(port: str, milliseconds: str) -> None:
-    """Never returns; prints "ready" when it listens."""
+    """Serve for ever; print "ready" when it listens."""
     listener = socket.create_server(("", int(port)), backlog=4096)
     print("ready", flush=True)
     while True:
@@ -52,7 +52,7 @@ async def _load(address: str, port: int, rate: float, seconds: float, seed: int)
 
 
 def load(address: str, port: str, rate: str, seconds: str, seed: str) -> None:
-    """Raises what the first connection that fails raised."""
+    """Send the load. Raises the error of the first connection that fails."""
     took = asyncio.run(_load(address, int(port), float(rate), float(seconds), int(seed)))
     print(json.dumps(took), flush=True)
 

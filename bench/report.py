@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures beside their targets, as values and as text; and the machine that they are from."""
+"""Figures beside their targets, as values and as text; and the machine that measured them."""
 
 import os
 import platform
@@ -55,7 +55,7 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"missed by {abs(self.value / self.target - 1):.0%}"
 
     def _spread(self) -> str:
-        """For the reader to judge the figure by."""
+        """Return the variation, to judge the figure."""
         if self.rounds < 2:
             return ""
         what = f"of {self.rounds}:" if self.rounds < 4 else "middle half"
@@ -87,20 +87,20 @@ def row_of(
 
 
 def number(value: float) -> str:
-    """Three digits at least: 12345, 123, 12.3, 1.230, 0."""
+    """Format with at least three digits: 12345, 123, 12.3, 1.230, 0."""
     if value == int(value) or abs(value) >= 100:
         return f"{value:.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that ``share`` of all are not above; 0.5 is the median."""
+    """Return the value that ``share`` of all do not exceed; 0.5 is the median."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def table(rows: Sequence[Line]) -> str:
-    """A heading for each plain string."""
+    """Format rows as a table; plain strings are headings."""
     cells = [row.cells() for row in rows if isinstance(row, Row)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join(f"\n{row}" if isinstance(row, str) else _line(row, widths) for row in rows)

@@ -24,7 +24,7 @@ class Result(msgspec.Struct, frozen=True):
     lines: list[Line]
 
     def headed(self) -> Iterator[tuple[str, Row]]:
-        """All rows, each with its heading."""
+        """Yield all rows, each with its heading."""
         heading = ""
         for line in self.lines:
             if isinstance(line, Row):
@@ -33,16 +33,16 @@ class Result(msgspec.Struct, frozen=True):
                 heading = line
 
     def rows(self, heading: str = "") -> list[Row]:
-        """Those below headings that begin so."""
+        """Return the rows below headings that begin so."""
         return [row for above, row in self.headed() if above.startswith(heading)]
 
     def text(self) -> str:
-        """As it is printed."""
+        """Return the printed form."""
         return f"# {self.command}\n{self.machine}\n{report.table(self.lines)}"
 
 
 def write(result: Result, path: Path) -> None:
-    """In one step, so that an interrupted run leaves the former file."""
+    """Write in one step, so that an interrupted run leaves the former file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_suffix(".half")
     half.write_bytes(msgspec.json.format(msgspec.json.encode(_rounded(result)), indent=1) + b"\n")
@@ -50,7 +50,7 @@ def write(result: Result, path: Path) -> None:
 
 
 def _rounded(result: Result) -> Result:
-    """Six digits of each figure: the others are noise, and make the files long."""
+    """Round to six digits: others are noise, and make the files long."""
     lines = [line if isinstance(line, str) else _short(line) for line in result.lines]
     return msgspec.structs.replace(result, lines=lines)
 
@@ -61,7 +61,7 @@ def _short(row: Row) -> Row:
 
 
 def read(path: Path) -> Result:
-    """Raises msgspec.ValidationError where the file is another version's."""
+    """Read a file. Raises msgspec.ValidationError if it is another version's."""
     return msgspec.json.decode(path.read_bytes(), type=Result)
 
 
@@ -93,7 +93,7 @@ def run_bench(
 
 
 def _command() -> str:
-    """As typed, less the file that the figures go to."""
+    """Return the command as typed, without the output file."""
     module = f"bench.{Path(sys.argv[0]).stem}"
     words = iter(sys.argv[1:])
     kept = [word for word in words if word != "--json" or not next(words)]

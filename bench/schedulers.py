@@ -56,7 +56,7 @@ WAYS = [
 
 
 def main() -> None:
-    """``seconds`` of each scheduler, a round."""
+    """Measure ``seconds`` of each scheduler, a round."""
     run_bench(__doc__, _measured, rounds=5, seconds=8.0)
 
 

@@ -50,7 +50,7 @@ class NodePort(NamedTuple):
 
 
 def node_ports(count: int, endpoints: int) -> list[NodePort]:
-    """``count`` other Services over TCP with ``endpoints`` each, where no process listens."""
+    """Return ``count`` other TCP Services with ``endpoints`` each, where no process listens."""
     return [
         NodePort(
             name=f"service-{number}",
@@ -67,14 +67,14 @@ def node_ports(count: int, endpoints: int) -> list[NodePort]:
 
 
 def write_node_ports(folder: Path, node: str, node_address: str, them: list[NodePort]) -> None:
-    """With the Node and the range of cluster IPs."""
+    """Write them with the Node and the range of cluster IPs."""
     items = [manifests.service_cidr(CIDR), manifests.node(node, node_address)]
     items += [item for each in them for item in each.manifests()]
     _write(folder / "node-ports.json", items)
 
 
 def measured(node: str, node_address: str, pod: str, address: str) -> str:
-    """The file of the measured Service: of TCP and UDP, with one endpoint, and its Node."""
+    """Write the file of the measured Service: TCP and UDP, one endpoint, and its Node."""
     target = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
     ports = [{**port, "port": PORT} for port in target]
     endpoint = manifests.endpoint(address, node=node, target=pod)
@@ -87,12 +87,12 @@ def measured(node: str, node_address: str, pod: str, address: str) -> str:
 
 
 def address(number: int) -> str:
-    """The cluster IP of one of the many."""
+    """Return the cluster IP of one of the many."""
     return str(_SERVICES + number)
 
 
 def write_many(folder: Path, services: int, endpoints: int) -> None:
-    """``services`` Services that share ``endpoints`` evenly; no process listens there."""
+    """Write ``services`` Services that share ``endpoints`` evenly; no process listens there."""
     bounds = [endpoints * number // services for number in range(services + 1)] if services else []
     for first in range(0, services, FILE_SIZE):
         items = [

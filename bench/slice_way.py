@@ -31,7 +31,7 @@ Visits = dict[str, list[str]]  # files by thread
 
 
 def main() -> None:
-    """Prints the way."""
+    """Print the way."""
     visits = min((measured() for _ in range(TIMES)), key=_files_of)
     for thread, files in sorted(visits.items()):
         print(f"{thread}: {', '.join(dict.fromkeys(files))}")
@@ -44,7 +44,7 @@ def _files_of(visits: Visits) -> int:
 
 
 def measured(prefix: str = PREFIX) -> Visits:
-    """The files that each thread comes to, in their order."""
+    """Return the files that each thread runs in, in their order."""
     with temporary_lab(prefix) as (lab, folder, stack):
         return _measured(lab, folder, stack)
 

@@ -12,12 +12,12 @@ from ebpflb.lab.hosts import Lab
 
 @contextmanager
 def temporary_lab(prefix: str) -> Iterator[tuple[Lab, Path, ExitStack]]:
-    """A lab, a folder, and a stack for what else must be removed at the end."""
+    """Yield a lab, a folder, and a stack for what else must be removed at the end."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{prefix}-")))
         yield stack.enter_context(Lab(prefix)), folder, stack
 
 
 def print_step(what: str) -> None:
-    """Prints what is being measured, to standard error."""
+    """Print what is being measured, to standard error."""
     print(f"{what} ...", file=sys.stderr, flush=True)

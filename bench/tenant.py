@@ -301,7 +301,7 @@ def memory() -> float:
 
 
 def _in_a_child(costs: Callable[[], Iterator[Row]]) -> list[Row]:
-    """So that the memory is this case's alone."""
+    """Run in a child, whose memory is this case's alone."""
     reading, writing = os.pipe()
     if not os.fork():
         os.close(reading)

@@ -100,7 +100,7 @@ def _endpoint_rows(
 
 
 def _served(records: Sequence[Record], scale: Scale) -> defaultdict[tuple[str, str], set[int]]:
-    """The steps in which each was an endpoint, as far as the agent was seen to have applied it."""
+    """Return the periods in which each was an endpoint, as the agent was seen to apply it."""
     written: defaultdict[str, list[Endpoints]] = defaultdict(list)
     applied = sorted((it for it in records if isinstance(it, Applied)), key=lambda it: it.at)
     for it in records:

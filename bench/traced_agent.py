@@ -31,7 +31,7 @@ class Tracer:
         self._visits: dict[str, list[str]] = defaultdict(list)
 
     def install(self, file: Path) -> None:
-        """From now on threads are followed, and the signals turn the recording on and off."""
+        """Follow threads from now on; signals turn the recording on and off."""
         threading.setprofile(self._visit)
         sys.setprofile(self._visit)
         signal.signal(BEGIN, lambda *_: self._begin(file))

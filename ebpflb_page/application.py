@@ -287,7 +287,7 @@ def list_query(request: Request) -> ListQuery:
 
 
 def service_name(name: str) -> tuple[str, str]:
-    """Split a NAMESPACE/NAME. Raises BadInput if it is none."""
+    """Split a NAMESPACE/NAME. Raises BadInput if it is not one."""
     namespace, _, service = name.partition("/")
     if not (namespace and service) or "/" in service:
         raise BadInput(f'"{name}" is not NAMESPACE/NAME such as default/web')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates of the node, of Services and of their endpoints, and how they were in the last minutes.
+"""Rates of the node, of Services and of their endpoints, in the last minutes.
 
 Counters are read when someone asks, and every STEP for the lines of the node, which begin an hour
 ago; never for more than a tenth of the time (``paced``).
@@ -61,7 +61,7 @@ class Paced(Generic[_Value]):
 
     @property
     def age(self) -> float:
-        """Seconds since the reading of the value began."""
+        """Return the seconds since the reading of the value began."""
         return self._clock() - self._at
 
     def _keep(self, value: _Value, at: float) -> _Value:

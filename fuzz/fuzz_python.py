@@ -52,7 +52,7 @@ def endpoint_slice(data: bytes) -> None:
 
 
 def watch(data: bytes) -> None:
-    """A line of a watch, and the same bytes as a list in two parts."""
+    """Parse a line of a watch, and the same bytes as a list in two parts."""
     with suppress(InvalidObject):
         decoding.line(data)
     half = len(data) // 2
@@ -69,7 +69,7 @@ def config(data: bytes) -> None:
 
 
 def kubeconfig_file(data: bytes) -> None:
-    """Not the client's own loader: it would start the credential plugin that the bytes name."""
+    """Parse without the client's own loader, which would start the credential plugin."""
     with suppress(ClusterError):
         kubeconfig._parse(data, kubeconfig.MemoryFiles())  # noqa: SLF001
 
@@ -82,7 +82,7 @@ def manifest(data: bytes) -> None:
 
 
 def options(data: bytes) -> None:
-    """The words of a command line, one a line."""
+    """Parse the words of a command line, one per line."""
     words = data.decode(errors="replace").split("\n")
     with suppress(click.ClickException, click.exceptions.Exit):
         run.make_context("ebpflb run", words)
@@ -105,7 +105,7 @@ def conntrack_entry(data: bytes) -> None:
 
 
 def _tuple(bytes_: atheris.FuzzedDataProvider, protocol: bytes, size: int) -> netlink.Tree:
-    """As the kernel writes it, with any addresses and ports."""
+    """Return a tuple as the kernel writes it, with any addresses and ports."""
     kind = 1 if size == 4 else 3
     ip = {kind: _bytes(bytes_, size), kind + 1: _bytes(bytes_, size)}
     return {1: ip, 2: {1: protocol, 2: _bytes(bytes_, 2), 3: _bytes(bytes_, 2)}}
@@ -116,7 +116,7 @@ def _bytes(bytes_: atheris.FuzzedDataProvider, size: int) -> bytes:
 
 
 def _tree(bytes_: atheris.FuzzedDataProvider, depth: int = DEPTH) -> netlink.Tree:
-    """Attributes whose lengths are right: the kernel sends no others."""
+    """Return attributes whose lengths are right: the kernel sends no others."""
     return {
         bytes_.ConsumeIntInRange(1, 63): _tree(bytes_, depth - 1)
         if depth and bytes_.ConsumeBool()
@@ -126,12 +126,12 @@ def _tree(bytes_: atheris.FuzzedDataProvider, depth: int = DEPTH) -> netlink.Tre
 
 
 def _leaf(content: bytes) -> bytes:
-    """Where the reader takes it for attributes it is one: in this the kernel makes no mistake."""
+    """Return content that is valid attributes where the reader expects these."""
     return struct.pack("=H", len(content)) + content[2:] if len(content) >= 4 else content
 
 
 def device(data: bytes) -> None:
-    """A device of rtnetlink with its name, and one of its addresses."""
+    """Return a device of rtnetlink with its name, and one of its addresses."""
     bytes_ = atheris.FuzzedDataProvider(data)
     head, owner = _bytes(bytes_, LINK_HEADER.size), bytes([2 if bytes_.ConsumeBool() else 10])
     address = {**_tree(bytes_), 2: _bytes(bytes_, 4 if owner == b"\2" else 16)}

@@ -24,7 +24,7 @@ UPLINK, PODS = 1, 2  # ifindexes
 
 
 class Entries(Publisher):
-    """Keeps all entries, packed as the kernel gets them."""
+    """Keeps all entries, packed as for the kernel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Entries(Publisher):
 
 
 def node_entries() -> Entries:
-    """The flags of the settings are the fuzzer's."""
+    """Return the entries; the fuzzer chooses the flags of the settings."""
     made = Entries()
     fields = {"pods_v4": prefix(V4.pods), "pods_v6": prefix(V6.pods)}
     fields |= {"span_v4": prefix(V4.service_range), "span_v6": prefix(V6.service_range)}

@@ -32,7 +32,9 @@ def build() -> None:
 
 
 def fuzz(target: str, seconds: int) -> bool:
-    """Whether there was no finding. In a child: instrumenting Python takes longer than fuzzing."""
+    """Return whether there was no finding. In a child: instrumenting Python takes longer than
+    fuzzing.
+    """
     found, log = BUILD / "corpus" / target, BUILD / f"{target}.log"
     found.mkdir(parents=True, exist_ok=True)
     limits = [f"-max_total_time={seconds}", f"-max_len={MOST.get(target, 1024)}", "-timeout=20"]

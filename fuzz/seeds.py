@@ -20,7 +20,7 @@ WHOLE, INGRESS, EGRESS = 255, 2, 5
 
 
 def written(state: tuple[int, int], *packets: tuple[int, Packet]) -> bytes:
-    """An input: the node's state, and each packet with its head (packet.c, struct head)."""
+    """Return an input: the node's state, and each packet with its head (packet.c, struct head)."""
     parts = [(hook, bytes(packet)) for hook, packet in packets]
     return struct.pack("=HBx", *state) + b"".join(
         struct.pack("=BBH", hook, WHOLE, len(frame)) + frame for hook, frame in parts

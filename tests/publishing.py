@@ -25,7 +25,7 @@ _NOBODY = Backend(IPv6Address(0), 0, frozenset(), 0, 0)
 
 
 def place(text: str) -> tuple[Address, int]:
-    """The address and port of "10.1.0.1:8080" or "[fd00::1]:8080"."""
+    """Return the address and port of "10.1.0.1:8080" or "[fd00::1]:8080"."""
     host, _, port = text.rpartition(":")
     return ip_address(host.strip("[]")), int(port)
 
@@ -45,15 +45,15 @@ class Publisher(ABC):
 
     @abstractmethod
     def put(self, name: str, key: Any, value: Any) -> None:
-        """Into the map of this name."""
+        """Write an entry into the map of this name."""
 
     def owns(self, *addresses: str) -> None:
-        """Addresses of this node that serve NodePorts."""
+        """Add addresses of this node that serve NodePorts."""
         for address in addresses:
             self.put("node_addresses", ip_address(address), 1)
 
     def has(self, *addresses: str) -> None:
-        """Addresses of this node, whether they serve NodePorts or not."""
+        """Add addresses of this node, whether they serve NodePorts or not."""
         for address in addresses:
             self.put("own_addresses", ip_address(address), 1)
 
@@ -93,7 +93,7 @@ class Publisher(ABC):
         self.blocks[service] = block
 
     def backend_id(self, service: int, text: str) -> int:
-        """A backend keeps its id as long as the test runs."""
+        """Return the backend's id, which stays the same during the test."""
         return self.ids.setdefault((service, text), len(self.ids) + 1)
 
     def _fill_block(

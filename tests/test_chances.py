@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests of random draws: neither do right ones fail, nor wrong ones pass, but by a rare chance.
+"""Tests of random draws fail on correct draws, and pass on wrong ones, only by a rare chance.
 
-Both are counted out, over all outcomes.
+Both chances are computed over all outcomes.
 """
 
 import pytest
@@ -21,5 +21,5 @@ def test_right_draws_fail_less_than_once_in_a_billion_times(weights: tuple[int, 
 def test_wrong_draws_pass_less_than_once_in_a_thousand(
     really: tuple[int, ...], said: tuple[int, ...]
 ) -> None:
-    """Weights that are not there, or not in force, or count twice."""
+    """The weights are missing, ignored, or count twice."""
     assert chance_to_pass(really, said) < 1e-3

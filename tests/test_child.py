@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No child process loads what lies in the working directory, or where the environment says."""
+"""No child process loads files from the working directory or by environment variables."""
 
 import os
 import re
@@ -20,7 +20,7 @@ MODULES = ("ebpflb", "msgspec", "bcc", "struct", "ctypes", "sitecustomize", "use
 
 @pytest.fixture
 def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory full of modules that leave a trace; where it would be."""
+    """Return a working directory full of modules that leave a trace, and the trace's path."""
     folder, trace = tmp_path / "trap", tmp_path / "trace"
     folder.mkdir()
     for name in MODULES:
@@ -40,7 +40,7 @@ def test_the_compiler_loads_nothing_from_the_working_directory(trap: Path, tmp_p
 
 
 def test_the_environment_is_closed(trap: Path) -> None:
-    """A child gets PATH and the language, and no more."""
+    """A child gets only PATH and the language."""
     words = child.run(["env"]).stdout.split()
     assert {word.partition("=")[0] for word in words} == {"PATH", "LANG"}
 
@@ -56,7 +56,7 @@ def test_a_program_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_an_agent_of_the_lab_is_the_installed_one(tmp_path: Path) -> None:
-    """-P: else `ebpflb demo` would run, as root, what lies in the working directory."""
+    """Without -P `ebpflb demo` would run, as root, modules of the working directory."""
     (tmp_path / "ebpflb.py").write_text("print('trap')\n")
     command = [sys.executable, "-P", "-m", "ebpflb", "--version"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -64,7 +64,7 @@ def test_an_agent_of_the_lab_is_the_installed_one(tmp_path: Path) -> None:
 
 
 def test_every_child_is_started_by_this_module() -> None:
-    """Or by another that sets its directory and environment; -m goes with -P alone."""
+    """Others set directory and environment themselves; -m is always used with -P."""
     others = {"kernel/programs/compiler.py", "lab/hosts.py"}
     starting = re.compile(r"subprocess\.(run|Popen|call|check_\w+)\(|os\.(system|popen|posix)")
     found = {

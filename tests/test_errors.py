@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators read errors in words, without anything of Python's."""
+"""Operators read errors in words, without Python's terms."""
 
 import ast
 import ssl
@@ -64,12 +64,12 @@ OF_THE_SYSTEM = {"OSError", "HTTPError", "TimeoutExpired", "PermissionError", "F
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_in_words(error: BaseException, words: str) -> None:
-    """File and reason stay; classes, errnos and lines of source go."""
+    """File and reason stay; classes, errnos and source lines are removed."""
     assert in_words(error) == words
 
 
 def test_what_is_raised_from_another_error_keeps_its_reason() -> None:
-    """The real thing, not a text that looks like it."""
+    """The errors are real ones, not similar texts."""
     with pytest.raises(OSError, match="No such file") as failed:
         Path("/nothing/here").read_text()
     assert in_words(failed.value) == "/nothing/here: No such file or directory"
@@ -99,7 +99,7 @@ def formatted(path: Path) -> Iterator[str]:
 
 
 def test_no_error_of_the_system_is_formatted_by_python() -> None:
-    """`[Errno 2]`, `HTTPSConnection(...)`: in_words or strerror make words of them."""
+    """in_words or strerror replace `[Errno 2]` and `HTTPSConnection(...)`."""
     assert [it for path in (ROOT / "ebpflb").rglob("*.py") for it in formatted(path)] == []
 
 

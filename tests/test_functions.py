@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long functions may be."""
+"""The maximum length of functions."""
 
 import ast
 import re
@@ -25,7 +25,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 def functions(path: Path) -> Iterator[tuple[str, int]]:
-    """The first line of each function, and how many it has."""
+    """Yield the first line of each function, and its number of lines."""
     if path.suffix == ".py":
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests take from each other and from the product: whole modules, and public names.
+"""Tests import only whole modules and public names, from each other and from the product.
 
 Ruff (SLF001) finds private names that are read; here are the other ways to them.
 """
@@ -17,7 +17,7 @@ PATCHES = {"setattr", "delattr", "object"}  # monkeypatch.setattr, patch.object
 
 
 def wrong(source: str) -> Iterator[str]:
-    """Other test modules, and private names that are imported or patched."""
+    """Yield other test modules, and private names that are imported or patched."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
             names = [each.name for each in node.names]
@@ -34,7 +34,7 @@ def is_private(name: str) -> bool:
 
 
 def test_no_test_imports_another_or_a_private_name() -> None:
-    """A rename inside of a module changes no test; a test can be read and moved alone."""
+    """So a rename within a module changes no test, and a test can be read and moved alone."""
     assert len(FILES) > 500
     found = {str(path): [*wrong(path.read_text())] for path in FILES}
     assert {path: names for path, names in found.items() if names} == {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""requirements/ has every version that is installed, with hashes: `make lock` writes it."""
+"""requirements/ has every installed version, with hashes: `make lock` writes it."""
 
 import configparser
 import re
@@ -18,7 +18,7 @@ WITHOUT_OTHERS = "--no-deps --no-build-isolation"
 
 
 def locked(name: str) -> dict[str, str]:
-    """Version by package, of those that this platform installs."""
+    """Return version by package, of those that this platform installs."""
     text = re.sub(r"(?m)^ +.*\n", "", FILES[name].read_text())
     lines = [line.rstrip(" \\") for line in text.splitlines() if line and line[0] != "#"]
     pinned = [Requirement(line) for line in lines]
@@ -96,7 +96,7 @@ def test_what_is_installed_is_what_is_locked() -> None:
     "user", ["Makefile", "deploy/release/environment", "docs/install.md"], ids=lambda name: name
 )
 def test_everything_is_installed_from_a_lock(user: str) -> None:
-    """No other line of pip: first the lock, then ebpflb with nothing that pip looks for itself."""
+    """Each pip line installs first the lock, then ebpflb without its dependencies."""
     text = (
         (ROOT / user)
         .read_text()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Makefile installs Debian's packages, also beside another apt, and fails if it cannot."""
+"""The Makefile installs Debian's packages, waits for another apt, and fails if it cannot."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not shutil.which("make"), reason="make is not in
 
 
 class Apt:
-    """Debian's tools without its archive; ``asked`` has a line for each call of apt-get."""
+    """Debian's tools without an archive; ``asked`` has a line for each call of apt-get."""
 
     def __init__(self, folder: Path) -> None:
         self.tools, self.venv, self._asked = folder / "tools", folder / "venv", folder / "asked"
@@ -33,7 +33,7 @@ class Apt:
         return [line for line in lines if line.startswith("apt-get")]
 
     def make(self) -> "subprocess.CompletedProcess[str]":
-        """Asks for the packages of the file that says that they are there."""
+        """Run make for the file that marks the packages as installed."""
         path = f"{self.tools}:{os.environ['PATH']}"
         variables = [f"VENV={self.venv}", "PYTHON=true", f"PATH={path}"]
         command = ["make", "--no-print-directory", *variables, str(self.done)]

@@ -31,7 +31,7 @@ def attributes(tree: ast.AST, *owners: str) -> Iterator[str]:
 
 
 def unread(kind: type, declarations: ast.AST, readers: Iterable[ast.AST], owner: str) -> list[str]:
-    """The fields of the dataclass that nothing reads, neither itself nor by a property."""
+    """Yield the fields of the dataclass that nothing reads, directly or by a property."""
     used = {name for tree in readers for name in attributes(tree, owner)}
     (declared,) = (
         node
@@ -66,7 +66,7 @@ def flags() -> list[Flag]:
 
 
 def test_names() -> None:
-    """Each option has one, and one variable of the environment if it says where."""
+    """Each option has a name; one for a directory also has an environment variable."""
     names = [flag.name for flag in flags()]
     assert len(set(names)) == len(names)
     assert {flag.variable for flag in flags() if flag.variable} == {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A package's head says what is in it."""
+"""A package's docstring lists its modules."""
 
 import re
 from importlib import import_module
@@ -20,7 +20,7 @@ NAMES = [".".join(package.relative_to(ROOT).parts) for package in PACKAGES]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_modules(name: str) -> None:
-    """Each module in it has a line there, and nothing else has."""
+    """Each of its modules has a line there, and nothing else has."""
     folder = ROOT.joinpath(*name.split("."))
     words = import_module(name).__doc__ or ""
     listed = re.findall(r"^`{0,2}(\w+)`{0,2}  +\S", words, re.MULTILINE)

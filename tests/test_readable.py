@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptors are waited for, whatever their numbers."""
+"""readable() waits for descriptors, whatever their numbers."""
 
 import os
 import socket
@@ -9,7 +9,7 @@ from tests.kit.descriptors import beyond_1023
 
 
 def test_only_those_that_can_be_read() -> None:
-    """A socket or a number, as it was given; none when the time is over."""
+    """It returns sockets or numbers, as given; none after the time-out."""
     near, far = socket.socketpair()
     number = os.eventfd(0)
     both: list[socket.socket | int] = [near, number]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file of an agent is read, whatever lies in its place: in bounded time and memory, by name."""
+"""Reading an agent's file takes bounded time and memory, whatever is in its place, and names it."""
 
 import os
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class Known(msgspec.Struct):
 
 
 def test_decoded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Return the content; a missing file is no error."""
+    """The content is returned; a missing file is no error."""
     (tmp_path / "file").write_text('{"number": 7}')
     assert files.decode_regular(tmp_path / "file", Known) == Known(7)
     assert files.decode_regular(tmp_path / "none", Known) is None
@@ -53,7 +53,7 @@ def test_no_descriptor_is_left(tmp_path: Path) -> None:
 
 
 def test_links_are_not_followed_where_that_is_asked(tmp_path: Path) -> None:
-    """Links are not followed if the caller asks so, like for files that others could have made."""
+    """On request links are not followed, as for files that others could have made."""
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("file")
     files.open_regular(tmp_path / "link", 1).close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A part that fails stops no other, and each step of the agent's end is taken."""
+"""A failing part stops no other, and every step of the agent's end is taken."""
 
 import os
 import threading
@@ -19,7 +19,7 @@ def fail(error: Exception) -> None:
 
 
 def test_each_is_run_and_what_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Each function is run; an error is one log line, except for mistakes of the program."""
+    """Each function is run; an error is one log line, a bug has a traceback."""
     run = list[int]()
     stopping.run_all(
         lambda: fail(OSError(30, "Read-only file system", "/run/x")),
@@ -52,7 +52,7 @@ def connected(failing: Failing, clock: Clock) -> Parts:
 def test_a_part_that_fails_is_told_at_once_and_until_it_works(
     failing: Failing, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each error once, with its traceback in the log; the exception goes no further."""
+    """Each error is logged once with its traceback, and not raised further."""
     parts = connected(failing, Clock())
     for _ in range(2):
         assert not parts.attempt("sweep", lambda: fail(KeyError("x")))
@@ -69,7 +69,7 @@ def test_a_part_that_fails_is_told_at_once_and_until_it_works(
 
 
 def test_the_agent_ends_for_a_part_that_fails_for_a_minute(failing: Failing) -> None:
-    """Without a success in between."""
+    """There was no success in between."""
     clock = Clock()
     parts = connected(failing, clock)
     for now, is_success in ((0, False), (59, False), (60, True), (70, False), (129, False)):
@@ -82,7 +82,7 @@ def test_the_agent_ends_for_a_part_that_fails_for_a_minute(failing: Failing) -> 
 
 
 def fail_for_long(failing: Failing) -> bool:
-    """Whether a new agent ends for it."""
+    """Whether a new agent ends because of it."""
     failing.stopped.clear()
     clock = Clock()
     parts = connected(failing, clock)
@@ -94,7 +94,7 @@ def fail_for_long(failing: Failing) -> bool:
 
 
 def test_the_agent_ends_for_its_parts_at_most_once_in_ten_minutes(failing: Failing) -> None:
-    """Whichever agent that was; a clock that was set back is no reason to wait for long."""
+    """This counts for all agents; a clock that was set back does not extend the wait."""
     assert fail_for_long(failing)
     assert not fail_for_long(failing)
     ended = failing.record.stat().st_mtime
@@ -113,7 +113,7 @@ def test_an_agent_that_cannot_record_its_end_goes_on(failing: Failing) -> None:
 def test_a_thread_that_ends_by_an_exception_ends_the_agent(
     failing: Failing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It cannot be tried again in this process."""
+    """This process cannot start the thread again."""
     monkeypatch.setattr(threading, "excepthook", stopping.parts.thread_ended)
     for name in ("serve", "compile"):
         thread = threading.Thread(target=fail, args=[ValueError("no")], name=name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's thread takes its turn when something is due or can be read, and ends at the stop."""
+"""A worker's thread takes its turn when something is due or readable, and ends at the stop."""
 
 import math
 import socket
@@ -21,12 +21,12 @@ PATIENCE = 60.0  # seconds
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fails is tried again without a pause."""
+    """Make failed turns repeat without a pause."""
     monkeypatch.setattr(workers, "RETRY_SECONDS", 0.0)
 
 
 class Counting(DueWorker):
-    """Its turn is due at a time that a test sets."""
+    """A worker whose turn is due at a time that a test sets."""
 
     def __init__(self) -> None:
         super().__init__("counting", time.monotonic)
@@ -47,7 +47,7 @@ class Counting(DueWorker):
 
 
 def test_a_turn_is_taken_when_it_is_due() -> None:
-    """Also while the thread waits for one that is due never."""
+    """This holds even if the thread was waiting without a due time."""
     worker = Counting()
     worker.start()
     try:
@@ -60,7 +60,7 @@ def test_a_turn_is_taken_when_it_is_due() -> None:
 
 
 class Timed(Counting):
-    """Its clock is at 0 when first asked, and at 1 later; ``taken``: when it took its turn."""
+    """A worker whose clock is 0 at first, and 1 later; ``taken``: when it took its turn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Timed(Counting):
 
 
 def test_no_turn_is_taken_early() -> None:
-    """What is due soon by the clock waits until then."""
+    """A turn that is due soon waits until then."""
     worker = Timed()
     worker.next = 0.01
     worker.start()
@@ -88,7 +88,7 @@ def test_no_turn_is_taken_early() -> None:
 
 
 def test_it_stops_while_nothing_is_due_and_before_it_was_started() -> None:
-    """Neither stop waits."""
+    """Neither stop blocks."""
     Counting().stop()
     worker = Counting()
     worker.start()
@@ -97,7 +97,7 @@ def test_it_stops_while_nothing_is_due_and_before_it_was_started() -> None:
 
 
 class Repeating(PeriodicWorker):
-    """Its turns fail as a test says."""
+    """A worker whose turns fail as a test says."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__("repeating", 0.001, failing="repeating failed", **how)
@@ -115,7 +115,7 @@ class Repeating(PeriodicWorker):
 def test_turns_that_fail_are_logged_once_and_repeated(
     steady: bool, failing: Failing, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is expected in one line; a mistake of the program is told to the agent."""
+    """An expected error is one line; a bug is reported to the agent."""
     worker = Repeating(steady=steady)
     worker.failures = [NodeError("a"), NodeError("a"), KeyError("b"), None, NodeError("a")]
     worker.start()
@@ -132,7 +132,7 @@ def test_turns_that_fail_are_logged_once_and_repeated(
 
 
 class Waiting(DescriptorWorker):
-    """Tells what it could read."""
+    """A worker that reports what it could read."""
 
     def __init__(self, source: socket.socket) -> None:
         super().__init__("waiting")
@@ -146,7 +146,7 @@ class Waiting(DescriptorWorker):
 
 
 def test_descriptors_and_wakes_are_waited_for() -> None:
-    """A wake is no source; it can be stopped before it was started, and twice."""
+    """A wake is no source; the worker may be stopped before its start, and twice."""
     here, there = socket.socketpair()
     with here, there:
         Waiting(here).stop()
@@ -163,7 +163,7 @@ def test_descriptors_and_wakes_are_waited_for() -> None:
 
 
 class Due(Counting):
-    """Its first turns fail, and stay due."""
+    """A worker whose first turns fail, and stay due."""
 
     failures = 2
 
@@ -185,7 +185,7 @@ def test_a_turn_that_fails_is_due_again(failing: Failing) -> None:
 
 
 class Reading(Waiting):
-    """Fails for each x."""
+    """A worker that fails for each x."""
 
     def run(self) -> None:
         while not self.stopped.is_set():
@@ -196,7 +196,7 @@ class Reading(Waiting):
 
 @pytest.mark.usefixtures("at_once")
 def test_a_worker_that_fails_begins_again(failing: Failing) -> None:
-    """It works again when it has read something without a failure: to wait is no success."""
+    """It works again after reading without a failure: waiting is no success."""
     here, there = socket.socketpair()
     with here, there:
         worker = Reading(here)
@@ -244,7 +244,7 @@ def test_steps_end_at_a_halt() -> None:
 
 @pytest.mark.usefixtures("at_once")
 def test_a_failed_step_holds_nothing_up(failing: Failing) -> None:
-    """``halt`` returns, the steps that are left are not taken, and others can be begun."""
+    """``halt`` returns, remaining steps are dropped, and others can be begun."""
     ended = threading.Event()
 
     def steps() -> Iterator[None]:

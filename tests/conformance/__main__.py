@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Play the cases with real packets against service proxies, and print what each passes."""
+"""Play the cases with real packets against service proxies, and print what each passes.
+
+    python -m tests.conformance ebpflb-netfilter kube-proxy-nftables
+    python -m tests.conformance 'another-proxy --kubeconfig {kubeconfig} --node {node}'
+
+Needs root, and what the proxies need. The exit status is 1 if a row fails, except for what a proxy
+is known to do differently on purpose (targets.py).
+"""
 
 import os
 import sys

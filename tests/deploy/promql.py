@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a PromQL expression is well-formed, and uses only existing metrics and labels."""
+"""Whether a PromQL expression is well-formed, and uses only existing metrics and labels.
+
+The grammar is promql-parser's, which checks types and functions too.
+"""
 
 from collections.abc import Iterator, Mapping, Set
 from typing import Any

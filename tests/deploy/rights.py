@@ -46,7 +46,10 @@ def mask(rights: Rights) -> int:
 
 
 def limited_to(rights: Rights, folder: Path, profile: Rights | None = None) -> list[str]:
-    """Return the command prefix for root with only these rights, as in a container or unit."""
+    """Return the command prefix for root with only these rights, as in a container or unit.
+
+    A container has the seccomp profile RuntimeDefault; ``profile``: for these rights instead.
+    """
     here = [name for name in rights if ours() >> namespaces.CAPABILITIES[name] & 1]
     named = "".join(f",+{name.removeprefix('CAP_').lower()}" for name in here)
     tmp = folder / "tmp"

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which writes of an agent to Nodes the chart's admission policy admits, by a CEL runtime."""
+"""Which writes of an agent to Nodes the chart's admission policy admits, by a CEL runtime.
+
+The API server evaluates the same expressions; only ``variables`` are its own.
+"""
 
 import copy
 import json

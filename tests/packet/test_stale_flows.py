@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flows that survive a change of endpoints (kube-proxy.md 11.1): upstream's 72 entries.
+
 kube-proxy deletes the conntrack entries of stale UDP flows; here the next datagram notices. Two
 results differ. A flow whose service has no endpoint left is refused, not sent to a dead address. A
 flow whose service was deleted passes unchanged.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flows as the packet path would write them."""
+"""Flows as the packet path writes them."""
 
 from collections.abc import Iterable
 from ipaddress import ip_address

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arbitrary steps of a node's services, for properties."""
+"""Arbitrary steps of a node's services, for property tests."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -19,7 +19,7 @@ from tests.plan.node import PlannedNode
 
 
 def small_tables() -> AbstractContextManager[object]:
-    """Few places in the tables of lists, so that each is looked up after each write."""
+    """Make the tables of lists small, so that each place is looked up after each write."""
     return patch.multiple(tables, PRIMES=(5, 11), PLACES=2)
 
 
@@ -90,7 +90,7 @@ steps_with_crashes = some.lists(
 
 
 def changes(node: PlannedNode, edits: list[Edit]) -> dict[PortName, DesiredService | None]:
-    """The node's desired state after the edits."""
+    """Return the node's desired state after the edits."""
     found: dict[PortName, DesiredService | None] = {}
     for service, field, value in edits:
         name = builders.name(service)
@@ -101,7 +101,7 @@ def changes(node: PlannedNode, edits: list[Edit]) -> dict[PortName, DesiredServi
 
 
 def _edited(former: DesiredService, field: str, value: Any) -> DesiredService:
-    """All frontends keep their scheduler, and it is one."""
+    """Return the edited port; all its frontends keep the same scheduler."""
     scheduler = tables.scheduler_of(next(iter(former.frontends.values())))
     if field == "weights":
         weighted = zip(former.backends, value, strict=False)
@@ -118,7 +118,7 @@ def _edited(former: DesiredService, field: str, value: Any) -> DesiredService:
 
 
 def run(node: PlannedNode, steps: list[Step]) -> None:
-    """A crash is followed by a restart, which the next step's crash may cut short as well."""
+    """Run the steps; a crash is followed by a restart, which the next crash may cut short."""
     crashed = False
     for step in steps:
         node.wait(step.seconds)

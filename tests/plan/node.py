@@ -22,7 +22,7 @@ Keys = set[tuple[int, int]]
 
 
 class Reader(NamedTuple):
-    """When it read a service, and what it would have found at once."""
+    """A program: when it read a service, and what it would have found at once."""
 
     since: float
     backends: Backends
@@ -40,13 +40,13 @@ def _frontends_of_changing_ips(before: Maps, after: Maps) -> set[Frontend]:
 
 
 def not_programmed(planner: Planner) -> dict[PortName, str]:
-    """The service ports that do not fit completely, and the reason."""
+    """Return the service ports that do not fit completely, and the reason."""
     every = planner.waiting.lacks.values()
     return {name: lack.reason for ports in every for name, lack in ports.items()}
 
 
 def used_by(node: "PlannedNode", namespace: str) -> dict[str, int]:
-    """Map -> the number of entries that a namespace has, including those in quarantine."""
+    """Return map -> the number of a namespace's entries, including those in quarantine."""
     return dict(node.planner.space._used.get(namespace, {}))  # noqa: SLF001
 
 
@@ -75,7 +75,7 @@ class PlannedNode:
     def change(
         self, changes: Mapping[PortName, DesiredService | None], stop: int | None = None
     ) -> Plan:
-        """Plans what changed and writes the plan, or only the first ``stop`` rows of it."""
+        """Plan the changes and write the plan, or only its first ``stop`` rows."""
         for name, port in changes.items():
             self.desired.pop(name, None)
             self.desired |= {name: port} if port else {}
@@ -84,7 +84,7 @@ class PlannedNode:
         return plan
 
     def prepare(self, desired: DesiredService) -> None:
-        """Writes ahead what the service port's next plan needs: no look-up finds anything else."""
+        """Write ahead what the service port's next plan needs; no look-up changes."""
         for _ in self.planner.preparing(desired):
             self.write_rows(list(writes(self.planner.take_ahead())))
 
@@ -106,7 +106,7 @@ class PlannedNode:
         return plan
 
     def write_rows(self, rows: list[Write], stop: int | None = None) -> None:
-        """Writes rows one by one, and checks all look-ups after each of them."""
+        """Write rows one by one, and check all look-ups after each of them."""
         whole = self.maps.copy()
         for part, row in rows:
             whole.write(part, row)
@@ -143,7 +143,7 @@ class PlannedNode:
             self.change({})
 
     def _check_capacity(self) -> None:
-        """The kernel would refuse more."""
+        """Check that the maps have room for everything: the kernel would refuse more."""
         if len(self.maps.services) > self.capacity.services:
             raise WrongLookup("map services is full")
         if len(self.maps.source_ranges) > self.capacity.source_ranges:
@@ -166,7 +166,7 @@ class PlannedNode:
                 raise WrongLookup(f"netfilter does not translate to {backend}")
 
     def _check_frontends(self, before: Lookups, after: Lookups) -> None:
-        """Each frontend refers to what it did before the plan, or to what it will after it."""
+        """Check that each frontend refers to what it did before the plan, or will after it."""
         now = self.maps.lookups()
         for frontend in before.keys() | after.keys():
             found = now.get(frontend)
@@ -186,23 +186,23 @@ class PlannedNode:
         return self.maps.services[frontend].id == whole.services[frontend].id
 
     def _check_rights(self, rights: Rights) -> None:
-        """A client that is admitted before and after the plan is admitted all the time.
+        """Check that a client that is admitted before and after the plan is always admitted.
 
-        One that is not never is; but before a frontend passes to another service, its former
-        service may admit more clients.
+        Others never are; but before a frontend passes to another service, its former service may
+        admit more clients.
         """
         for (frontend, client), right in rights:
             if self.maps.admitted(frontend, client) != right:
                 raise WrongLookup(f"{client} may {'not ' * right}use {frontend} meanwhile")
 
     def _check_backend_slots_stay(self, keys: Keys) -> None:
-        """A client with affinity to a backend that stays finds it all the time."""
+        """Check that a client with affinity to a backend that stays always finds it."""
         for service, number in keys:
             if not self.maps.find(service, number):
                 raise WrongLookup(f"backend {number} of service {service} is lost meanwhile")
 
     def _read_services(self) -> None:
-        """A program has read each service just before it changes."""
+        """Let a program read each service just before it changes."""
         for frontend, service in self.maps.services.items():
             admitted: list[Address] = [
                 client for client in CLIENTS if self.maps.admits(service, client)
@@ -213,8 +213,8 @@ class PlannedNode:
             )
 
     def _check_readers(self) -> None:
-        """Less than the quarantine later, the slots are as they were, what netfilter makes of them,
-        and the places of its table.
+        """Check that before the quarantine ends the slots, netfilter's translations and the table's
+        places are unchanged.
         """
         for (frontend, service), reader in [*self.readers.items()]:
             if self.now - reader.since < QUARANTINE_SECONDS:
@@ -226,9 +226,8 @@ class PlannedNode:
                 self._check_admitted(frontend, service, reader)
 
     def _check_admitted(self, frontend: Frontend, service: ServiceEntry, reader: Reader) -> None:
-        """A client that was admitted by the service as read stays so, if the new service admits it.
-
-        Unless other frontends keep the service restricted: then ranges are removed at once.
+        """Check that a client admitted by the service as read stays so, if the new service admits
+        it. If other frontends keep the service restricted, ranges may be removed at once.
         """
         now = self.maps.services.get(frontend)
         others = [s for other, s in self.maps.services.items() if other != frontend]
@@ -243,7 +242,7 @@ class PlannedNode:
 
 
 def check_tidy(node: PlannedNode) -> None:
-    """The maps hold the actual state and nothing else; ids and slots are used, free or waiting."""
+    """Check that the maps hold the actual state only; ids and slots are used, free or waiting."""
     maps, planner = node.maps, node.planner
     maps.lookups()
     entries = planner.actual
@@ -269,7 +268,7 @@ def check_tidy(node: PlannedNode) -> None:
 
 
 def _check_backend_slots(node: PlannedNode) -> None:
-    """Each member refers to its slot, and a client of a removed backend does not find it."""
+    """Check that each id leads to its slot, and that clients of removed backends find none."""
     living: Keys = set()
     for entries in node.planner.actual.values():
         for slot, backend in entries.slots():

@@ -38,14 +38,14 @@ Rights = Set[tuple[tuple[Frontend, Address], bool]]
 
 
 class WrongLookup(AssertionError):
-    """A look-up found what it must not find."""
+    """A look-up found something that it must not find."""
 
 
 Drawn = tuple[tuple[Backend, Backend, int], ...]
 
 
 class Found(NamedTuple):
-    """All that a look-up of a frontend can find."""
+    """Everything that a look-up of a frontend can find."""
 
     flags: Flags
     affinity_seconds: int
@@ -56,7 +56,7 @@ class Found(NamedTuple):
 
 
 class NamedBackend(NamedTuple):
-    """A backend without its ids, which depend on what happened before."""
+    """A backend without its ids, which depend on history."""
 
     address: Address
     port: int
@@ -83,12 +83,14 @@ def writes(plan: Plan) -> Iterator[Write]:
 
 
 def translation(backend: Backend) -> Translation:
-    """The address to which netfilter must send packets of a backend."""
+    """Return the address to which netfilter must send packets of a backend."""
     return Translation(backend.id, backend.address, backend.port)
 
 
 def matches(range: SourceRange, service: int, client: Address) -> bool:
-    """A longest-prefix match: the first bits of service and address, IPv4 as v4-mapped IPv6."""
+    """Whether the longest-prefix match applies: first bits of service and address, IPv4 as
+    v4-mapped IPv6.
+    """
     difference = _bits(range.service, range.address) ^ _bits(service, client)
     return not range.nodeport and difference >> (64 + 128 - range.length) == 0
 
@@ -147,14 +149,14 @@ class Maps:
         return replace(contents, last_ids=self.settings.get(0, NOT_RECORDED))
 
     def backends(self, service: ServiceEntry, run: Range) -> Backends:
-        """backend_read for each index of a range: every slot must name the service."""
+        """Do as backend_read for each index of a range: every slot must name the service."""
         found = tuple(self.slots.get(run.base + index, ZERO) for index in range(run.size))
         if any(backend.service != service.id for backend in found):
             raise WrongLookup(f"service {service.id} reads {found}")
         return found
 
     def drawn(self, service: ServiceEntry) -> tuple[Drawn, ...]:
-        """The backends of each place of each table: all of them of its list, and no other."""
+        """Check the backends of each place of each table: all of its list, and no others."""
         found = []
         lists = zip(("cluster", "local"), (service.cluster, service.local), strict=True)
         for part, (word, listed) in enumerate(lists):
@@ -170,7 +172,7 @@ class Maps:
         return tuple(found)
 
     def find(self, service: int, number: int) -> Backend | None:
-        """backend_find: where affinity and datagram flows find the backend they keep."""
+        """Do as backend_find, by which affinity and datagram flows find their backend."""
         found = self.slots.get(self.backend_slots.get(number, 0), ZERO)
         return found if (found.service, found.id) == (service, number) else None
 
@@ -211,12 +213,12 @@ class Maps:
         return not restricted or any(matches(it, service.id, client) for it in self.source_ranges)
 
     def rights(self, clients: Iterable[Address]) -> Rights:
-        """The same of each frontend and each of these clients."""
+        """Return whether each of these clients may use each frontend."""
         pairs = product(self.services, clients)
         return {((frontend, client), self.admitted(frontend, client)) for frontend, client in pairs}
 
     def view(self) -> dict[Frontend, tuple[Any, ...]]:
-        """The look-ups without ids, to compare with maps that were written in other steps."""
+        """Return the look-ups without ids, to compare with maps written in other steps."""
         return {
             frontend: (
                 found.flags,
@@ -231,7 +233,7 @@ class Maps:
         }
 
     def live_backends(self) -> dict[tuple[int, int], Backend]:
-        """All backends in blocks that frontends refer to, by service id and backend id."""
+        """Return all backends in blocks that frontends refer to, by service id and backend id."""
         return {
             (backend.service, backend.id): backend
             for found in self.lookups().values()

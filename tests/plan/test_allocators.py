@@ -22,7 +22,7 @@ SLOTS = 24
 @given(some.lists(some.integers(0, 5)))
 @settings(max_examples=scaled(60), deadline=None)
 def test_ids_are_unique(moves: list[int]) -> None:
-    """No id is given to two owners, whatever comes back in between."""
+    """No id is given to two owners, however many are freed in between."""
     ids, taken = IdAllocator(5), list[int]()
     for move in moves:
         if move < len(taken):
@@ -35,8 +35,8 @@ def test_ids_are_unique(moves: list[int]) -> None:
 @given(some.lists(some.integers(0, 6)), some.sets(some.integers(0, 40)))
 @settings(max_examples=scaled(100), deadline=None)
 def test_an_id_comes_again_after_all_that_were_free(moves: list[int], ends: set[int]) -> None:
-    """No id is given while another one has been free for longer; the first free ones behind the
-    last come first after a start, where it is not known how long the others have been free.
+    """Of all free ids the one that was free longest is given. After a start, when this is unknown,
+    the first free ones after the last id are.
     """
     ids, taken, last, freed = IdAllocator(6), list[int](), 0, list[int]()
     for step, move in enumerate(moves):
@@ -57,7 +57,7 @@ def test_an_id_comes_again_after_all_that_were_free(moves: list[int], ends: set[
 
 @pytest.mark.parametrize("last", [0, 6, 2**32 - 1])
 def test_last_id_not_recorded(last: int) -> None:
-    """An older version has recorded none; a damaged one is none: then the largest one counts."""
+    """If an older version recorded no last id, or a damaged one, the largest id counts."""
     ids = IdAllocator(6)
     ids.mark_used([3])
     ids.go_on_behind(last)
@@ -69,7 +69,7 @@ _indexes = some.integers(0, SLOTS - 1)
 
 
 def check_holes(ranges: SlotAllocator, used: set[int]) -> None:
-    """Disjoint, sorted, joined, and together with ``used`` everything."""
+    """Check that holes are disjoint, sorted, joined, and complete together with ``used``."""
     free_ranges = ranges.free_ranges
     assert all(sum(one) < other.base for one, other in pairwise(free_ranges))
     available = [
@@ -82,7 +82,7 @@ def check_holes(ranges: SlotAllocator, used: set[int]) -> None:
 @given(some.lists(some.tuples(some.booleans(), _sizes, _indexes), max_size=40))
 @settings(max_examples=scaled(150), deadline=None)
 def test_holes(moves: list[tuple[bool, int, int]]) -> None:
-    """Any taking and giving back keeps the free_ranges disjoint, sorted, joined and complete."""
+    """After any allocations and releases, free ranges are disjoint, sorted, joined and complete."""
     ranges, taken = SlotAllocator(SLOTS), list[Range]()
     for giving, size, index in moves:
         if giving and taken:
@@ -97,7 +97,7 @@ def test_holes(moves: list[tuple[bool, int, int]]) -> None:
 @given(some.lists(some.builds(Range, _indexes, some.integers(0, 6)), max_size=8))
 @settings(max_examples=scaled(100), deadline=None)
 def test_used_ranges(runs: list[Range]) -> None:
-    """Ranges that the maps refer to are used up, even where they overlap."""
+    """Ranges that the maps refer to are used, even where they overlap."""
     ranges, used = SlotAllocator(SLOTS), set[int]()
     for run in runs:
         ranges.mark_used(run)
@@ -112,7 +112,7 @@ def test_used_ranges(runs: list[Range]) -> None:
 
 
 def test_rests_a_second() -> None:
-    """Freed numbers become available a second after the plan was carried out, and only once."""
+    """Freed numbers are available a second after the plan was written, and only once."""
     quarantine, back = Quarantine(), list[str]()
     quarantine.add(lambda: back.append("slot"))
     quarantine.start(8.0)

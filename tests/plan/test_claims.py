@@ -20,12 +20,12 @@ OLD, NEW = "2024-01-01T00:00:00Z", "2025-01-01T00:00:00Z"
 
 
 def frontends_of(claims: Claims, service: str) -> set[int]:
-    """The numbers of the frontends that a service gets."""
+    """Return the numbers of the frontends that a service gets."""
     return {n for n in range(10) if frontend(n) in claims.frontends_of(name(service))}
 
 
 def test_an_address_as_a_whole_is_shared() -> None:
-    """The oldest Service with an endpoint stands for it; that others do not is no dispute."""
+    """The oldest Service with an endpoint gets it, and the others do not dispute it."""
     whole = frontend(1)._replace(port=0, protocol=WHOLE)
 
     def claimed(service: str, *backends: int, created: str, words: str = "") -> DesiredService:
@@ -66,7 +66,7 @@ def changes(event: dict[str, DesiredService | None]) -> dict[PortName, DesiredSe
 @given(_events)
 @settings(max_examples=scaled(150), deadline=None)
 def test_order_of_events_does_not_matter(events: list[dict[str, DesiredService | None]]) -> None:
-    """After any history each frontend is where the final wishes alone would put it."""
+    """After any history each frontend's owner depends only on the final claims."""
     claims, final = Claims(), dict[PortName, DesiredService | None]()
     for event in map(changes, events):
         before = {service: frontends_of(claims, service) for service in "abcd"}
@@ -82,7 +82,7 @@ def test_order_of_events_does_not_matter(events: list[dict[str, DesiredService |
 
 @pytest.mark.parametrize("ages", [("", ""), (NEW, ""), ("", OLD)], ids=str)
 def test_without_an_age_who_has_it_keeps_it(ages: tuple[str, str]) -> None:
-    """A new manifest takes nothing, whatever its name or age; also after a restart of the agent."""
+    """A new manifest takes no frontend, whatever its name or age; also after a restart."""
     old, new = desired("z", [1], [1], created=ages[0]), desired("a", [1, 2], [2], created=ages[1])
     node = PlannedNode()
     node.change(by_name(old))
@@ -96,7 +96,7 @@ def test_without_an_age_who_has_it_keeps_it(ages: tuple[str, str]) -> None:
 
 
 def test_the_canary_keeps_nothing_from_a_service_without_age() -> None:
-    """It came first and its name is first; the Service gets the frontend at once."""
+    """The canary came first and has the first name; still the Service gets the frontend."""
     canary = replace(
         desired("canary", [1], [1], created="~"),
         name=name("canary")._replace(namespace=NAMESPACE),

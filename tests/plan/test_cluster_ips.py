@@ -17,12 +17,12 @@ INTERNAL = frozenset({"endpoints"})
 
 
 def port(service: str, number: int, flags: Flags = INTERNAL) -> DesiredService:
-    """A service port of 172.30.0.1."""
+    """Return a service port of 172.30.0.1."""
     return desired(service, {frontend(1)._replace(port=number): flags}, [number])
 
 
 def test_known_only_while_all_its_frontends_are() -> None:
-    """Whoever served it before ebpflb, or does afterwards: no client of theirs is refused."""
+    """Another proxy's clients are not refused, before ebpflb serves the address or after."""
     node = PlannedNode()
     come = node.change(by_name(port("a", 80), port("b", 81)))
     assert [part for part, _ in writes(come) if part in SEEN] == ["services"] * 2 + ["cluster_ips"]

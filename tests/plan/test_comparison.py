@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares maps with the plan: each entry that differs, and the row that corrects it."""
+"""Comparisons of maps with the plan: each entry that differs, and the row that corrects it."""
 
 from collections.abc import Callable, Iterator
 from ipaddress import ip_network
@@ -76,14 +76,14 @@ def test_corrected(world: World, table: str, how: str) -> None:
 
 
 def test_a_slot_of_no_backend_goes(world: World) -> None:
-    """Clients' affinity to a removed backend would lead to another one's slot."""
+    """Otherwise clients' affinity to a removed backend would lead to another one's slot."""
     world.maps.backend_slots[99] = 1
     (found,) = world.wrong()
     assert (found.field, found.row) == ("removed_backend_slots", 99)
 
 
 def test_planned_anew_meanwhile(world: World) -> None:
-    """An entry that was planned when a comparison began, but is not any more, is no drift."""
+    """An entry that was planned only when a comparison began is no drift."""
     found = comparison.compare_service(world.planner, name("a"), world.read)
     assert next(found) is None
     world.plan(desired("a", [1, 2], [9]))

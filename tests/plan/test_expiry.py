@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sweeps over random flows: what is in use stays whole, what is not goes whole."""
+"""Sweeps over random flows keep active flows complete, and delete idle ones completely."""
 
 from typing import NamedTuple
 
@@ -46,7 +46,7 @@ AND_ALSO = {(Protocol.TCP, FlowState.RESET): " fin", (Protocol.SCTP, FlowState.C
 
 
 class Known(NamedTuple):
-    """A flow, how it stands, and what of it is left."""
+    """A flow, its state, and its remaining entries."""
 
     entries: Entries
     limit: int  # seconds
@@ -71,7 +71,7 @@ def _of_a_part(seconds: dict[FlowState, int]) -> int:
 
 
 def begun(entries: Entries, state: FlowState) -> Entries:
-    """All entries were made at once, so long ago that UDP's are a stream or are none."""
+    """Return when all entries were made: long enough ago for UDP streams, or not."""
     used = [flow.last_seen for flow in entries.values()]
     created = min(used) - 10 * SECOND if state is FlowState.STREAM else max(used) - SECOND
     return {key: flow._replace(created=created) for key, flow in entries.items()}
@@ -105,7 +105,7 @@ def worlds(draw: st.DrawFn) -> tuple[Timeouts, list[Known]]:
 
 
 def sweep(store: Entries, timeouts: Timeouts) -> None:
-    """Expire the entries of a dict like ebpflb.kernel.sweep."""
+    """Expire the entries of a dict as ebpflb.kernel.sweep does."""
     wait = timeouts.idle_limit
     limits = {key: wait(Protocol(key.protocol), flow.flags) for key, flow in store.items()}
     idle = [key for key, flow in store.items() if NOW - flow.last_seen >= limits[key]]
@@ -119,9 +119,8 @@ def sweep(store: Entries, timeouts: Timeouts) -> None:
 @given(worlds())
 @settings(max_examples=scaled(400), deadline=None)
 def test_sweep(drawn: tuple[Timeouts, list[Known]]) -> None:
-    """No entry goes whose flow has one that is younger than its timeout; of a flow that goes
-    none stays; and a complete flow goes as soon as all its entries are as old: whatever timeouts
-    the operator chose.
+    """With any timeouts, no entry goes while one of its flow is younger than the timeout, all of an
+    expired flow's entries go, and a complete flow goes once all its entries are that old.
     """
     timeouts, world = drawn
     store: Entries = {key: flow for known in world for key, flow in known.entries.items()}
@@ -139,7 +138,7 @@ def test_sweep(drawn: tuple[Timeouts, list[Known]]) -> None:
 
 
 def test_masqueraded_by_the_cni() -> None:
-    """A connection whose masquerade is another's doing is as open as any, however idle."""
+    """A connection that the CNI masquerades is open like any, however idle."""
     limit = Timeouts().seconds[Protocol.TCP][FlowState.OPEN]
     made = Made(1, masqueraded=True, chosen=False)
     for ago, gone in ((limit - 1, False), (limit, True)):

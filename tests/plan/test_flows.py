@@ -21,7 +21,7 @@ KINDS = [
 
 @pytest.mark.parametrize("made", KINDS, ids=str)
 def test_one_leads_to_all(made: Made) -> None:
-    """From each entry all of the flow are found, the client's request first, and no other's."""
+    """From each entry the whole flow is found, the client's request first, and no other flow."""
     entries = made.plain()
     store = entries | Made(2).plain() | Made(3, changed=True, masqueraded=True).plain()
     for key, flow in entries.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Map choices is full: a service without a table is served at random, until there is space."""
+"""If map choices is full, a service without a table is served at random until there is space."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -50,7 +50,7 @@ def node_with(
 def test_a_change_is_served_at_random_until_the_former_table_is_free(
     before: DesiredService, after: DesiredService
 ) -> None:
-    """Changed endpoints are in force at once; the service is named, and gets its table later."""
+    """New endpoints serve at once; the service is named, and gets its table later."""
     node = node_with(before, FULL)
     node.change(by_name(after))
     assert node.planner.actual[name("a")].scheduler == RANDOM
@@ -83,7 +83,7 @@ def test_the_tables_of_one_service_have_a_share() -> None:
 
 
 def test_a_table_that_was_prepared_is_used() -> None:
-    """A table prepared in steps is used by the plan; one of other backends is made again."""
+    """The plan uses a table prepared in steps; a table for other backends is made again."""
     with patch.object(tables, "PLACES_A_STEP", 2):
         node = PlannedNode()
         steps = list(node.planner.preparing(hashed(1, 2)))

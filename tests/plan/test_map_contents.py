@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state that is read back from maps that another agent left (map_contents.py)."""
+"""The state read back from maps that another agent left (map_contents.py)."""
 
 from ipaddress import IPv4Address
 
@@ -26,7 +26,7 @@ def service(at: Frontend, number: int, block: Range) -> ServiceEntry:
 
 
 def write_block(maps: Maps, number: int, block: Range, first: int = 1) -> None:
-    """Backends with ids from ``first`` on; the last two bytes of an address are its id."""
+    """Write backends with ids from ``first`` on; an address's last two bytes are its id."""
     for index in range(block.size):
         id = first + index
         address = IPv4Address(f"10.1.0.{id}")
@@ -36,7 +36,7 @@ def write_block(maps: Maps, number: int, block: Range, first: int = 1) -> None:
 
 
 def web() -> Maps:
-    """shop/web, id 1, two frontends and two backends, all as it should be."""
+    """Write shop/web, id 1, with two frontends and two backends, without a fault."""
     maps = Maps()
     write_block(maps, 1, OLD)
     maps.service_names[1] = name("web")
@@ -45,7 +45,7 @@ def web() -> Maps:
 
 
 def restarted(maps: Maps, *ports: DesiredService, damaged: bool = False) -> PlannedNode:
-    """A new agent on these maps, after its first complete plan."""
+    """Return a new agent on these maps, after its first complete plan."""
     node = PlannedNode()
     node.maps, node.desired = maps, by_name(*ports)
     node.restart(damaged=damaged)
@@ -54,7 +54,7 @@ def restarted(maps: Maps, *ports: DesiredService, damaged: bool = False) -> Plan
 
 
 def test_members_of_a_block_that_was_never_named() -> None:
-    """Members refer to the used block again; the slots that they referred to stay until then."""
+    """Ids lead to the used block again; the slots that they led to stay until then."""
     maps = web()
     write_block(maps, 1, NEW)
     contents = maps.read_back()
@@ -67,8 +67,8 @@ def test_members_of_a_block_that_was_never_named() -> None:
 
 
 def test_member_that_is_nowhere() -> None:
-    """A backend in service whose member someone removed is found by its id again; netfilter sends
-    packets to it from the first plan on.
+    """A served backend whose entry in backend_slots was removed is found by its id again; netfilter
+    translates to it from the first plan on.
     """
     maps = web()
     maps.backend_slots[2] = NO_SLOT
@@ -79,7 +79,7 @@ def test_member_that_is_nowhere() -> None:
 
 
 def test_two_ids_with_one_name() -> None:
-    """One of the two ids is the service's; the other one and its entries are leftovers."""
+    """One id is the service's; the other one and its entries are leftovers."""
     maps = web()
     maps.service_names[9] = name("web")
     write_block(maps, 9, NEW, first=5)
@@ -92,7 +92,7 @@ def test_two_ids_with_one_name() -> None:
 
 
 def test_torn_block() -> None:
-    """A block with another service's slot in it is given up and written elsewhere."""
+    """A block with another service's slot is given up, and written elsewhere."""
     maps = web()
     maps.slots[1] = maps.slots[1]._replace(service=7)
     contents = maps.read_back()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The properties are alive: what breaks the rules on purpose is noticed."""
+"""The property tests can fail: deliberate mistakes are noticed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +40,7 @@ FIRST_SLOT = served().maps.slots[0]
 
 
 def test_without_quarantine() -> None:
-    """A block that is used again at once is overwritten under a reader."""
+    """A block that is used again at once is overwritten while a reader uses it."""
     node = served()
     node.change(by_name(CHANGED))
     node.planner.quarantine.release(node.now + 1)
@@ -49,7 +49,7 @@ def test_without_quarantine() -> None:
 
 
 def test_former_backend_still_found() -> None:
-    """A member that is not taken away leads its clients to a backend that left."""
+    """An entry that is not removed leads clients to a removed backend."""
     node = served()
     plan = node.planner.plan_changes(by_name(CHANGED), node.now)
     plan.removed_backend_slots.clear()
@@ -59,12 +59,12 @@ def test_former_backend_still_found() -> None:
 
 
 def late(part: str) -> Callable[[list[Write]], list[Write]]:
-    """The rows of this part come after all others."""
+    """Move the rows of this part after all others."""
     return lambda rows: sorted(rows, key=lambda row: row[0] == part)
 
 
 def early(part: str) -> Callable[[list[Write]], list[Write]]:
-    """The rows of this part come before all others."""
+    """Move the rows of this part before all others."""
     return lambda rows: sorted(rows, key=lambda row: row[0] != part)
 
 
@@ -120,7 +120,7 @@ def restricted(service: str) -> DesiredService:
 
 @pytest.mark.parametrize("order", [late("source_ranges"), early("removed_source_ranges")])
 def test_ranges_on_the_wrong_side_of_the_flip(order: Callable[[list[Write]], list[Write]]) -> None:
-    """A client that may come before and after is refused in between."""
+    """A client that is admitted before and after is refused in between."""
     node = PlannedNode()
     node.change(by_name(restricted("db")))
     plan = node.planner.plan_changes({name("db"): None, **by_name(restricted("web"))}, node.now)
@@ -129,7 +129,7 @@ def test_ranges_on_the_wrong_side_of_the_flip(order: Callable[[list[Write]], lis
 
 
 def test_range_that_nobody_asked_for() -> None:
-    """A client that may not come before nor after is let in by a range in between."""
+    """A client that is never to be admitted is let in by a range in between."""
     node = PlannedNode()
     node.change(by_name(restricted("web")))
     key = source_range_key(SECOND, 1)
@@ -146,7 +146,7 @@ def test_range_that_nobody_asked_for() -> None:
     ],
 )
 def test_leaked_entry(case: str, row: object) -> None:
-    """A range of no service, a cluster IP without frontend and a name of nothing are noticed."""
+    """A source range, a cluster IP or a name that belongs to nothing is noticed."""
     node = served()
     node.maps.write(case, row)
     with pytest.raises(AssertionError):
@@ -154,7 +154,7 @@ def test_leaked_entry(case: str, row: object) -> None:
 
 
 def test_leaked_range() -> None:
-    """A slot that is neither free nor used nor resting is noticed."""
+    """A slot that is neither free, used nor in quarantine is noticed."""
     node = served()
     node.planner.slots.mark_used(Range(9, 1))
     with pytest.raises(AssertionError):
@@ -162,7 +162,7 @@ def test_leaked_range() -> None:
 
 
 def test_crash_without_mending() -> None:
-    """A planner that does not know of half a plan leaves backend_slots wrong."""
+    """A planner that ignores a partial plan leaves backend_slots wrong."""
     node = served()
     node.change(by_name(CHANGED), stop=len(CHANGED.backends) + 1)
     node.desired = by_name(WEB)

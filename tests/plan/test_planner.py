@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entries that a plan writes, and those that it leaves alone (planner.py)."""
+"""The entries that a plan writes, and those that it leaves unchanged (planner.py)."""
 
 from ebpflb.entries.services import Translation
 from ebpflb.plan.desired import DesiredService
@@ -12,7 +12,7 @@ WEB = desired("web", [1, 2], [1, 2])
 
 
 def node_with(*ports: DesiredService) -> PlannedNode:
-    """A node that serves these, with nothing in quarantine."""
+    """Return a node that serves these, with nothing in quarantine."""
     node = PlannedNode()
     node.change(by_name(*ports))
     node.wait(2)
@@ -20,13 +20,13 @@ def node_with(*ports: DesiredService) -> PlannedNode:
 
 
 def ids(node: PlannedNode, service: str) -> dict[int, int]:
-    """The id of each of a service's backends, by the backend's number."""
+    """Return the id of each of a service's backends, by the backend's number."""
     programmed = node.planner.actual[name(service)]
     return {int(b.address) & 0xFF: b.id for _, b in programmed.slots()}
 
 
 def test_only_what_changed() -> None:
-    """Another service is not touched."""
+    """The other service is not written."""
     node = node_with(WEB, desired("db", [3], [3]))
     plan = node.change(by_name(desired("db", [3], [4])))
     assert {service for service, _ in plan.services} == {frontend(3)}
@@ -34,8 +34,8 @@ def test_only_what_changed() -> None:
 
 
 def test_translations() -> None:
-    """Netfilter gets a newcomer's endpoint with the plan that brings it, and loses a former
-    backend's when its id may be used again; the plan that uses it again brings the new endpoint.
+    """Netfilter gets a new backend's endpoint with its plan, and loses a removed one's when its id
+    is free; a plan that reuses the id brings the new endpoint.
     """
     node = PlannedNode(CAPACITY._replace(backend_ids=4))
     node.change(by_name(WEB))

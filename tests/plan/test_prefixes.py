@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks in the maps' form, and the smallest that holds them all (entries.py)."""
+"""Networks in the maps' form, and the smallest network that holds several (entries.py)."""
 
 from ipaddress import ip_network
 
@@ -22,7 +22,7 @@ networks = some.builds(
 
 
 def number(address: Address) -> int:
-    """The 128 bits that the maps know."""
+    """Return an address as the maps' 128 bits."""
     return int(address) | (0xFFFF << 32 if address.version == 4 else 0)
 
 
@@ -36,7 +36,7 @@ def test_prefix_means_the_network(network: Network, address: Address) -> None:
 
 @given(some.lists(addresses | networks, max_size=6))
 def test_the_cover_is_the_smallest(values: list[Address | Network]) -> None:
-    """It holds all addresses and networks of a family, and neither of its halves does."""
+    """It holds all addresses and networks of a family, but neither of its halves does."""
     covering = CoveringPrefixes()
     for value in values:
         covering.add(value)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The theorem: a look-up that succeeds before and after an update succeeds during it, and a crash
-between any two writes leaves a working state. PlannedNode looks at everything after each write."""
+"""A look-up that succeeds before and after an update succeeds during it. A crash between any two
+writes leaves a working state. PlannedNode checks everything after each write.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -27,7 +28,7 @@ TIGHT = Capacity(services=7, slots=12, service_ids=5, backend_ids=14, source_ran
 
 @pytest.fixture(autouse=True, scope="module")
 def small_tables() -> Iterator[None]:
-    """Each place is looked up after each write."""
+    """Make tables small: each place is looked up after each write."""
     with histories.small_tables():
         yield
 
@@ -46,7 +47,7 @@ def test_history_does_not_matter(steps: list[Step]) -> None:
 @given(histories.steps)
 @settings(max_examples=scaled(60), deadline=None)
 def test_warm_restart_writes_nothing(steps: list[Step]) -> None:
-    """A restart that finds everything as it should be has nothing to write."""
+    """A restart with correct maps writes nothing."""
     node = PlannedNode()
     histories.run(node, steps)
     node.wait_for_quarantine()
@@ -57,7 +58,7 @@ def test_warm_restart_writes_nothing(steps: list[Step]) -> None:
 @given(histories.steps)
 @settings(max_examples=scaled(100), deadline=None)
 def test_crash_anywhere(steps: list[Step]) -> None:
-    """After a crash between any two writes, one complete plan mends everything."""
+    """After a crash between any two writes, one complete plan repairs everything."""
     node = PlannedNode()
     histories.run(node, steps[:-1])
     before, clients = node.maps.copy(), set(node.clients)
@@ -76,9 +77,8 @@ def test_crash_anywhere(steps: list[Step]) -> None:
 @given(histories.steps_with_crashes)
 @settings(max_examples=scaled(150), deadline=None)
 def test_no_pair_of_ids_comes_twice(steps: list[Step]) -> None:
-    """Clients, sockets and flows remember the ids of a service and a backend, some as long as they
-    live. While there are ids that were never given no such pair stands for two endpoints, however
-    often agents end, also between any two writes.
+    """Clients, sockets and flows remember the ids of a service and a backend. While some ids are
+    unused, no pair stands for two endpoints, even if agents end between any two writes.
     """
     node, seen = PlannedNode(), dict[tuple[int, int], tuple[PortName, Endpoint]]()
     for step in steps:
@@ -90,14 +90,14 @@ def test_no_pair_of_ids_comes_twice(steps: list[Step]) -> None:
 
 
 def note_pairs(node: PlannedNode, seen: dict[tuple[int, int], tuple[PortName, Endpoint]]) -> None:
-    """Compare each pair that the maps hold with the first time that it was seen."""
+    """Compare each pair in the maps with its first occurrence."""
     for pair, backend in node.maps.live_backends().items():
         found = node.maps.service_names[pair[0]], (backend.address, backend.port)
         assert seen.setdefault(pair, found) == found
 
 
 def crashes(maps: Maps, plan: Plan) -> Iterator[PlannedNode]:
-    """A node for each number of writes, with what was written until then."""
+    """Yield a node for each number of writes, with what was written until then."""
     rows = list(writes(plan))
     for stop in range(len(rows) + 1):
         crashed = PlannedNode()
@@ -110,7 +110,7 @@ def crashes(maps: Maps, plan: Plan) -> Iterator[PlannedNode]:
 @given(histories.steps_with_crashes)
 @settings(max_examples=scaled(150), deadline=None)
 def test_crash_after_crash(steps: list[Step]) -> None:
-    """Crashes while mending a crash are mended as well."""
+    """Crashes during a repair are repaired too."""
     node = PlannedNode()
     histories.run(node, steps)
     assert node.maps.view() == from_nothing(node).view()
@@ -155,13 +155,13 @@ def _check_full(node: PlannedNode, before: Mapping[PortName, Sequence[DesiredBac
 
 
 def _for_any_endpoint(seen: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Flags without the scheduler, which goes where its table does not fit, and the affinity."""
+    """Return the flags without affinity, and without the scheduler, which may lack its table."""
     flags, affinity_seconds, *_ = seen
     return tables.at_random(flags) - {"even"}, affinity_seconds
 
 
 def _is_what_fits(*lists: Sequence[DesiredBackend]) -> bool:
-    """Whether a port has what was there and is wanted, and only what is wanted."""
+    """Whether a port has what was there and is wanted, and nothing unwanted."""
     now, had, wanted = ({each.endpoint for each in backends} for backends in lists)
     return had & wanted <= now <= wanted
 

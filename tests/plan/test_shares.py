@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No tenant stops another one: a namespace has at most its share of each map."""
+"""No tenant affects another one: a namespace has at most its share of each map."""
 
 import math
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ CAPACITY = Capacity(
 
 @pytest.fixture(autouse=True, scope="module")
 def small_tables() -> Iterator[None]:
-    """Each place is looked up after each write."""
+    """Make tables small: each place is looked up after each write."""
     with histories.small_tables():
         yield
 
@@ -43,7 +43,7 @@ RANGES = (FIRST, SECOND, THIRD)
 def port(
     namespace: str, number: int, backends: range, ranges: int = 0, scheduler: str = "random"
 ) -> DesiredService:
-    """A port with one frontend, whose address is this namespace's."""
+    """Return a port with one frontend, whose address depends on this namespace."""
     address = IPv4Address(f"172.30.{len(namespace)}.{number}")
     flags = (RESTRICTED if ranges else frozenset({"endpoints"})) | tables.scheduler_flags(scheduler)
     found = desired("", {Frontend(address, 80, 6): flags}, [backend(each) for each in backends])
@@ -80,8 +80,8 @@ _steps = some.lists(
 def test_a_greedy_namespace_takes_nothing_from_another_one(
     steps: list[tuple[list[tuple[DesiredService, bool]], DesiredService | None, float]],
 ) -> None:
-    """The other one's changes are in force at once, and the greedy one has no more than its half,
-    with what it gave up a moment ago.
+    """The other one's changes apply at once; the greedy one has at most half, including what it has
+    just freed.
     """
     node = PlannedNode(CAPACITY, HALF)
     for greedy, small, seconds in steps:
@@ -108,8 +108,8 @@ def _entries_of(node: PlannedNode, namespace: str) -> list[ServiceEntries]:
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_a_service_of_any_size_can_change(share: float) -> None:
-    """Whatever the number of backend ids: endpoints take a third of the slots at most, so that
-    there is room for new ones beside the former. Each change may wait for the end of a quarantine.
+    """Endpoints take at most a third of the slots, so there is room for new ones beside the former.
+    Each change may wait for the end of a quarantine.
     """
     many = CAPACITY._replace(backend_ids=400, endpoints=CAPACITY.slots // 3)
     node, most = PlannedNode(many, Shares(share, 1.0)), math.ceil(many.endpoints * share)
@@ -161,7 +161,7 @@ def test_what_others_free_is_not_tried_by_who_has_its_share() -> None:
 @given(some.integers(0, 200), some.integers(1, 3))
 @settings(max_examples=scaled(30), deadline=None)
 def test_each_waiting_port_is_tried_once_for_what_was_freed(count: int, frees: int) -> None:
-    """A few at a time, whoever of them still does not fit."""
+    """A few are tried at a time, even if none of them fits."""
     waiting = Waiting()
     names = [port("tenant", number % 250, range(1)).name for number in range(1, count + 1)]
     for number, name in enumerate(names):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A new endpoint's weight grows from a tenth to the whole, and other endpoints keep theirs."""
+"""A new endpoint's weight grows from a tenth to the whole; other weights stay."""
 
 import math
 from typing import Any
@@ -34,7 +34,7 @@ def weights(found: DesiredService) -> dict[int, int]:
 
 
 class Node:
-    """Successive agents, and the maps that they leave to each other."""
+    """Successive agents, and the maps that each leaves to the next."""
 
     def __init__(self) -> None:
         self.programmed = NO_ENTRIES

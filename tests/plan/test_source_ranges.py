@@ -20,7 +20,7 @@ from tests.plan.node import PlannedNode, check_tidy
 
 
 def restricted(*networks: Network, service: str = "web", number: int = 1) -> DesiredService:
-    """A port with one restricted frontend and one backend."""
+    """Return a port with one restricted frontend and one backend."""
     return desired(service, [number], [number], source_ranges=networks, flags=RESTRICTED)
 
 
@@ -66,7 +66,7 @@ def test_restriction_of_what_does_not_fit_fails_closed() -> None:
 
 
 def test_opening_does_not_wait_for_endpoints_that_do_not_fit() -> None:
-    """The admitted clients change at once; only the new endpoint waits."""
+    """Admitted clients change at once; only the new endpoint waits."""
     node = PlannedNode(CAPACITY._replace(slots=1))
     node.change(by_name(restricted(FIRST)))
     node.change(by_name(desired("web", [1], [1, 2], flags=EXTERNAL)))

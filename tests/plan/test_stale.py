@@ -43,14 +43,14 @@ def port(
     numbers: Iterable[int] = (1,),
     name: str = "dns",
 ) -> DesiredService:
-    """A service port with these backends and frontends."""
+    """Return a service port with these backends and frontends."""
     frontends = {frontend(n)._replace(protocol=protocol): frozenset[str]() for n in numbers}
     made = replace(desired(name, frontends, ()), backends=backends)
     return replace(made, name=made.name._replace(protocol=protocol))
 
 
 class Planned:
-    """A planner, and what is stale by its state and by its last change."""
+    """A planner, and what is stale by its state and its last change."""
 
     def __init__(self, *ports: DesiredService) -> None:
         self.planner = Planner(CAPACITY)
@@ -82,14 +82,14 @@ ASIDE = structs.replace(backend(1, SERVING), is_set_aside=True)
 
 
 def all_of(protocol: Protocol) -> Ends:
-    """What ends where no new connection would lead."""
+    """Return everything that ends where no new connection would lead."""
     return Ends.ALL if protocol is Protocol.UDP else Ends.UNANSWERED
 
 
 @PROTOCOLS
 @pytest.mark.parametrize("left", [(TWO, THREE), ()], ids=["others serve", "none serves"])
 def test_an_endpoint_that_is_removed(protocol: Protocol, left: tuple[DesiredBackend, ...]) -> None:
-    """UDP ends; of others what it has not answered. Connections to other endpoints go on."""
+    """UDP flows to it end, and unanswered connections; those to other endpoints stay."""
     planned = Planned(port(ONE, TWO, protocol=protocol))
     (removal,) = planned.change(port(*left, protocol=protocol))
     gone = {ONE.endpoint} | ({TWO.endpoint} if not left else set())
@@ -102,7 +102,7 @@ def test_an_endpoint_that_is_removed(protocol: Protocol, left: tuple[DesiredBack
 
 @PROTOCOLS
 def test_a_service_port_that_is_deleted(protocol: Protocol) -> None:
-    """Only connections to the endpoints that it had end: others may have the address by now."""
+    """Only connections to its former endpoints end: another program may have the address now."""
     planned = Planned(port(ONE, protocol=protocol))
     planned.change(without=[port(protocol=protocol).name])
     assert planned.ends(at(1, protocol), ONE.endpoint) is all_of(protocol)
@@ -121,7 +121,7 @@ def test_a_frontend_that_is_lost(protocol: Protocol) -> None:
 
 @PROTOCOLS
 def test_an_endpoint_that_is_set_aside(protocol: Protocol) -> None:
-    """What it has not answered begins again; the rest goes on, and all that it had before."""
+    """Unanswered connections to it start again; all others continue."""
     planned = Planned(port(ONE, TWO, protocol=protocol))
     planned.change(port(TWO, ASIDE, protocol=protocol))
     assert planned.ends(at(1, protocol), ONE.endpoint) is Ends.UNANSWERED
@@ -131,7 +131,7 @@ def test_an_endpoint_that_is_set_aside(protocol: Protocol) -> None:
 
 @PROTOCOLS
 def test_a_port_that_is_renamed(protocol: Protocol) -> None:
-    """Its connections go on, also those that an endpoint has not answered: it serves them still."""
+    """Its connections continue, even unanswered ones: the endpoint still serves them."""
     planned = Planned(port(ONE, TWO, protocol=protocol))
     renamed = port(ONE, TWO, protocol=protocol, name="renamed")
     removals = planned.change(renamed, without=[port(protocol=protocol).name])
@@ -142,7 +142,7 @@ def test_a_port_that_is_renamed(protocol: Protocol) -> None:
 
 @PROTOCOLS
 def test_an_endpoint_that_terminates(protocol: Protocol) -> None:
-    """It keeps all that it has."""
+    """A terminating endpoint keeps all its connections."""
     planned = Planned(port(ONE, TWO, protocol=protocol))
     assert not planned.change(port(TWO, backend(1, SERVING), protocol=protocol))
     assert planned.ends(at(1, protocol), ONE.endpoint) is Ends.NONE
@@ -157,9 +157,9 @@ def test_a_target_port_that_changes() -> None:
 
 
 def test_what_is_searched_for() -> None:
-    """Where UDP gets its first endpoint, or a frontend: what came untranslated is stale then.
+    """If UDP gets its first endpoint, or a frontend, untranslated flows are stale.
 
-    Where endpoints are only added, and of TCP, nothing is.
+    Added endpoints, and TCP, need no search.
     """
     planned = Planned(port())
     itself = at(1).address, at(1).port
@@ -173,7 +173,7 @@ def test_what_is_searched_for() -> None:
 
 
 def test_where_the_first_local_endpoint_comes() -> None:
-    """Of policy Local: packets went on to the router, or were dropped, until now."""
+    """Under policy Local, packets went on to the router, or were dropped, before."""
     planned = Planned(port(ONE))
     assert planned.change(port(ONE, backend(2, BOTH)))
 
@@ -190,13 +190,13 @@ def test_where_the_first_local_endpoint_comes() -> None:
     ids=["nobody's frontend", "its hook knows", "it changes", "no endpoint", "it terminates"],
 )
 def test_by_the_maps_alone(serving: Endpoints | None, is_socket: bool, ends: Ends) -> None:
-    """Of UDP, as at the start of an agent."""
+    """UDP is stale by the maps alone, as at the start of an agent."""
     stale = Stale(lambda _: serving, lambda key: (key,), ())
     assert stale.ends(at(1), ONE.endpoint, is_socket=is_socket) is ends
 
 
 def test_sockets_of_tcp_are_not_ended_long_after() -> None:
-    """A socket whose endpoint went earlier is open by now, or has no answer to wait for."""
+    """A socket whose endpoint was removed earlier is open by now, or expects no answer."""
     stale = Stale(lambda _: {}, lambda key: (key,), ())
     assert stale.ends(at(1, Protocol.TCP), ONE.endpoint, is_socket=True) is Ends.NONE
 
@@ -214,7 +214,7 @@ def test_a_nodeport() -> None:
 @given(histories.steps)
 @settings(max_examples=scaled(60), deadline=None)
 def test_removals_name_all_that_ends(steps: list[Step]) -> None:
-    """Whatever changes: each pair of frontend and endpoint that served, and serves no more."""
+    """Each pair of frontend and endpoint that stops serving is named, whatever changes."""
     node = PlannedNode()
     for step in steps:
         node.wait(step.seconds)
@@ -256,7 +256,7 @@ class Searches:
         self.resets, self.connected = Resets(), {each.endpoint for each in connected}
 
     def search(self, now: float) -> set[Endpoint]:
-        """The endpoints whose connections are reset."""
+        """Return the endpoints whose connections are reset."""
         stale = Stale(lambda _: {}, lambda key: (key,), (), self.resets, now)
         found = {each for each in self.connected if stale.ends(WEB, each) is Ends.ALL}
         self.resets.searched(now)
@@ -264,7 +264,7 @@ class Searches:
 
 
 def test_the_grace_begins_when_the_endpoint_is_missed() -> None:
-    """And ends once: then only a removal makes another search due."""
+    """It ends once: then only a removal makes another search due."""
     searches = Searches(ONE, TWO)
     assert searches.resets.update(NAME, watched(ONE, TWO), 0.0), "after a start it may be gone"
     assert searches.search(0.0) == set()
@@ -279,7 +279,7 @@ def test_the_grace_begins_when_the_endpoint_is_missed() -> None:
 
 
 def test_an_endpoint_that_comes_back_keeps_its_connections() -> None:
-    """If it goes again the whole grace counts again."""
+    """After another removal the whole grace applies again."""
     searches = Searches(ONE)
     for now, listed in ((0.0, [ONE]), (1.0, []), (5.0, [ONE]), (9.0, [])):
         searches.resets.update(NAME, watched(*listed), now)
@@ -289,7 +289,7 @@ def test_an_endpoint_that_comes_back_keeps_its_connections() -> None:
 
 
 def test_a_deleted_service_keeps_its_grace() -> None:
-    """Only connections to the endpoints that it had, or was losing, are reset."""
+    """Only connections to endpoints that it had, or was losing, are reset."""
     searches = Searches(ONE, TWO, THREE)
     searches.resets.update(NAME, watched(ONE, TWO), 0.0)
     searches.connected.remove(THREE.endpoint)
@@ -324,7 +324,7 @@ def test_another_service_that_serves_the_connection() -> None:
 
 @given(some.lists(some.integers(0, 999), max_size=50))
 def test_endpoints_without_connections_cost_nothing(numbers: list[int]) -> None:
-    """However many come and go, and Services too."""
+    """This holds however many endpoints and Services come and go."""
     searches = Searches()
     for now, number in enumerate(numbers):
         name = NAME._replace(service=f"web-{number % 7}")
@@ -337,7 +337,7 @@ def test_endpoints_without_connections_cost_nothing(numbers: list[int]) -> None:
 
 
 def test_a_shorter_grace() -> None:
-    """It counts for connections that were found before."""
+    """The new grace applies to connections found before."""
     name, endpoint = port().name, backend(1).endpoint
     resets = Resets()
     resets.update(name, Watched(60.0, frozenset()), 1.0)

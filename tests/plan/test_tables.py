@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables that a service draws from: each backend has its share of them, on every node the same."""
+"""Tables that a service draws from: each backend has its share, the same on every node."""
 
 from collections import Counter
 from itertools import pairwise
@@ -29,7 +29,7 @@ def places(scheduler: str, found: list[Weighted], count: int) -> list[Choice]:
 
 
 def shares(scheduler: str, found: list[Weighted], count: int) -> dict[int, float]:
-    """The part of all draws that each slot gets, from 0 to 1."""
+    """Return the share of all draws that each slot gets, from 0 to 1."""
     got: Counter[int] = Counter()
     for place in places(scheduler, found, count):
         below = 2**32 if place.below == ALWAYS else place.below
@@ -57,7 +57,7 @@ def test_a_round_is_bounded() -> None:
 
 
 def test_maglev_bounds_the_ratio_of_weights() -> None:
-    """A backend counts a hundredth of the largest at least, so that no table takes seconds."""
+    """A weight counts as at least a hundredth of the largest, so that no table takes seconds."""
     size = tables.PRIMES[-1]
     got = shares(MAGLEV, backends(1000, *[1] * 600), size)
     assert got[0] == pytest.approx(100 / 700, abs=0.01)
@@ -74,7 +74,7 @@ def test_a_round_is_spread_evenly() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 10, 100, 655])
 def test_maglev_is_even(count: int) -> None:
-    """The table is a prime of at least 100 places a backend: none has 2 % more than another."""
+    """The size is a prime of at least 100 places per backend: none has 2 % more than another."""
     found = backends(*[100] * count)
     size = tables.size(MAGLEV, [[100] * count])
     assert size >= 100 * count or size == tables.PRIMES[-1]
@@ -98,9 +98,8 @@ def test_every_node_has_the_same_table(order: list[int]) -> None:
 
 @pytest.mark.parametrize("count", [5, 20, 50])
 def test_a_change_of_maglev_moves_little_else(count: int) -> None:
-    """The paper's 5.3: when one of N goes its places move, and at most 1 in 12 of the others'.
-
-    The table's size is the same before and after.
+    """By the paper's 5.3, if one of N is removed its places move, and at most 1 in 12 of the
+    others'. The table's size stays the same.
     """
     before = backends(*[100] * count)
     gone = before[count // 2]
@@ -127,6 +126,6 @@ def test_a_large_table_is_made_in_steps(scheduler: str) -> None:
 
 @given(weights)
 def test_random_draws_by_weight(its: list[int]) -> None:
-    """The random scheduler draws by weight, within the 32 bits that decide in a place."""
+    """The random scheduler draws by weight, within the precision of 32 bits."""
     found = shares(RANDOM, backends(*its), len(its))
     assert found == pytest.approx({at: w / sum(its) for at, w in enumerate(its)}, abs=1e-8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of Services that are gone nothing stays: after a year an agent is as small as at first."""
+"""Deleted Services leave nothing: after a year an agent is as small as at the start."""
 
 import gc
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ NOT_HELD = (type, ModuleType, FunctionType, MethodType)
 
 
 def held_by(root: object) -> int:
-    """How many elements the containers that it leads to have."""
+    """Return how many elements the containers reachable from it have."""
     seen: dict[int, object] = {}
     todo, elements = [root], 0
     while todo:
@@ -37,7 +37,7 @@ def named(number: int) -> DesiredService:
 
 
 def come_and_go(node: PlannedNode, numbers: Iterable[int]) -> int:
-    """What the planner holds afterwards."""
+    """Add and delete Services; return what the planner holds afterwards."""
     for service in map(named, numbers):
         node.change({service.name: service})
         node.change({service.name: None})
@@ -49,7 +49,7 @@ def come_and_go(node: PlannedNode, numbers: Iterable[int]) -> int:
 
 
 def test_services_that_are_gone_leave_nothing() -> None:
-    """The planner holds as much after forty Services that are gone as after two."""
+    """The planner holds as much after forty deleted Services as after two."""
     with histories.small_tables():
         node = PlannedNode()
         after_two = come_and_go(node, range(2))

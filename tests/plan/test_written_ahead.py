@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slots of a large service port are written in parts, before the plan that needs them."""
+"""A large service port's slots are written in parts, before the plan that needs them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +19,7 @@ from tests.plan.node import PlannedNode, check_tidy, from_nothing
 
 @pytest.fixture(autouse=True, scope="module")
 def small_parts() -> Iterator[None]:
-    """Two endpoints are many."""
+    """Make parts small, so that two endpoints are many."""
     with (
         histories.small_tables(),
         patch.object(endpoints, "IN_A_STEP", 1),
@@ -31,7 +31,7 @@ def small_parts() -> Iterator[None]:
 @given(histories.steps)
 @settings(max_examples=scaled(150), deadline=None)
 def test_what_is_written_ahead_changes_nothing(history: list[Step]) -> None:
-    """Until its plan, which may come after other changes; nothing is left of it afterwards."""
+    """It has no effect until its plan, which may come after other changes; then nothing is left."""
     node = PlannedNode()
     for seconds, edits, _ in history:
         node.wait(seconds)
@@ -63,7 +63,7 @@ def test_a_crash_before_the_plan(history: list[Step]) -> None:
 
 
 def test_a_plan_writes_no_slot_again() -> None:
-    """It switches the frontends to the slots that were written ahead."""
+    """The plan only switches the frontends to the slots that were written ahead."""
     node = PlannedNode()
     node.change(by_name(desired("a", [1], [1, 2, 3])))
     changed = desired("a", [1], [2, 3, 4])
@@ -74,7 +74,7 @@ def test_a_plan_writes_no_slot_again() -> None:
 
 
 def test_a_new_service_without_a_frontend_leaves_nothing() -> None:
-    """An older one has its only frontend: the slots that were written ahead are freed."""
+    """An older Service has its only frontend: the slots written ahead are freed."""
     node = PlannedNode()
     node.change(by_name(desired("a", [1], [1], created="2024")))
     later = desired("b", [1], [1, 2, 3], created="2025")
@@ -100,7 +100,7 @@ def test_many_removed_backends_are_freed_a_few_at_a_time() -> None:
 
 
 def test_a_change_of_frontends_keeps_what_is_written_ahead() -> None:
-    """An older Service takes one of its frontends meanwhile."""
+    """An older Service takes one of its frontends before the plan."""
     node = PlannedNode()
     node.change(by_name(desired("a", [1, 2], [1, 2, 3], created="2025")))
     changed = desired("a", [1, 2], [2, 3, 4], created="2025")

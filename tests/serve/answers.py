@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The handler of the listeners of test_clients and test_requests."""
+"""The handler for the listeners of test_clients and test_requests."""
 
 import threading
 

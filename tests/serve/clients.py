@@ -14,7 +14,7 @@ def connect(port: int) -> socket.socket:
 
 
 def response_to(port: int, request: bytes) -> bytes:
-    """All that the server sends to these bytes until it closes the connection."""
+    """Return everything that the server sends after these bytes until it closes the connection."""
     with connect(port) as client:
         client.sendall(request)
         client.shutdown(socket.SHUT_WR)
@@ -22,7 +22,7 @@ def response_to(port: int, request: bytes) -> bytes:
 
 
 def is_closed(client: socket.socket) -> bool:
-    """Whether the server closes the connection; waits for it."""
+    """Wait for the end; return whether the server closes the connection."""
     try:
         while client.recv(1 << 20):
             pass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network namespace for the tests that listen, our servers in it, and a client."""
+"""A network namespace for tests that listen, with our servers and a client."""
 
 import ctypes
 import os
@@ -81,7 +81,7 @@ Serve = Callable[..., HttpServers]
 
 @pytest.fixture
 def own_namespace() -> Iterator[None]:
-    """Puts this thread, and those that it starts, into a network namespace of its own."""
+    """Move this thread, and threads that it starts, into a new network namespace."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     assert _libc.unshare(_CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
     try:
@@ -100,7 +100,7 @@ def fake_recorder() -> FakeRecorder:
 
 @pytest.fixture
 def serve(own_namespace: None, fake_recorder: FakeRecorder) -> Iterator[Serve]:
-    """Starts the servers; ``chosen`` is of the options, or of the servers."""
+    """Start the servers; ``chosen`` has options, or arguments of the servers."""
     started: list[HttpServers] = []
 
     def serve(
@@ -124,7 +124,7 @@ def serve(own_namespace: None, fake_recorder: FakeRecorder) -> Iterator[Serve]:
 
 
 def plain_pages(**others: Any) -> MetricsPages:
-    """Pages with fixed content."""
+    """Return pages with fixed content."""
     plain: dict[str, Any] = {
         "metrics": lambda accept: (f"metrics for {accept}".encode(), "text/metrics"),
         "slis": lambda accept: (f"slis for {accept}".encode(), "text/slis"),
@@ -144,7 +144,7 @@ def server_thread() -> Iterator[ServerThread]:
 
 @pytest.fixture(scope="module")
 def open_listener(server_thread: ServerThread) -> Iterator[Callable[..., int]]:
-    """Opens a listener with this connection limit and timeout; returns its port."""
+    """Open a listener with this connection limit and timeout; return its port."""
     listeners: list[Listener] = []
 
     def open_listener(limit: int = 16, timeout: float = 30.0, *, slow: bool = False) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Health-check node ports of two Services, and who asks them."""
+"""Health-check node ports of two Services, and their clients."""
 
 from ebpflb.model.addresses import Family
 from ebpflb.model.endpoints import HealthCheck

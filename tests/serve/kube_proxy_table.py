@@ -21,7 +21,7 @@ def section(number: int) -> str:
 
 
 def bounds(text: str) -> list[float]:
-    """As in "0.001*2^n, 15 buckets" or "0.25, 1..59 by 1"."""
+    """Parse bounds such as "0.001*2^n, 15 buckets" or "0.25, 1..59 by 1"."""
     if powers := re.match(r"([\d.]+)\*2\^n, (\d+)", text):
         return [float(powers[1]) * 2**n for n in range(int(powers[2]))]
     found: list[float] = []
@@ -32,7 +32,7 @@ def bounds(text: str) -> list[float]:
 
 
 def read_table() -> dict[str, Row]:
-    """A row may name several metrics, and "same" means the buckets of the row before."""
+    """Read the table; a row may name several metrics; "same" means the former row's buckets."""
     found: dict[str, Row] = {}
     buckets: list[float] = []
     for line in re.findall(r"(?m)^\| (kubeproxy_.*) \|$", section(14)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent to read metrics of, without a kernel; and expositions, read back."""
+"""An agent without a kernel whose metrics are read; and parsed expositions."""
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ BUSY = AgentStatus(
 
 @dataclass
 class FakeMap:
-    """Every element is ``element``; of a hash the keys are so many zeros."""
+    """A map whose every element is ``element``; a hash's keys are zeros."""
 
     spec: MapSpec
     element: Any = (0, 0, 0)
@@ -66,7 +66,7 @@ class FakeMap:
 
 
 def fake_maps() -> dict[str, Any]:
-    """Empty."""
+    """Return empty maps."""
     made = {name: FakeMap(spec) for name, spec in MAPS.items()}
     real = {name: open_map(MAPS[name], -1) for name in FLOW_MAPS}
     for name, opened in real.items():  # whose codecs a FlowTable wants
@@ -95,7 +95,7 @@ def sources(
 
 
 def everything(monkeypatch: pytest.MonkeyPatch) -> Metrics:
-    """The metrics of an agent, each with a series at least, and with no kernel behind them."""
+    """Return the metrics of an agent without a kernel, each with at least one series."""
     made, planner = Metrics(), Planner(CAPACITY)
     planner.plan_changes({port_name("web"): desired("web", [1], [1])}, 0.0)
     made.read(sources(planner=lambda: planner)._replace(series=SeriesOf(1)))
@@ -114,7 +114,7 @@ def families(text: bytes) -> dict[str, Metric]:
 
 
 def values(made: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Every sample of /metrics."""
+    """Return every sample of /metrics."""
     found = families(made.exposition().body)
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
@@ -129,7 +129,7 @@ def value(made: Metrics, name: str, /, **labels: str) -> float:
 
 
 def changes(made: Metrics, before: Any) -> dict[str, dict[str, float]]:
-    """Sample -> labels' values -> by how much it has changed; only what has."""
+    """Return sample -> labels' values -> the difference, only of changed ones."""
     found: dict[str, dict[str, float]] = {}
     for (name, labels), now in values(made).items():
         then = before.get((name, labels), 0.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever a client does, the server stays and others are answered."""
+"""Whatever a client does, the server keeps running and others are answered."""
 
 import asyncio
 import errno
@@ -32,7 +32,7 @@ def test_half_a_request_holds_nobody_up(open_listener: OpenListener) -> None:
 
 
 def test_half_a_request_is_ended_at_the_timeout(open_listener: OpenListener) -> None:
-    """However it drips: a byte now and then buys no time."""
+    """Sending a byte now and then does not extend the timeout."""
     port = open_listener(timeout=1.0)
     with connect(port) as client:
         try:
@@ -54,7 +54,7 @@ def test_silence_is_ended_at_the_timeout(open_listener: OpenListener) -> None:
 
 
 def test_slow_page_holds_up_no_other_port(open_listener: OpenListener) -> None:
-    """Probes are answered while a page is made, which takes a while."""
+    """Probes are answered while a page is made slowly."""
     slow, quick = open_listener(slow=True), open_listener()
     with connect(slow) as client:
         client.sendall(b"GET /slow HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -108,7 +108,7 @@ def test_clients_that_keep_coming_do_not_hold_the_thread(
 
 @pytest.mark.parametrize("turns", range(6))
 def test_closing_listener_ends_every_connection(server_thread: ServerThread, turns: int) -> None:
-    """A client that connects as it closes is ended or refused, however far it was accepted."""
+    """A client that connects at that moment is ended or refused."""
     opened = Listener(respond, Connections(4))
 
     async def connect_while_closing() -> socket.socket:

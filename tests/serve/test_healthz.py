@@ -18,7 +18,7 @@ BEGUN = 1_700_000_000 * 10**9
 
 
 class Time:
-    """A clock that a test sets: ``seconds`` have gone by."""
+    """A clock that a test sets: ``seconds`` have passed."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -37,7 +37,7 @@ def time() -> Time:
 
 @pytest.fixture
 def health(time: Time) -> Health:
-    """Return the health of a fit node, at the start."""
+    """Return the health of an eligible node, at the start."""
     health = Health(TIMEOUT, now=time.now, monotonic=time.monotonic)
     health.set_node(builders.node())
     health.synced()
@@ -59,7 +59,7 @@ def codes(health: Health) -> dict[str, int]:
 def test_update_queued_and_not_applied_for_the_timeout_is_unhealthy(
     health: Health, time: Time
 ) -> None:
-    """A change that waits is all right until it has waited for as long as the timeout."""
+    """A waiting change is healthy until it has waited for the timeout."""
     health.queued()
     time.seconds = TIMEOUT - 0.001
     assert health.healthy
@@ -70,7 +70,7 @@ def test_update_queued_and_not_applied_for_the_timeout_is_unhealthy(
 
 
 def test_clock_starts_at_the_oldest_queued_change(health: Health, time: Time) -> None:
-    """Later changes do not put the time off."""
+    """Later changes do not move the deadline."""
     health.queued()
     time.seconds = TIMEOUT - 1
     health.queued()
@@ -79,7 +79,7 @@ def test_clock_starts_at_the_oldest_queued_change(health: Health, time: Time) ->
 
 
 def test_clock_is_cleared_by_the_next_successful_sync(health: Health, time: Time) -> None:
-    """After a sync it is well again, and the next change has all the time there is."""
+    """After a sync it is healthy, and the next change has the whole timeout."""
     health.queued()
     time.seconds = TIMEOUT
     health.synced()
@@ -92,7 +92,7 @@ def test_clock_is_cleared_by_the_next_successful_sync(health: Health, time: Time
 
 
 def test_marked_updated_at_loop_start(serve: Serve) -> None:
-    """Each family has a time from the first answer on, though nothing was programmed yet."""
+    """Each family has a time from the first answer on, before anything is programmed."""
     serve()
     status = json.loads(ask("/livez", 10256).body)["status"]
     assert list(status) == ["IPv4", "IPv6"]
@@ -120,14 +120,14 @@ def test_first_sight_of_the_zone_label_queues_an_update(health: Health, time: Ti
 
 
 def test_livez_ignores_eligibility(time: Time) -> None:
-    """/livez is 200 on a node that is about to go, and does not tell of it."""
+    """/livez is 200 on a node that is about to be deleted, and does not show that."""
     health = Health(TIMEOUT, now=time.now, monotonic=time.monotonic)
     assert codes(health) == {"/healthz": 503, "/livez": 200}
     assert "nodeEligible" not in body(health, "/livez")
 
 
 def test_healthz_is_200_iff_healthy_and_eligible(health: Health, time: Time) -> None:
-    """Either alone is not enough."""
+    """Both conditions are needed."""
     found = {}
     for late in (False, True):
         for doomed in (False, True):
@@ -146,7 +146,7 @@ def test_healthz_is_200_iff_healthy_and_eligible(health: Health, time: Time) -> 
 
 
 def test_deleted_node_is_kept_as_it_was(health: Health) -> None:
-    """That a Node object is gone changes nothing: fit it stays fit, doomed it stays doomed."""
+    """A deleted Node object changes nothing: it stays eligible, or not."""
     health.set_node(None)
     assert health.eligible
     health.set_node(builders.node(taints=[{"key": nodes.DELETION_TAINT}]))
@@ -163,7 +163,7 @@ def test_node_that_never_existed_is_not_eligible() -> None:
 
 
 def test_body_of_healthz(health: Health, time: Time) -> None:
-    """The keys in kube-proxy's order; with a 200 lastUpdated is now."""
+    """The keys are in kube-proxy's order; with 200, lastUpdated is now."""
     time.seconds = 1.5
     assert get(health).body.decode() == (
         '{"lastUpdated":"2023-11-14T22:13:21.5Z","currentTime":"2023-11-14T22:13:21.5Z",'
@@ -174,7 +174,7 @@ def test_body_of_healthz(health: Health, time: Time) -> None:
 
 
 def test_body_of_livez_is_without_node_eligible(health: Health) -> None:
-    """All else is there."""
+    """All other keys are there."""
     assert list(body(health, "/livez")) == ["lastUpdated", "currentTime", "healthy", "status"]
     assert set(body(health)) - set(body(health, "/livez")) == {"nodeEligible"}
 
@@ -183,7 +183,7 @@ def test_body_of_livez_is_without_node_eligible(health: Health) -> None:
 def test_last_updated_with_503_is_the_newest_real_sync(
     health: Health, time: Time, path: str
 ) -> None:
-    """It is the time of the last work, not now; each family says so too."""
+    """It is the time of the last sync, not now, in each family too."""
     time.seconds = 7
     health.synced()
     health.queued()
@@ -196,7 +196,7 @@ def test_last_updated_with_503_is_the_newest_real_sync(
 
 
 def test_status_is_omitted_if_empty() -> None:
-    """Before the loop starts there is no family to tell of, and no time."""
+    """Before the loop starts there is no family, and no time."""
     said = body(Health(TIMEOUT))
     assert "status" not in said
     assert said["lastUpdated"] == "0001-01-01T00:00:00Z"
@@ -211,7 +211,7 @@ def test_times_are_rfc3339_with_nanoseconds() -> None:
 
 
 def test_responses_are_counted_by_code(time: Time) -> None:
-    """For kubeproxy_proxy_healthz_total and livez_total: the path and the status of each."""
+    """kubeproxy_proxy_healthz_total and livez_total count the status of each response."""
     counted: list[tuple[str, int]] = []
     health = Health(
         TIMEOUT, now=time.now, monotonic=time.monotonic, on_response=lambda *it: counted.append(it)

@@ -13,7 +13,7 @@ PATHS = ("/healthz", "/livez")
 
 @pytest.mark.parametrize("path", PATHS)
 def test_headers(serve: Serve, path: str) -> None:
-    """application/json and nosniff, with 200 as with 503."""
+    """The headers are application/json and nosniff, with 200 and with 503."""
     servers = serve()
     for node in (None, builders.node()):
         servers.health.set_node(node)
@@ -23,14 +23,14 @@ def test_headers(serve: Serve, path: str) -> None:
 
 
 def test_other_paths_are_404(serve: Serve) -> None:
-    """Nothing else is there."""
+    """No other path exists."""
     serve()
     for path in ("/", "/healthz/", "/metrics", "/livezz"):
         assert ask(path, 10256).code == 404
 
 
 def test_answered_on_loopback_and_self_address(serve: Serve) -> None:
-    """e2e: "lastUpdated" in /healthz of 10256, asked on loopback, in both families."""
+    """As in e2e, /healthz on 10256 has "lastUpdated", on loopback, in both families."""
     serve().health.set_node(builders.node())
     for host in ("127.0.0.1", "127.0.0.2", "::1"):
         assert re.search("lastUpdated", ask("/healthz", 10256, host).body)

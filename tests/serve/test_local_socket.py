@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The socket in the run directory: for root alone, and no client holds it up."""
+"""The socket in the run directory is for root only, and no client delays others."""
 
 import socket
 import stat
@@ -24,7 +24,7 @@ def respond(request: Request) -> Response:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Longer than an address may be."""
+    """Return a path that is longer than an address may be."""
     folder = tmp_path / ("x" * 120)
     folder.mkdir()
     return folder / "agent.sock"
@@ -49,14 +49,14 @@ def ask(path: Path, target: str) -> str:
 
 
 def test_answers(opened: LocalSocket, path: Path) -> None:
-    """A handler sees the path and the query."""
+    """A handler gets the path and the query."""
     assert ask(path, "/v1/service?name=web") == "/v1/service name=web"
 
 
 def test_what_takes_no_time_waits_for_no_other_request(
     path: Path, server_thread: ServerThread
 ) -> None:
-    """`status` is answered while the loop keeps another command waiting."""
+    """`status` is answered while the loop lets another command wait."""
     asked, goes_on = threading.Event(), threading.Event()
 
     def wait(request: Request) -> Response:
@@ -77,12 +77,12 @@ def test_what_takes_no_time_waits_for_no_other_request(
 
 
 def test_for_root_alone(opened: LocalSocket, path: Path) -> None:
-    """No one else may connect."""
+    """No other user may connect."""
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_left_by_a_crash(path: Path, server_thread: ServerThread) -> None:
-    """What an earlier agent has left is replaced, be it a socket or a file."""
+    """A socket or file of an earlier agent is replaced."""
     for left in ("socket", "file"):
         if left == "file":
             path.write_text("")
@@ -96,7 +96,7 @@ def test_left_by_a_crash(path: Path, server_thread: ServerThread) -> None:
 
 
 def test_no_directory(tmp_path: Path, server_thread: ServerThread) -> None:
-    """Where it cannot listen the agent goes on, and the log says what that means."""
+    """If it cannot listen the agent continues, and the log says what that means."""
     local = LocalSocket(tmp_path / "gone" / "agent.sock", respond)
     server_thread.run(local.open())
     server_thread.run(local.close())
@@ -110,7 +110,7 @@ def test_all_else_is_closed_where_its_file_cannot_be_removed(
     fake_recorder: FakeRecorder,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """On a read-only file system ports, threads and events end, and the log says so."""
+    """On a read-only file system ports, threads and events end, with a log line."""
     nowhere = Path("/nonexistent")
     options = Options(Paths(nowhere, tmp_path), "node-1", nowhere)
     servers = HttpServers(options, fake_recorder, plain_pages(), local=respond)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How metrics are shown: formats, what cannot be read, the end; and what the agent tells."""
+"""The exposition of metrics: formats, unreadable ones, closing, and the agent's own counts."""
 
 import re
 import threading
@@ -26,14 +26,14 @@ def metrics() -> Metrics:
 
 @pytest.mark.parametrize("accept", ["", "*/*", "text/html", "text/plain;version=0.0.4"])
 def test_text(metrics: Metrics, accept: str) -> None:
-    """Whoever does not ask for OpenMetrics gets the text format, as from kube-proxy."""
+    """Without OpenMetrics in Accept the answer is the text format, as from kube-proxy."""
     shown = metrics.exposition(accept)
     assert shown.content_type == "text/plain; version=0.0.4; charset=utf-8"
     assert not shown.body.endswith(b"# EOF\n")
 
 
 def test_open_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks for OpenMetrics gets what its strict parser takes, with the same values."""
+    """OpenMetrics is accepted by its strict parser, with the same values."""
     made = subjects.everything(monkeypatch)
     shown = made.exposition(OPEN_METRICS)
     assert shown.content_type.startswith("application/openmetrics-text; version=1.0.0")
@@ -44,13 +44,13 @@ def test_open_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _number(name: str, labels: dict[str, str]) -> tuple[Any, ...]:
-    """A series; the two formats spell bounds of buckets differently."""
+    """Return the numbers of a series; the two formats spell bounds of buckets differently."""
     numbers = {"le": float(labels["le"])} if "le" in labels else {}
     return name, frozenset({**labels, **numbers}.items())
 
 
 def test_nothing_of_its_making(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are no _created series, which kube-proxy has not either."""
+    """There are no _created series, as in kube-proxy."""
     made = subjects.everything(monkeypatch)
     shown = made.exposition().body + made.exposition(OPEN_METRICS).body
     assert not re.search(rb"(?m)^\w+_created\b", shown)
@@ -76,7 +76,7 @@ def test_what_cannot_be_read_is_left_out(
 
 
 def test_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After it no map is read, and what was told is shown still; closing twice is no error."""
+    """Then no map is read, and counted metrics are still shown; closing twice is no error."""
     made = Metrics()
     maps = fake_maps()
     made.read(subjects.sources(maps))
@@ -89,7 +89,7 @@ def test_close(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_close_waits_for_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Maps may be closed when it returns: a scrape that is under way ends first."""
+    """When close returns maps may be closed: a running scrape ends first."""
     made = Metrics()
     maps = fake_maps()
     reading, go_on = threading.Event(), threading.Event()
@@ -141,7 +141,7 @@ def test_checks(metrics: Metrics) -> None:
 
 
 def test_told(metrics: Metrics) -> None:
-    """What the agent's parts count or know is shown at the next scrape, each by its labels."""
+    """Counts and facts of the agent's parts are in the next scrape, each with its labels."""
     before = values(metrics)
     metrics.socket_destroy_supported(True)
     metrics.connections_reset(BY_SOCKETS, 6)
@@ -158,7 +158,7 @@ def test_told(metrics: Metrics) -> None:
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_feature_enabled(metrics: Metrics, enabled: bool) -> None:
-    """A feature gate that is honoured is shown with its stage, and whether it is on."""
+    """A supported feature gate is shown with its stage, and whether it is on."""
     metrics.gate("AllowServiceExternalIPs", "DEPRECATED", enabled=enabled)
     labels = {"name": "AllowServiceExternalIPs", "stage": "DEPRECATED"}
     assert value(metrics, "kubernetes_feature_enabled", **labels) == enabled

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of kube-proxy.md 14: the table itself says what must be there, and how."""
+"""The metrics of kube-proxy.md 14: the table itself defines what must be there."""
 
 import re
 
@@ -26,7 +26,7 @@ def shown(metrics: Metrics) -> dict[str, Metric]:
 
 
 def test_the_table_is_read() -> None:
-    """Every row of section 14 was understood."""
+    """Every row of section 14 is parsed."""
     rows = [line for line in section(14).splitlines() if line.startswith("| ")]
     assert len(TABLE) == "".join(rows).count("kubeproxy_") == 15
     assert len(OF_OTHER_MODES) == 11
@@ -36,7 +36,7 @@ def test_the_table_is_read() -> None:
 
 
 def test_exactly_those_that_have_a_meaning_here(shown: dict[str, Metric]) -> None:
-    """All of section 14 but those of other modes, and no others by kube-proxy's prefix."""
+    """All of section 14 is there except other modes' metrics, and no more with its prefix."""
     assert {name for name in shown if name.startswith("kubeproxy_")} == OURS.keys()
 
 
@@ -58,7 +58,7 @@ def test_type_and_labels(shown: dict[str, Metric], row: Row) -> None:
 
 @pytest.mark.parametrize("row", [r for r in OURS.values() if r.buckets], ids=lambda row: row.name)
 def test_buckets(metrics: Metrics, row: Row) -> None:
-    """Buckets are those of section 14, spelled as in Go: le="1", which a query may name."""
+    """Buckets are those of section 14, spelled as in Go, le="1", because queries name them."""
     text = metrics.exposition().body.decode()
     found = re.findall(rf'{row.name}_bucket{{ip_family="IPv4",le="([^"]*)"}}', text)
     assert [float(bound) for bound in found] == pytest.approx([*row.buckets, float("inf")])
@@ -67,7 +67,7 @@ def test_buckets(metrics: Metrics, row: Row) -> None:
 
 @pytest.mark.parametrize("case", ["full", "partial"])
 def test_sync(metrics: Metrics, case: str) -> None:
-    """A sync is observed once for each family, as its own kind and as any, and stamped."""
+    """A sync is observed once per family, as its own kind and as any, with a timestamp."""
     before = values(metrics)
     metrics.synced(0.01, full=case == "full")
     found = changes(metrics, before)
@@ -82,7 +82,7 @@ def test_sync(metrics: Metrics, case: str) -> None:
 
 
 def test_sync_failed(metrics: Metrics) -> None:
-    """A sync that fails has a duration but no time of success, and what waited waits on."""
+    """A failed sync has a duration but no time of success, and changes stay pending."""
     metrics.pending(2, 3)
     before = values(metrics)
     metrics.failed(0.01, full=True)
@@ -93,7 +93,7 @@ def test_sync_failed(metrics: Metrics) -> None:
 
 
 def test_last_queued(metrics: Metrics) -> None:
-    """It is the time at which a sync was last asked for, in both families."""
+    """It is the time of the last request for a sync, in both families."""
     before = values(metrics)
     metrics.queued()
     assert changes(metrics, before) == {
@@ -108,7 +108,7 @@ def test_endpoint_changes_count_once(metrics: Metrics) -> None:
 
 
 def test_pending_changes(metrics: Metrics) -> None:
-    """So many Services and slices as are said to wait do, until a sync has succeeded."""
+    """The numbers of waiting Services and slices are shown until a sync has succeeded."""
     names = [
         f"kubeproxy_sync_proxy_rules_{kind}_changes_pending" for kind in ("service", "endpoint")
     ]
@@ -131,7 +131,7 @@ def test_network_programming_latency(metrics: Metrics) -> None:
 
 
 def test_no_local_endpoints_is_a_gauge(metrics: Metrics) -> None:
-    """It goes down too, by policy and family."""
+    """It can fall too, by policy and family."""
     name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total"
     at = {"traffic_policy": "external", "ip_family": "IPv6"}
     for count in (3, 1):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the maps tell, read from real ones; and what it costs, whatever they hold."""
+"""Metrics read from real maps, and their cost, whatever the maps hold."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -35,7 +35,7 @@ pytestmark = needs_root
 
 @pytest.fixture
 def world() -> Iterator[dict[str, Map]]:
-    """Every map of the datapath, unpinned."""
+    """Return every map of the datapath, unpinned."""
     with small.all_maps() as made:
         yield made
 
@@ -58,7 +58,7 @@ def use(made: Metrics, name: str) -> float:
 
 
 def service(number: int) -> DesiredService:
-    """A service with two frontends, one of them restricted, and ten endpoints."""
+    """Return a service with two frontends, one of them restricted, and ten endpoints."""
     backends = [
         DesiredBackend(IPv4Address(10 << 24 | number << 4 | n), 80, CLUSTER, BackendName("", ""))
         for n in range(10)
@@ -73,7 +73,7 @@ def service(number: int) -> DesiredService:
 
 
 def program(world: dict[str, Map], planner: Planner, services: int) -> None:
-    """Plans and writes so many."""
+    """Plan and write this many services."""
     plan = planner.plan_changes({s.name: s for s in map(service, range(services))}, 0.0)
     for part in fields(plan):
         if part.name in world:
@@ -91,7 +91,7 @@ def test_verdicts(world: dict[str, Map], metrics: Metrics) -> None:
 
 
 def test_room(metrics: Metrics) -> None:
-    """Every map that can get full has its use and its size, except those that evict."""
+    """Every map that can fill up has its use and size; a map of one element has neither."""
     found = values(metrics)
     sizes = {
         dict(labels)["map"]: v for (n, labels), v in found.items() if n == "ebpflb_map_max_entries"
@@ -106,7 +106,7 @@ def test_room(metrics: Metrics) -> None:
 def test_what_the_planner_gave_away(
     world: dict[str, Map], planner: Planner, metrics: Metrics
 ) -> None:
-    """The use of the maps that the agent fills is exact at once."""
+    """The use of the agent's maps is exact at once."""
     program(world, planner, 3)
     expected = {"services": 6, "slots": 30, "backend_slots": 30, "service_stats": 3}
     expected |= {"source_ranges": 3, "cluster_ips": 3}
@@ -118,7 +118,7 @@ def test_what_the_planner_gave_away(
 
 
 def test_small_maps_are_walked(world: dict[str, Map], metrics: Metrics) -> None:
-    """They are what they are at the scrape."""
+    """Small maps are read at the scrape."""
     world["node_addresses"].write([(ip_address(f"192.0.2.{n}"), 1) for n in range(3)])
     world["service_ranges"].write([(service_range(ip_network("10.96.0.0/16")), 1)])
     assert (use(metrics, "node_addresses"), use(metrics, "service_ranges")) == (3, 1)
@@ -126,7 +126,7 @@ def test_small_maps_are_walked(world: dict[str, Map], metrics: Metrics) -> None:
 
 
 def test_flow_entries(world: dict[str, Map], metrics: Metrics) -> None:
-    """What packets did is exact; what is held and was evicted is as of the last sweep."""
+    """Events are exact; current and evicted entries are from the last sweep."""
     before = values(metrics)
     count(world["flow_stats"], 1, 50, 5, 4, 7)
     world["sweeps"].write([(1, Sweep(30, 12, 3))])
@@ -146,8 +146,8 @@ def test_sockets(world: dict[str, Map], metrics: Metrics) -> None:
 def test_scrape_costs_the_same_whatever_is_programmed(
     world: dict[str, Map], planner: Planner, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With 1,000 services and 10,000 endpoints a scrape makes as many calls as with none, and
-    shows as many series.
+    """With 1,000 services and 10,000 endpoints a scrape makes as many calls, and shows as many
+    series, as with none.
     """
     calls: list[str] = []
     bpf = kernel.bpf

@@ -19,7 +19,7 @@ def get(path: str, **pages: Any) -> Response:
 
 @pytest.mark.parametrize(("path", "name"), [("/metrics", "metrics"), ("/metrics/slis", "slis")])
 def test_metrics_and_slis(serve: Serve, path: str, name: str) -> None:
-    """What the exposition says for this Accept header, in the type that it names."""
+    """The answer is the exposition for this Accept header, with its type."""
     serve()
     reply = ask(path, PORT, Accept="application/openmetrics-text")
     assert reply.code == 200
@@ -28,7 +28,7 @@ def test_metrics_and_slis(serve: Serve, path: str, name: str) -> None:
 
 
 def test_healthz_is_plain_ok(serve: Serve) -> None:
-    """Two letters, without a newline."""
+    """The body is "ok" without a newline."""
     serve()
     reply = ask("/healthz", PORT)
     assert (reply.code, reply.body) == (200, "ok")
@@ -36,7 +36,7 @@ def test_healthz_is_plain_ok(serve: Serve) -> None:
 
 
 def test_healthz_is_counted() -> None:
-    """For kubernetes_healthcheck{name="ping",type="healthz"}: each request, and no other page."""
+    """kubernetes_healthcheck{name="ping",type="healthz"} counts each request to this page only."""
     pings: list[str] = []
     for path in ("/healthz", "/metrics", "/healthz"):
         get(path, on_ping=lambda: pings.append("ping"))
@@ -44,7 +44,7 @@ def test_healthz_is_counted() -> None:
 
 
 def test_proxy_mode_is_ebpf_without_newline(serve: Serve) -> None:
-    """With kube-proxy's headers; e2e wants a 200."""
+    """It has kube-proxy's headers; e2e expects 200."""
     serve()
     reply = ask("/proxyMode", PORT)
     assert (reply.code, reply.body) == (200, "ebpf")
@@ -64,7 +64,7 @@ def test_configz_is_the_configuration_in_force() -> None:
 
 
 def test_flagz_lists_the_flags_by_name() -> None:
-    """kube-proxy's page: a heading, a warning, a blank line, name=value."""
+    """It is kube-proxy's page: a heading, a warning, a blank line, name=value."""
     said = get("/flagz", flags=lambda: {"v": "2", "config": "/etc/x"}).body.decode()
     lines = said.splitlines()
     assert lines[:2] == ["", "ebpflb flags"]
@@ -73,7 +73,7 @@ def test_flagz_lists_the_flags_by_name() -> None:
 
 
 def test_statusz_tells_since_when_and_what_runs() -> None:
-    """kube-proxy's page, with Python for Go."""
+    """It is kube-proxy's page, with Python instead of Go."""
     said = get("/statusz", started=0.0).body.decode()
     assert said.startswith("\nebpflb statusz\nWarning: ")
     assert "Started: Thu Jan  1 00:00:00 UTC 1970\n" in said
@@ -84,7 +84,7 @@ def test_statusz_tells_since_when_and_what_runs() -> None:
 
 
 def test_stacks_only_with_profiling() -> None:
-    """Where every thread is: this one is in this test."""
+    """It shows the stack of every thread: this one is in this test."""
     assert get("/debug/stacks").status == 404
     answer = get("/debug/stacks", profiling=True)
     assert answer.status == 200
@@ -94,7 +94,7 @@ def test_stacks_only_with_profiling() -> None:
 
 @pytest.mark.parametrize("profiling", [False, True])
 def test_unknown_path_is_404(serve: Serve, profiling: bool) -> None:
-    """So are Go's profiles, which nothing here could make."""
+    """Go's profiles are 404 too: nothing here could make them."""
     serve(plain_pages(profiling=profiling))
     for path in ("/", "/nothing", "/debug/pprof/", "/debug/pprof/heap", "/debug/flags/v"):
         reply = ask(path, PORT)
@@ -102,7 +102,7 @@ def test_unknown_path_is_404(serve: Serve, profiling: bool) -> None:
 
 
 def test_page_that_fails_is_500_and_logged(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    """A mistake of ours in one page leaves the others."""
+    """A bug in one page does not affect the others."""
 
     def fail(_: str) -> tuple[bytes, str]:
         raise RuntimeError("no metrics today")

@@ -32,7 +32,7 @@ WITHOUT = "ebpflb_service_ports_without_series"
 
 
 class World:
-    """The maps, a planner, and labels; ``now`` is moved by hand."""
+    """The maps, a planner, and labels; a test sets ``now``."""
 
     def __init__(self, maps: dict[str, Map]) -> None:
         self.maps, self.planner = maps, Planner(CAPACITY)
@@ -53,7 +53,7 @@ class World:
         self.planner.written(self.now)
 
     def count(self, service: DesiredService, *counters: int) -> None:
-        """Chosen, by affinity, refused, no local endpoint."""
+        """Add to the counters: chosen, by affinity, refused, no local endpoint."""
         count(self.maps["service_stats"], self.planner.actual[service.name].id, *counters)
 
     def metrics(self, series: str) -> Metrics:
@@ -88,7 +88,7 @@ def service(name: str, number: int, family: Family = Family.IPV4) -> DesiredServ
 
 
 def series(made: Metrics, metric: str) -> dict[str, float]:
-    """Name of the Service, and the further label if there is one -> value."""
+    """Return name of the Service, and the further label if there is one -> value."""
     found = {}
     for (name, labels), now in values(made).items():
         if name == metric:
@@ -99,7 +99,7 @@ def series(made: Metrics, metric: str) -> dict[str, float]:
 
 
 def test_what_was_counted_is_shown(world: World) -> None:
-    """Both families of a service port are one; what was refused is told by its verdict."""
+    """Both families of a service port are one series; refusals have their verdict."""
     v4, v6 = service("web", 1), service("web", 1, Family.IPV6)
     world.program(v4, v6)
     made = world.metrics("5")
@@ -115,7 +115,7 @@ def test_what_was_counted_is_shown(world: World) -> None:
 
 
 def test_only_the_busiest_and_how_many_are_left_out(world: World) -> None:
-    """The number bounds the series, whatever there is; the rest is counted."""
+    """The limit applies to any number of Services; the rest is counted."""
     every = [service(f"s{n}", n) for n in range(20)]
     world.program(*every)
     for n, each in enumerate(every):
@@ -128,7 +128,7 @@ def test_only_the_busiest_and_how_many_are_left_out(world: World) -> None:
 
 
 def test_the_choice_follows_what_is_busy(world: World) -> None:
-    """Once a minute at most."""
+    """The choice is made at most once a minute."""
     a, b = service("a", 1), service("b", 2)
     world.program(a, b)
     world.count(a, 10)
@@ -158,7 +158,7 @@ def test_labels_select(world: World) -> None:
 
 
 def test_series_end_with_the_service(world: World) -> None:
-    """At the next scrape, not at the next choice; those of the other family stay."""
+    """They end at the next scrape, not at the next choice; the other family's stay."""
     web, web6, gone = service("web", 1), service("web", 1, Family.IPV6), service("gone", 2)
     world.program(web, web6, gone)
     made = world.metrics("5")
@@ -172,7 +172,7 @@ def test_series_end_with_the_service(world: World) -> None:
 
 
 def test_off(world: World) -> None:
-    """Without the option there is not even a name, and no counter is read."""
+    """Without the option no metric exists, and no counter is read."""
     world.program(service("web", 1))
     reads: list[Any] = []
     for name in ("service_stats", "backend_stats"):
@@ -186,7 +186,7 @@ def test_off(world: World) -> None:
 
 
 class _Recording:
-    """A map whose reads are noted."""
+    """A map that records its reads."""
 
     def __init__(self, opened: Map, reads: list[Any]) -> None:
         self._opened, self._reads, self.spec = opened, reads, opened.spec

@@ -18,7 +18,7 @@ SERVICE = "ebpflb_service_not_programmed"
 
 
 def reading(published: list[AgentStatus]) -> Metrics:
-    """The metrics of an agent that appends each status that it publishes."""
+    """Return the metrics of an agent that appends each status it publishes."""
     made = Metrics()
     made.read(sources(status=lambda: published[-1]))
     return made
@@ -47,7 +47,7 @@ def reading(published: list[AgentStatus]) -> Metrics:
     ],
 )
 def test_fields(fields: dict[str, Any], name: str, now: dict[str, float]) -> None:
-    """Each field moves its metric and no other, as soon as the agent has published it."""
+    """Each field changes only its own metric, as soon as the agent has published it."""
     published = [STATUS]
     made = reading(published)
     before = values(made)
@@ -86,7 +86,7 @@ def test_the_loop() -> None:
 
 
 def test_conditions_are_those_of_the_status() -> None:
-    """Each has a sample as long as it lasts; what is usual after a start has one too."""
+    """Each has a sample while it lasts, including those usual after a start."""
     serving = STATUS.changed(attached=True, in_sync=True, lists_complete=True)
     published = [serving]
     made = reading(published)

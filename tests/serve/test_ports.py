@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where 10256 and 10249 listen, and what happens when they cannot (kube-proxy.md 13)."""
+"""The addresses of 10256 and 10249, and failures to listen (kube-proxy.md 13)."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def answers(host: str, port: int) -> bool:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
 def test_listens_on_both_families_where_the_address_allows(serve: Serve, host: str) -> None:
-    """Either wildcard is both families, as with kube-proxy."""
+    """Either wildcard means both families, as in kube-proxy."""
     serve(healthz_address=f"{host}:10256")
     assert answers("127.0.0.1", 10256)
     assert answers("::1", 10256)
@@ -49,14 +49,14 @@ def test_listens_on_both_families_where_the_address_allows(serve: Serve, host: s
 
 @pytest.mark.parametrize(("host", "other"), [("127.0.0.1", "::1"), ("::1", "127.0.0.1")])
 def test_one_address_is_one_family(serve: Serve, host: str, other: str) -> None:
-    """An address of one family is that address and no other."""
+    """An address of one family means only that address."""
     serve(healthz_address=f"[{host}]:10256" if ":" in host else f"{host}:10256")
     assert answers(host, 10256)
     assert not answers(other, 10256)
 
 
 def test_without_ipv6_the_wildcard_is_ipv4(serve: Serve) -> None:
-    """A node with IPv6 switched off is served like any other."""
+    """A node with IPv6 disabled listens on IPv4."""
     Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")
     serve()
     assert answers("127.0.0.1", 10256)
@@ -74,9 +74,8 @@ def test_empty_address_disables_it(serve: Serve, which: str) -> None:
 def test_taken_port_is_retried_until_it_is_free(
     serve: Serve, which: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """There is a warning for each reason and no event; the other port is open meanwhile, and the
-    status names the missing one. That is not an error: it is expected beside a kube-proxy that is
-    to be replaced.
+    """Each reason gives a warning and no event; the other port is open, and the status names the
+    missing one. This is expected beside a kube-proxy that will be replaced.
     """
     port = port_of(PORTS[which])
     with socket.create_server(("127.0.0.1", port)):
@@ -121,7 +120,7 @@ def test_bind_address_hard_fail_is_fatal_with_an_event_on_the_node(
 
 
 def test_starting_is_told_on_the_node(serve: Serve, fake_recorder: FakeRecorder) -> None:
-    """kube-proxy.md 17: Normal, Starting, StartKubeProxy, without a note."""
+    """The Event is kube-proxy's: Normal, Starting, StartKubeProxy, no note (kube-proxy.md 17)."""
     serve()
     assert fake_recorder.events == [
         (event_recorder.node(NODE), "Normal", "Starting", "StartKubeProxy", ""),
@@ -129,7 +128,7 @@ def test_starting_is_told_on_the_node(serve: Serve, fake_recorder: FakeRecorder)
 
 
 def test_timeout_is_twice_the_sync_period(serve: Serve) -> None:
-    """A period of nothing leaves no time at all."""
+    """A period of 0 leaves no time at all."""
     servers = serve(sync_period=0.0)
     servers.health.queued()
     reply = ask("/livez", 10256)

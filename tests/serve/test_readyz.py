@@ -54,7 +54,7 @@ def test_everything_in_force_is_ready() -> None:
     ],
 )
 def test_whatever_is_not_in_force_is_a_reason(fields: dict[str, Any], reason: str) -> None:
-    """Each of them alone keeps the agent from being ready."""
+    """Each of them suffices to make the agent unready."""
     assert not_ready(in_force().changed(**fields)) == [reason]
 
 
@@ -64,12 +64,12 @@ def test_pods_devices_that_get_programs_are_no_reason() -> None:
 
 
 def test_a_service_that_does_not_fit_is_no_reason() -> None:
-    """Else one tenant could take every node away from all others."""
+    """Otherwise one tenant could make every node unready."""
     assert not_ready(in_force().changed(not_programmed={"a/b": "full"})) == []
 
 
 def test_not_ready_before_the_first_sync() -> None:
-    """While /healthz and /livez are 200 already, as kube-proxy's."""
+    """/healthz and /livez are already 200 then, as in kube-proxy."""
     health = Health(timeout=60)
     health.set_node(builders.node())
     codes = {path: health.respond(Request(path, "")).status for path in ("/livez", "/healthz")}
@@ -80,7 +80,7 @@ def test_not_ready_before_the_first_sync() -> None:
 
 
 def test_healthz_says_when_the_data_plane_is_not_in_force() -> None:
-    """/livez does not: a restart would not mend it."""
+    """/livez does not: a restart would not help."""
     health = Health(timeout=60)
     health.set_node(builders.node())
     health.set_in_force(False)
@@ -92,9 +92,7 @@ def test_healthz_says_when_the_data_plane_is_not_in_force() -> None:
 
 @pytest.mark.parametrize("port", [10256, OWN])
 def test_reasons_and_who_answers(serve: Serve, port: int) -> None:
-    """The reasons are JSON, limited in number; the header Server says that kube-proxy has not
-    answered.
-    """
+    """The reasons are JSON, limited in number; the header Server tells it from a kube-proxy."""
     servers = serve()
     servers.health.set_not_ready([f"reason {number}" for number in range(100)])
     reply = ask("/readyz", port)
@@ -112,7 +110,7 @@ def is_reachable(address: str) -> bool:
 
 
 def test_reasons_are_told_on_loopback_only(serve: Serve) -> None:
-    """A client with another address gets the answer without names, by IPv4 and IPv6."""
+    """A client with another address gets no names, by IPv4 and IPv6."""
     netns.create(NETNS)
     netns.pushns(NETNS)
     try:
@@ -138,7 +136,7 @@ def test_reasons_are_told_on_loopback_only(serve: Serve) -> None:
 
 
 def test_own_port_can_be_left_out(serve: Serve) -> None:
-    """With an empty address there is none."""
+    """An empty address disables it."""
     serve(readyz_address="")
     with pytest.raises(OSError):
         ask("/readyz", OWN)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever is asked, and however it is spelled, the answer is what HTTP has for it."""
+"""Any request, however spelled, gets the answer that HTTP defines."""
 
 import pytest
 from hypothesis import given
@@ -23,7 +23,7 @@ from tests.serve.clients import OpenListener, connect, response_to, serves
     ],
 )
 def test_garbage_is_refused(open_listener: OpenListener, request_: bytes, status: int) -> None:
-    """With the status that says why; without Host it is 400 (RFC 9112 3.2), as by kube-proxy."""
+    """The status says why; without Host it is 400 (RFC 9112 3.2), as by kube-proxy."""
     assert response_to(open_listener(), request_).split()[:2] == [b"HTTP/1.1", str(status).encode()]
 
 
@@ -35,20 +35,20 @@ def port(open_listener: OpenListener) -> int:
 
 @given(some.binary(max_size=200))
 def test_any_bytes(port: int, anything: bytes) -> None:
-    """Nothing that comes in breaks the server."""
+    """No input breaks the server."""
     response_to(port, anything)
     response_to(port, b"GET /" + anything + b" HTTP/1.1\r\nHost: x\r\n" + anything + b"\r\n\r\n")
     assert serves(port)
 
 
 def test_half_a_request_is_not_answered(open_listener: OpenListener) -> None:
-    """Whoever ends in the middle of a head has asked nothing."""
+    """A client that ends within a head gets no answer."""
     assert response_to(open_listener(), b"GET / HTTP/1.1\r\nHost: x\r\n") == b""
     assert response_to(open_listener(), b"\r\n\r\n") == b""
 
 
 def test_refusal_after_head(open_listener: OpenListener) -> None:
-    """HEAD is answered without a body, what is refused next on the connection with one."""
+    """HEAD is answered without a body; a later refusal on the connection has one."""
     answers = response_to(open_listener(), b"HEAD /x HTTP/1.1\r\nHost: x\r\n\r\ngarbage\r\n\r\n")
     assert answers.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"\r\n\r\nHTTP/1.1 400 Bad Request\r\n" in answers
@@ -66,7 +66,7 @@ def test_refusal_after_head(open_listener: OpenListener) -> None:
     ],
 )
 def test_connection_is_ended_after_the_answer(open_listener: OpenListener, request_: bytes) -> None:
-    """Where the client wants it, and after a body: no one reads that."""
+    """It is closed if the client asks, and after a body, which is not read."""
     with connect(open_listener()) as client:
         client.sendall(request_)
         answer = client.makefile("rb").read()

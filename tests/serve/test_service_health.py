@@ -22,7 +22,7 @@ def servers(serve: Serve) -> HttpServers:
 
 
 def test_one_server_per_family_with_its_own_count(servers: HttpServers) -> None:
-    """tcp4 on 0.0.0.0 and tcp6 on [::] are two, and each tells its own endpoints."""
+    """tcp4 on 0.0.0.0 and tcp6 on [::] are separate, each with its own endpoints."""
     servers.service_health.update({WEB: checked(v4=2, v6=0)})
     v4, v6 = get(host="127.0.0.1"), get(host="::1")
     assert (v4.code, v4.headers["X-Load-Balancing-Endpoint-Weight"]) == (200, "2")
@@ -32,13 +32,13 @@ def test_one_server_per_family_with_its_own_count(servers: HttpServers) -> None:
 @pytest.mark.parametrize("path", ["/", "/healthz", "/any/thing?at=all"])
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE", "ANY"])
 def test_any_path_any_method(servers: HttpServers, path: str, method: str) -> None:
-    """All are answered alike."""
+    """All get the same answer."""
     servers.service_health.update({WEB: checked()})
     assert get(path, method=method).code == 200
 
 
 def test_status_is_200_iff_there_are_endpoints_and_the_proxy_is_healthy(serve: Serve) -> None:
-    """With a period of nothing, whatever is queued makes it unhealthy."""
+    """With a period of 0 any queued change makes it unhealthy."""
     servers = serve(healthz_address="", metrics_address="", sync_period=0.0)
     found = {}
     for count in (0, 3):
@@ -50,7 +50,7 @@ def test_status_is_200_iff_there_are_endpoints_and_the_proxy_is_healthy(serve: S
 
 
 def test_node_eligibility_is_not_considered(servers: HttpServers) -> None:
-    """A node that is about to go still tells of its endpoints."""
+    """A node that is about to be deleted still reports its endpoints."""
     servers.health.set_node(builders.node(taints=[{"key": nodes.DELETION_TAINT}]))
     assert not servers.health.eligible
     servers.service_health.update({WEB: checked()})
@@ -59,7 +59,7 @@ def test_node_eligibility_is_not_considered(servers: HttpServers) -> None:
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_headers_weight_also_with_503(servers: HttpServers, count: int) -> None:
-    """The three headers of kube-proxy, whatever the status."""
+    """The answer has kube-proxy's three headers, whatever the status."""
     servers.service_health.update({WEB: checked(v4=count)})
     reply = get()
     assert reply.code == (200 if count else 503)
@@ -69,7 +69,7 @@ def test_headers_weight_also_with_503(servers: HttpServers, count: int) -> None:
 
 
 def test_body_is_tab_indented_in_kube_proxys_order(servers: HttpServers) -> None:
-    """To the byte."""
+    """The bytes are equal."""
     servers.service_health.update({WEB: checked(v4=2)})
     assert get().body == (
         '{\n\t"service": {\n\t\t"namespace": "default",\n\t\t"name": "web"\n\t},\n'
@@ -78,7 +78,7 @@ def test_body_is_tab_indented_in_kube_proxys_order(servers: HttpServers) -> None
 
 
 def test_body_of_an_unhealthy_proxy(serve: Serve) -> None:
-    """serviceProxyHealthy is a boolean, and the count stays what it is."""
+    """serviceProxyHealthy is a boolean, and the count is unchanged."""
     servers = serve(healthz_address="", metrics_address="", sync_period=0.0)
     servers.service_health.update({WEB: checked(v4=2)})
     servers.health.queued()
@@ -86,7 +86,7 @@ def test_body_of_an_unhealthy_proxy(serve: Serve) -> None:
 
 
 def test_restricted_nodeport_addresses_restrict_the_listeners(servers: HttpServers) -> None:
-    """On these addresses only; a family that none of them is of is left as it is."""
+    """Only these addresses listen; a family without any of them is unrestricted."""
     subprocess.run(["ip", "addr", "add", "192.0.2.1/32", "dev", "lo"], check=True)
     subprocess.run(["ip", "addr", "add", "192.0.2.2/32", "dev", "lo"], check=True)
     ours = {V4: [ip_address("192.0.2.1"), ip_address("192.0.2.2")]}
@@ -97,7 +97,7 @@ def test_restricted_nodeport_addresses_restrict_the_listeners(servers: HttpServe
 
 
 def test_addresses_are_followed(servers: HttpServers) -> None:
-    """An address that the node gets is listened on, and one that it loses no more."""
+    """New addresses of the node are listened on, removed ones no longer."""
     for ours, other in (("127.0.0.1", "127.0.0.2"), ("127.0.0.2", "127.0.0.1")):
         servers.service_health.update({WEB: checked()}, {V4: [ip_address(ours)]})
         assert get(host=ours).code == 200
@@ -105,7 +105,7 @@ def test_addresses_are_followed(servers: HttpServers) -> None:
 
 
 def test_updated_after_each_sync(servers: HttpServers) -> None:
-    """The count follows, and a connection that is kept open sees it too."""
+    """The count is updated, also on a kept connection."""
     servers.service_health.update({WEB: checked(v4=0)})
     connection = HTTPConnection("127.0.0.1", PORT, timeout=60)
     seen = []
@@ -120,7 +120,7 @@ def test_updated_after_each_sync(servers: HttpServers) -> None:
 
 
 def test_port_change_closes_and_opens(servers: HttpServers) -> None:
-    """The old one is refused at once, the new one tells the count of now."""
+    """The old port is refused at once, the new one has the current count."""
     servers.service_health.update({WEB: checked(v4=1)})
     servers.service_health.update({WEB: checked(OTHER, v4=2)})
     assert refused()
@@ -128,7 +128,7 @@ def test_port_change_closes_and_opens(servers: HttpServers) -> None:
 
 
 def test_service_gone_closes_the_listener(servers: HttpServers) -> None:
-    """Service gone, policy Cluster or another type: connection refused, kept connections ended."""
+    """After deletion, policy Cluster or another type, connections are refused, kept ones ended."""
     servers.service_health.update({WEB: checked(v6=1), SHOP: checked(OTHER)})
     with socket.create_connection(("127.0.0.1", PORT), timeout=60) as kept:
         kept.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -142,7 +142,7 @@ def test_service_gone_closes_the_listener(servers: HttpServers) -> None:
 
 
 def test_stop_closes_everything(servers: HttpServers) -> None:
-    """An agent that has stopped answers no one; load balancers turn elsewhere."""
+    """A stopped agent answers no one, so load balancers turn elsewhere."""
     servers.service_health.update({WEB: checked(v6=1)})
     servers.stop()
     assert refused()

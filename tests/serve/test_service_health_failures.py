@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Health-check node ports that someone else has (kube-proxy.md 10)."""
+"""Health-check node ports that another program has (kube-proxy.md 10)."""
 
 import socket
 import time
@@ -22,7 +22,7 @@ def servers(serve: Serve) -> HttpServers:
 def test_failure_to_listen_is_told_on_the_service(
     servers: HttpServers, fake_recorder: FakeRecorder
 ) -> None:
-    """A Warning with kube-proxy's reason and action, naming node, service, port, and why."""
+    """A Warning has kube-proxy's reason and action, and names node, service, port, and error."""
     with socket.create_server(("127.0.0.1", PORT)):
         servers.service_health.update({WEB: checked()})
     event = fake_recorder.events[-1]
@@ -39,7 +39,7 @@ def test_failure_to_listen_is_told_on_the_service(
 def test_failure_closes_all_listeners_of_that_service(
     servers: HttpServers, fake_recorder: FakeRecorder
 ) -> None:
-    """With two addresses, of which one is taken, the other is not left half open."""
+    """If one of two addresses is taken, the other one is closed too."""
     ours = {V4: [ip_address("127.0.0.1"), ip_address("127.0.0.2")]}
     with socket.create_server(("127.0.0.2", PORT)):
         servers.service_health.update({WEB: checked(), SHOP: checked(OTHER)}, ours)
@@ -51,9 +51,9 @@ def test_failure_closes_all_listeners_of_that_service(
 def test_failure_is_retried_without_a_sync(
     servers: HttpServers, fake_recorder: FakeRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Beside kube-proxy all ports are taken; when it leaves they are ours, though nothing changes.
+    """A kube-proxy has all ports; when it ends they are opened without any change.
 
-    However often it was tried, each family has one event and one line in the log, with the reason.
+    Each family has one event and one line in the log, with the reason, however often it was tried.
     """
     with socket.create_server(("::", PORT), family=socket.AF_INET6, dualstack_ipv6=True):
         servers.service_health.update({WEB: checked(v6=1)})
@@ -72,7 +72,7 @@ def test_failure_is_retried_without_a_sync(
 def test_a_port_that_changes_all_the_time_fills_no_log(
     servers: HttpServers, fake_recorder: FakeRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Between two that are taken: 25 lines and Events, and those of another Service still come."""
+    """Two taken ports in turn give 25 lines and Events; another Service's still come."""
     with socket.create_server(("127.0.0.1", PORT)), socket.create_server(("127.0.0.1", OTHER)):
         for turn in range(100):
             servers.service_health.update({WEB: checked((PORT, OTHER)[turn % 2])})

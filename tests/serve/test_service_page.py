@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of a Service: everything that is used of it, and why everything else is not."""
+"""The page of a Service: everything in use, and why the rest is not."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -36,7 +36,7 @@ NODE = "here"
 
 
 class Known:
-    """A cluster, and what is planned of it."""
+    """A cluster, and its plan."""
 
     def __init__(self, capacity: Capacity = CAPACITY, admission: Admission = OF_KUBE_PROXY) -> None:
         self.cluster = ClusterState(NODE, admission=admission)
@@ -73,7 +73,7 @@ def told(rows: Iterable[EndpointRow]) -> dict[str, tuple[str, str]]:
 
 
 def test_shares_add_up() -> None:
-    """Every endpoint of a list has the same chance, and no other has one."""
+    """Every endpoint of a list has the same chance, and other endpoints have none."""
     here = entry("10.1.0.1", nodeName=NODE)
     away = [entry(f"10.1.0.{number}", nodeName="away") for number in (2, 3, 4)]
     service = builders.service(
@@ -90,7 +90,7 @@ def test_shares_add_up() -> None:
 
 
 def test_packets_that_go_on_to_the_router() -> None:
-    """A frontend says that it does so, and when it does."""
+    """A frontend shows the setting, and when it applies."""
     service = builders.service(
         type="LoadBalancer",
         ingress=[{"ip": "203.0.113.9"}],
@@ -110,7 +110,7 @@ def test_packets_that_go_on_to_the_router() -> None:
 
 
 def test_addresses_as_a_whole() -> None:
-    """They are shown at the port that stands for them, and leave the list of Services as it was."""
+    """They are shown at the port that stands for them; the list of Services is unchanged."""
     ports = [{"name": name, "port": port} for name, port in (("web", 80), ("tls", 443))]
     service = builders.service(type="LoadBalancer", ports=ports, ingress=[{"ip": "203.0.113.9"}])
     usual = known(service)
@@ -138,7 +138,7 @@ def test_address_claimed_by_an_older_service() -> None:
 
 
 def test_no_space() -> None:
-    """The map that is full is named at the port, at its frontends and at each endpoint."""
+    """The full map is named at the port, at its frontends and at each endpoint."""
     full = CAPACITY._replace(backend_ids=2)
     page = known(
         builders.service(), builders.slice(*(entry(f"10.1.0.{n}") for n in range(9))), capacity=full
@@ -150,7 +150,7 @@ def test_no_space() -> None:
 
 
 def test_summary() -> None:
-    """A row has ports as kubectl writes them, and counts every entry once."""
+    """A row has ports in kubectl's format, and counts every entry once."""
     service = builders.service(type="NodePort", ports=[{"port": 80, "nodePort": 30080}])
     row = summary(
         known(
@@ -191,7 +191,7 @@ SPECS = some.fixed_dictionaries(
 def test_used_and_unused_partition_the_endpoints(
     spec: dict[str, Any], before: list[Any], after: list[Any], ids: int
 ) -> None:
-    """An endpoint is used, as the maps have it, or has a reason, whatever came before."""
+    """After any history an endpoint is in the maps, or has a reason."""
     made = Known(CAPACITY._replace(backend_ids=ids))
     ports = [{"port": 80, "nodePort": 30080 if "type" in spec else 0}]
     for entries in (before, after):
@@ -212,7 +212,7 @@ def test_used_and_unused_partition_the_endpoints(
 
 
 def test_not_written_yet() -> None:
-    """Between an event and its sync the page says what the maps hold, and what is to come."""
+    """Between an event and its sync the page shows the maps, and what will change."""
     made = Known()
     made.apply(builders.service(), builders.slice(entry("10.1.0.1")))
     assert told(made.page().ports[0].endpoints) == {"10.1.0.1:8080": (UNUSED, "not written yet")}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's status file, and the lock by which others see that it runs."""
+"""The agent's status file, and the lock that shows whether it runs."""
 
 import fcntl
 import json
@@ -25,7 +25,7 @@ def paths(tmp_path: Path) -> Paths:
 
 @pytest.fixture
 def held(paths: Paths) -> Iterator[IO[bytes]]:
-    """The lock of an agent that runs."""
+    """Hold the lock of a running agent."""
     with status.lock(paths) as lock:
         yield lock
 
@@ -41,12 +41,12 @@ def publish_in(paths: Paths) -> None:
 
 
 def publish(paths: Paths, **more: object) -> None:
-    """Publish as an agent does that has published nothing yet."""
+    """Publish as an agent without an earlier status."""
     status.StatusFile(paths).write(some(**more))
 
 
 def test_read(paths: Paths, held: IO[str]) -> None:
-    """What is written is what is read, errors and all."""
+    """The file reads back as written, including errors."""
     errors = {"source_errors": {"api": "gone"}, "not_programmed": {"a/b": "full"}}
     publish(paths, **errors, sync_error="no", lists_complete=True)
     assert status.read(paths) == some(**errors, sync_error="no", lists_complete=True)
@@ -61,7 +61,7 @@ def test_other_version(paths: Paths, held: IO[str]) -> None:
 
 
 def test_equal_status_is_not_written(paths: Paths, held: IO[str]) -> None:
-    """A status that the file has already costs nothing; a failed write is tried again."""
+    """An unchanged status is not written; a failed write is tried again."""
     file = status.StatusFile(paths)
     file.write(some())
     paths.status_file.unlink()
@@ -83,7 +83,7 @@ HOSTILE_FIELDS: dict[str, object] = {
 
 @pytest.mark.parametrize("field", HOSTILE_FIELDS)
 def test_wrong_fields(paths: Paths, caplog: pytest.LogCaptureFixture, field: str) -> None:
-    """A status with one value that cannot be is none, and is named in one line."""
+    """A status with one invalid value counts as none, and is named in one line."""
     publish_in(paths)
     known = json.loads(paths.status_file.read_text())
     paths.status_file.write_text(json.dumps(known | {field: HOSTILE_FIELDS[field]}))
@@ -93,7 +93,7 @@ def test_wrong_fields(paths: Paths, caplog: pytest.LogCaptureFixture, field: str
 
 
 def test_unwritable(paths: Paths, caplog: pytest.LogCaptureFixture) -> None:
-    """A directory that cannot be made costs the status and nothing else; it is said once."""
+    """If the directory cannot be made there is only no status; this is logged once."""
     paths.run.parent.touch()
     file = status.StatusFile(paths)
     assert not (file.write(some()) or file.write(some(backends=1)))
@@ -105,7 +105,7 @@ def test_unwritable(paths: Paths, caplog: pytest.LogCaptureFixture) -> None:
 def test_a_run_directory_that_is_removed(
     paths: Paths, held: IO[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is made again, for this user alone, and what is lost until the restart is said once."""
+    """It is made again, for this user only; what is lost until the restart is logged once."""
     file = status.StatusFile(paths)
     file.write(some())
     shutil.rmtree(paths.run)
@@ -117,7 +117,7 @@ def test_a_run_directory_that_is_removed(
 
 
 def test_running(paths: Paths, held: IO[str]) -> None:
-    """An agent runs as long as it holds its lock; its status stays when it has ended."""
+    """An agent runs while it holds its lock; its status stays after its end."""
     publish(paths)
     assert status.is_running(paths)
     held.close()
@@ -126,7 +126,7 @@ def test_running(paths: Paths, held: IO[str]) -> None:
 
 
 def test_second_agent(paths: Paths, held: IO[str]) -> None:
-    """A second agent is told which one serves what."""
+    """The error for a second agent says which one serves what."""
     publish(paths)
     with pytest.raises(
         NodeError, match=r"^another agent \(pid 1\) already serves /sys/fs/bpf/here"
@@ -135,7 +135,7 @@ def test_second_agent(paths: Paths, held: IO[str]) -> None:
 
 
 def test_lock_is_held_for_a_moment(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that looks whether an agent runs does not keep one from starting."""
+    """A command that tests whether an agent runs does not keep one from starting."""
     paths.run.mkdir(parents=True, exist_ok=True)
     with paths.lock_file.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_SH)
@@ -151,7 +151,7 @@ def test_no_run_directory(tmp_path: Path) -> None:
 
 
 def test_log_new(caplog: pytest.LogCaptureFixture) -> None:
-    """A reason is logged when it is new, and not again as long as it stays the same."""
+    """A new reason is logged, and not repeated while it stays the same."""
     before: dict[str, str] = {}
     for now in ({"a": "full"}, {"a": "full", "b": "gone"}, {"a": "late"}, {}, {"a": "late"}):
         status.log_new(before, now, "%s: %s")

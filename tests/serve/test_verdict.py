@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OK, DEGRADED or DOWN: what leads to which, and with which words."""
+"""The verdicts OK, DEGRADED and DOWN: their causes and texts."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,7 +27,7 @@ def facts(published: AgentStatus | None, **more: Any) -> Facts:
 
 
 def test_ok() -> None:
-    """A running agent with complete lists and no error, whose programs are attached."""
+    """This needs a running agent with complete lists, no error and attached programs."""
     assert judge(facts(status(last_received={"Service": NOW.isoformat()}))) == (Verdict.OK, [])
 
 
@@ -84,7 +84,7 @@ def test_ok() -> None:
     ],
 )
 def test_degraded(fields: dict[str, Any], cause: Cause, words: str) -> None:
-    """Each thing that is wrong by itself makes it DEGRADED, and the words say which it is."""
+    """Each problem alone makes it DEGRADED, and is named."""
     verdict, (reason,) = judge(facts(status(**fields)))
     assert (verdict, reason.verdict, reason.cause) == (Verdict.DEGRADED, Verdict.DEGRADED, cause)
     assert words in reason.text
@@ -92,7 +92,7 @@ def test_degraded(fields: dict[str, Any], cause: Cause, words: str) -> None:
 
 @pytest.mark.parametrize("runs", [True, False])
 def test_what_forward_drops(runs: bool) -> None:
-    """Agent or no agent, what it drops now is a reason, and what it may drop later is none."""
+    """What FORWARD drops now is a reason, what it may drop later is not, agent or not."""
     forwarding = {"iptables-nft: drops": True, "iptables-legacy: unknown": False}
     _, reasons = judge(facts(status(), runs=runs, forwarding=forwarding))
     found = [it.text for it in reasons if it.cause is Cause.NOT_FORWARDED]
@@ -100,7 +100,7 @@ def test_what_forward_drops(runs: bool) -> None:
 
 
 def test_ports_that_kube_proxy_has() -> None:
-    """A migration is no fault: kube-proxy has them until it goes."""
+    """During a migration kube-proxy's ports are no fault."""
     taken = status(ports_not_open={"health server": "in use"}, kube_proxy_runs=True)
     assert judge(facts(taken)) == (Verdict.OK, [])
 
@@ -117,7 +117,7 @@ NO_FAULTS = {
 
 
 def test_every_fault_that_an_agent_publishes_counts() -> None:
-    """A field of the status that names faults is not forgotten by the verdict."""
+    """The verdict has every field of the status that names faults."""
     for name in AgentStatus.__struct_fields__:
         field = getattr(status(), name)
         if (field is None or field == {}) and name not in NO_FAULTS:
@@ -126,7 +126,7 @@ def test_every_fault_that_an_agent_publishes_counts() -> None:
 
 
 def test_what_is_claimed_twice() -> None:
-    """It is a fault of the operator's manifests; elsewhere a tenant would degrade every node."""
+    """It is a fault of the operator's manifests; elsewhere a tenant could degrade every node."""
     twice = {"10.96.0.1:80/TCP": "default/web has it, not default/rival"}
     assert judge(facts(status(claimed_twice=twice)))[0] is Verdict.OK
     verdict, (reason,) = judge(facts(status(claimed_twice=twice, standalone=True)))
@@ -135,8 +135,8 @@ def test_what_is_claimed_twice() -> None:
 
 
 def test_a_full_conntrack() -> None:
-    """The kernel drops new connections then: DEGRADED with the numbers; where it has no table, or
-    room in it, nothing is said.
+    """The kernel then drops new connections: DEGRADED with the numbers; without a table, or with
+    room in it, there is no reason.
     """
     verdict, (reason,) = judge(facts(status(), conntrack=(100, 100)))
     assert (verdict, reason.cause) == (Verdict.DEGRADED, Cause.CONNTRACK_FULL)
@@ -146,14 +146,14 @@ def test_a_full_conntrack() -> None:
 
 
 def test_a_table_that_is_missing() -> None:
-    """Sockets are still served."""
+    """Sockets are still served, so it is DEGRADED."""
     verdict, reasons = judge(facts(status(), runs=False, table="the table was removed"))
     assert verdict is Verdict.DEGRADED
     assert [each.cause for each in reasons] == [Cause.NO_TABLE, Cause.NO_AGENT]
 
 
 def test_pins_that_are_gone_under_an_agent() -> None:
-    """Its programs serve as long as it runs: DEGRADED, and DOWN only when it has ended."""
+    """Its programs serve while it runs: DEGRADED, and DOWN only after its end."""
     held = status(attached=True)
     verdict, (reason,) = judge(facts(held, socket_hooks=[]))
     assert (verdict, reason.cause) == (Verdict.DEGRADED, Cause.NO_SOCKET_HOOKS)
@@ -162,7 +162,7 @@ def test_pins_that_are_gone_under_an_agent() -> None:
 
 
 def test_no_agent() -> None:
-    """What was programmed serves: DEGRADED; what the dead agent had published does not count."""
+    """The programs keep serving: DEGRADED; the dead agent's status does not count."""
     left = status(source_errors={"api": "gone"}, lists_complete=False)
     verdict, (reason,) = judge(facts(left, runs=False))
     assert (verdict, reason.cause) == (Verdict.DEGRADED, Cause.NO_AGENT)
@@ -170,21 +170,21 @@ def test_no_agent() -> None:
 
 
 def test_no_agent_is_seen() -> None:
-    """Programs serve, and no agent has left a status: perhaps it has another run directory."""
+    """Programs serve without any status: the agent may have another run directory."""
     _, (reason,) = judge(facts(None, runs=False))
     assert reason.cause is Cause.NO_AGENT
     assert "/run/here" in reason.text and "--run-dir" in reason.text
 
 
 def test_nothing_is_here() -> None:
-    """DOWN, and the folders that were looked into are named."""
+    """The verdict is DOWN, and the searched folders are named."""
     verdict, (reason,) = judge(facts(None, runs=False, socket_hooks=[]))
     assert (verdict, reason.cause) == (Verdict.DOWN, Cause.NOTHING_HERE)
     assert "/sys/fs/bpf/here" in reason.text and "/run/here" in reason.text
 
 
 def test_a_starting_agent_is_down_until_it_serves() -> None:
-    """An agent that has published nothing yet, and attached nothing."""
+    """It has published and attached nothing yet."""
     verdict, (reason,) = judge(facts(None, socket_hooks=[]))
     assert (verdict, reason.cause) == (Verdict.DOWN, Cause.NO_SOCKET_HOOKS)
 
@@ -204,7 +204,7 @@ def test_a_starting_agent_is_down_until_it_serves() -> None:
 def test_an_agent_that_does_not_apply_changes_now(
     fields: dict[str, Any], cause: Cause, words: str
 ) -> None:
-    """What it had published says nothing of it; an agent that does not run has no pulse."""
+    """Its published status does not show that; an ended agent has no pulse."""
     verdict, (reason,) = judge(facts(status(), **fields))
     assert (verdict, reason.cause) == (Verdict.DEGRADED, cause)
     assert words in reason.text
@@ -223,5 +223,5 @@ def test_an_agent_that_does_not_apply_changes_now(
     ],
 )
 def test_span(seconds: int, text: str) -> None:
-    """In the largest unit of which there are two."""
+    """The unit is the largest with at least two."""
     assert span(timedelta(seconds=seconds)) == text

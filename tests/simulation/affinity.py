@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backends that clients have by session affinity."""
+"""The backends that clients keep by session affinity."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ Who = int | str
 
 
 class Affinity:
-    """A client keeps its backend of a service, whatever the frontend, while that is in the list."""
+    """A client keeps its backend of a service, by any frontend, while that is in the list."""
 
     def __init__(self) -> None:
         self._has: dict[tuple[Who, Sid], int] = {}
@@ -22,20 +22,20 @@ class Affinity:
         self._has = {}
 
     def answered(self, who: Who) -> None:
-        """Of packets: what such a client has counts more than what it was given later without an
-        answer (bpf/rules/affinity.h), so it is not judged any more.
+        """Note that such a client of packets was answered: this takes precedence over later
+        unanswered choices (bpf/rules/affinity.h), so it is not judged any more.
         """
         self._answered.add(who)
 
     def expect(self, expected: Iterable[Expected]) -> None:
-        """Backends that no frontend of their service keeps any more are forgotten."""
+        """Forget backends that no frontend of their service keeps any more."""
         if not self._has:
             return
         kept = {(sid, it) for each in expected for sid in each.services for it in each.sticky}
         self._has = {key: it for key, it in self._has.items() if (key[1], it) in kept}
 
     def judge(self, who: Who, where: Where, expected: Expected, outcome: int) -> None:
-        """``outcome`` is allowed; another one than before is not, if that is in the list."""
+        """Check that ``outcome`` is allowed, and is the former one while that is in the list."""
         if outcome < 0 or who in self._answered:
             return
         for service in expected.services:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real agent with a simulated outside: kernel, clock, inbox and source are the simulation's.
+"""The real agent in simulated surroundings: kernel, clock, inbox and source.
 
-``simulated`` replaces what leads out of the process; nothing of the agent itself is replaced.
+``simulated`` replaces what leaves the process; nothing of the agent itself is replaced.
 """
 
 import struct
@@ -85,7 +85,7 @@ _EXIT = bytes.fromhex("b7000000010000009500000000000000")
 
 
 def _compiled(source: str, flags: Any = (), **_: Any) -> compiler.Compiled:
-    """Programs that do nothing themselves: connect4 shows which maps the hooks refer to."""
+    """Return programs that do nothing: connect4 shows which maps the hooks refer to."""
     loads = b"".join(
         struct.pack("<BBhiIi", 0x18, 1 << 4, 0, compiler.MAP_NUMBERS[name], 0, 0) for name in SPECS
     )
@@ -95,7 +95,7 @@ def _compiled(source: str, flags: Any = (), **_: Any) -> compiler.Compiled:
 
 
 class FastTimeouts(Timeouts):
-    """A tenth of the usual times, and few of the 300 entries for the programs."""
+    """A tenth of the usual times, and a few of the programs' 300 entries."""
 
     @cached_property
     def seconds(self) -> Any:
@@ -115,7 +115,7 @@ TIMEOUTS = FastTimeouts()
 
 
 def _one_by_one(calls: Iterable[Callable[[], T]], discard: Callable[[T], object]) -> list[T]:
-    """``side_by_side`` on one core, without a thread."""
+    """Do ``side_by_side`` on one core, without a thread."""
     made: list[T] = []
     try:
         made.extend(call() for call in calls)
@@ -127,7 +127,7 @@ def _one_by_one(calls: Iterable[Callable[[], T]], discard: Callable[[T], object]
 
 
 class _Thread:
-    """Done at once."""
+    """Runs its function at once."""
 
     def __init__(self, target: Callable[..., None], args: Any = (), **_: Any) -> None:
         self.start = partial(target, *args)
@@ -138,7 +138,7 @@ class _Thread:
 
 
 class _Lock:
-    """No one else has the state directory."""
+    """A lock of the state directory that no one else has."""
 
     def faults(self) -> list[Drift]:
         return []
@@ -156,7 +156,7 @@ class _Host:
 
 @cache
 def _remembered(name: str) -> Any:
-    """Thousands of agents parse the same addresses."""
+    """Cache parsed addresses, which thousands of agents parse."""
     return cache(getattr(addresses, name))
 
 
@@ -174,7 +174,7 @@ def _of_kernel(sim: SimKernel) -> list[tuple[object, str, Any]]:
 def simulated(
     sim: SimKernel, tracked: TrackedFlows, doctor: Doctor, table: SimTable
 ) -> Iterator[None]:
-    """What leads to the kernel and to other processes leads to the simulation instead."""
+    """Replace everything that leads to the kernel and to other processes."""
     replaced: list[tuple[object, str, Any]] = [
         *_of_kernel(sim),
         (compiler, "compile_source", _compiled),
@@ -210,7 +210,7 @@ def simulated(
 
 
 def _fail(status: PartStatus) -> None:
-    """A mistake of the program ends the schedule, which has found it."""
+    """Let a bug end the schedule that has found it."""
     assert not status.error, f"{status.part}: {status.error}"
 
 
@@ -253,7 +253,7 @@ class Life:
         workers: Callable[[Any], Workers],
         on_drift: Callable[[list[Drift]], None],
     ) -> None:
-        """Built as ``ebpflb.agent.build`` does. Raises KernelError."""
+        """Build the agent as ``ebpflb.agent.build`` does. Raises KernelError."""
         self.options = _options(state, folder)
         self.clock = clock
         self.datapath = Datapath(StateDir(state), specs)
@@ -287,7 +287,7 @@ class Life:
         return History(self.options.paths, clock=self.clock)
 
     def endpoints(self) -> dict[str, set[str]]:
-        """The endpoints that are written, by the service port's name in the history."""
+        """Return the written endpoints, by the service port's name in the history."""
         found: dict[str, set[str]] = {}
         for name, entries in self.service_sync.planner.actual.items():
             places = {host_port(*each.endpoint) for each in entries.backends}
@@ -295,7 +295,7 @@ class Life:
         return found
 
     def _servers(self) -> Any:
-        """The servers, without ports; their events are not looked at."""
+        """Return the servers, without ports; their events are ignored."""
         service_health = FakeServiceHealth()
         return Mock(health=self.health, service_health=service_health, ports_not_open=dict)
 
@@ -308,7 +308,7 @@ class Life:
         return Audit(checks, on_drift, clock=self.clock)
 
     def sweep(self, end_flow: EndFlow, later: float = 0.0) -> None:
-        """As the sweeper's thread does, so many seconds later. Raises KernelError."""
+        """Sweep as the sweeper's thread does, this many seconds later. Raises KernelError."""
         now = int((self.clock() + later) * 1e9)
         with patch.object(sweep, "time", SimpleNamespace(monotonic_ns=lambda: now)):
             for name in sweep.FLOW_MAPS:

@@ -42,7 +42,7 @@ class Thread:
 
 
 class ScriptedApi:
-    """What the source asks, as ``api.Server``. Faults by kind: see the methods of their steps."""
+    """The source's API server, as ``api.Server``. Faults by kind: see the steps' methods."""
 
     url = "https://api"
 
@@ -62,7 +62,7 @@ class ScriptedApi:
         self._position: dict[Kind, int] = {}  # what has been told, by lists and watches
 
     def advance(self, kind: Kind) -> bool:
-        """Lets a thread go on, if what it waits for is there."""
+        """Let a thread continue, if what it waits for is there."""
         if not self._can_run(kind):
             return False
         self.threads[kind].may_run.release()
@@ -73,7 +73,7 @@ class ScriptedApi:
         return True
 
     def is_current(self, kind: Kind) -> bool:
-        """Whether its watch, or a list after it, has told everything."""
+        """Whether its watch, or a list after it, has reported everything."""
         is_watching = self.threads[kind].wait.what == "line"
         faults = self.hung | self.lost | self.has_lost
         return is_watching and not self._line(kind) and kind not in faults
@@ -95,7 +95,7 @@ class ScriptedApi:
     # In the threads of the source
 
     def wait(self, what: str, until: float = 0.0) -> None:
-        """Until the schedule lets this thread go on."""
+        """Wait until the schedule lets this thread continue."""
         thread = self.threads[Kind(threading.current_thread().name.removeprefix("watch "))]
         thread.wait = Wait(what, until)
         self.arrived.release()
@@ -128,14 +128,14 @@ class ScriptedApi:
         yield json.dumps({"metadata": metadata, "items": found[start : start + PAGE]}).encode()
 
     def _listed(self, kind: Kind, query: dict[str, str]) -> int:
-        """The version of a list: the watch cache is behind, but has what is asked for."""
+        """Return the version of a list: the watch cache is behind, but has the requested one."""
         newest = self.cluster.version
         if "resourceVersion" not in query:
             return newest
         return max(int(query["resourceVersion"]), self.oldest[kind], newest - 1)
 
     def _as_of(self, kind: Kind, version: int) -> list[Json]:
-        """All pages of a list are of the same version."""
+        """Return the pages of a list, all of the same version."""
         found: dict[object, Json] = {}
         for change in self.cluster.history[kind]:
             if change.version <= version:
@@ -190,14 +190,14 @@ class ScriptedApi:
         return json.dumps({"type": "BOOKMARK", "object": {"metadata": metadata}}).encode()
 
     def close(self) -> None:
-        """All threads end."""
+        """End all threads."""
         self.is_closed = True
         for thread in self.threads.values():
             thread.may_run.release()
 
 
 class Pauses(threading.Event):
-    """Whose waits end when the schedule says."""
+    """Waits that end when the schedule says so."""
 
     def __init__(self, api: ScriptedApi) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class Pauses(threading.Event):
 
 
 class ScriptedSource(ApiSource):
-    """The real one, at the scripted server."""
+    """The real source, at the scripted server."""
 
     def __init__(self, emit: Emit, api: ScriptedApi) -> None:
         timing = Timing(

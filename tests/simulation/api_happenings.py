@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same steps where an API server is between cluster and agent, and what goes wrong with it."""
+"""The steps with an API server between cluster and agent, and its faults."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ApiHappenings(Happenings):
-    """The source is the real one: ``deliver`` lets a watch's thread go on."""
+    """The source is the real one: ``deliver`` lets a watch's thread continue."""
 
     def __init__(self, node: "SimNode") -> None:
         super().__init__(node)
@@ -38,7 +38,7 @@ class ApiHappenings(Happenings):
             self.api.advance(KINDS[kind])
 
     def deliver_all(self) -> None:
-        """Nothing is wrong any more with the server."""
+        """Let the server work without faults."""
         self.api.refused.clear()
         for kind in Kind if self.source else ():
             while not self.api.is_current(kind) and self.api.advance(kind):
@@ -53,26 +53,26 @@ class ApiHappenings(Happenings):
         return bool(self.api.losing | self.api.has_lost)
 
     def relist(self, kind: int) -> None:
-        """410 Gone in an open watch, or at the next one."""
+        """Answer 410 Gone in an open watch, or to the next one."""
         self.api.oldest[KINDS[kind]] = self.node.cluster.version + 1
         self.node.cluster.version += 1
 
     def lose(self, kind: int) -> None:
-        """A connection breaks."""
+        """Break a connection."""
         self.api.lost.add(KINDS[kind])
 
     def hang(self, kind: int) -> None:
-        """A watch says nothing any more."""
+        """Let a watch send nothing more."""
         self.api.hung.add(KINDS[kind])
 
     def refuse(self, kind: int, times: int) -> None:
-        """Requests fail."""
+        """Let requests fail."""
         self.api.refused[KINDS[kind]] += times
 
     def expire(self, kind: int) -> None:
-        """A list is too old before it is read to its end."""
+        """Let a list expire before it is read completely."""
         self.api.expired.add(KINDS[kind])
 
     def lose_event(self, kind: int) -> None:
-        """A watch does not tell of the next change, and goes on."""
+        """Let a watch omit the next change, and continue."""
         self.api.losing.add(KINDS[kind])

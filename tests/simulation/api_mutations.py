@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes made on purpose in the lists and watches of the API, and in what they are used for."""
+"""Deliberate bugs in the lists and watches of the API, and in their use."""
 
 from contextlib import contextmanager
 from math import inf
@@ -17,13 +17,13 @@ from tests.simulation.write_mutations import Mutation
 
 
 def versions_are_kept_over_410() -> Any:
-    """The next watch asks for what is gone."""
+    """The next watch asks for an expired version."""
     only_at_first = property(lambda self: not self._listed, lambda self, value: None)
     return patch.object(ListWatch, "_must_list", only_at_first, create=True)
 
 
 def lists_only_add() -> Any:
-    """What is not in a list any more stays."""
+    """An object that is missing in a new list stays."""
 
     def replace(self: ClusterState, event: Replaced) -> Any:
         self.listed.add(event.kind)
@@ -51,18 +51,18 @@ _emit_line = ListWatch._emit_line
 
 
 def a_silent_watch_is_left_alone() -> Any:
-    """It is opened again only where an error ends it."""
+    """The watch is opened again only after an error."""
     return patch.object(api, "SILENCE", 1e9)
 
 
 def nothing_is_listed_again() -> Any:
-    """What a watch has lost stays lost."""
+    """An event that a watch lost stays lost."""
     return patch.object(Timing, "list_seconds", lambda self: inf)
 
 
 @contextmanager
 def lists_may_be_older() -> Any:
-    """What has been told is told again."""
+    """Former events are emitted again."""
     asks_for_any = patch.object(ListWatch, "_which", lambda self: {"resourceVersion": ANY})
     with asks_for_any, patch.object(decoding, "is_older", lambda version, than: False):
         yield

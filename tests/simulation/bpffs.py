@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths in a bpffs that is in memory: the part of pathlib that the agent uses of its own."""
+"""Paths in a bpffs in memory, with the agent's part of pathlib."""
 
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -55,7 +55,7 @@ class BpffsPath(PurePosixPath):
 
 
 def root(kernel: SimKernel) -> BpffsPath:
-    """The state directory of a new bpffs."""
+    """Return the state directory of a new bpffs."""
     made: type[BpffsPath] = type(
         "Path", (BpffsPath,), {"kernel": kernel, "folders": set(), "joined": {}}
     )

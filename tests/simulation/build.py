@@ -47,7 +47,7 @@ SOURCES = (Path(__file__), SOURCE, *sorted(SOURCE.parent.glob("*.h")))
 
 
 def built() -> Path:
-    """The library's file; ``python -m tests.simulation.build`` builds it, too."""
+    """Return the library's file; ``python -m tests.simulation.build`` builds it, too."""
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES)).hexdigest()
     return build.once(f"simulation_{digest[:16]}.so", _build)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes made on purpose in the service ports of `ebpflb doctor`'s own."""
+"""Deliberate bugs in the service ports of `ebpflb doctor`."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from tests.simulation.write_mutations import Mutation
 
 
 def canaries_serve_everybody() -> Any:
-    """They serve other clients than doctor's."""
+    """The canary serves other clients than doctor's."""
 
     def service_ports(nodeport: int) -> dict[PortName, DesiredService]:
         return {
@@ -33,7 +33,7 @@ _service_ports = canary.service_ports
 
 
 def canaries_outlive_their_lease() -> Any:
-    """They stay if doctor is killed."""
+    """The canary stays if doctor is killed."""
 
     def hold(self: CanarySync, nodeport: int) -> CanaryLease:
         lease = _hold(self, nodeport)
@@ -47,14 +47,14 @@ _hold = CanarySync.hold
 
 
 def canaries_go_before_services() -> Any:
-    """A Service that claims their NodePort does not get it. (Services of the simulation have no
-    age, so names decide.)
+    """A Service that claims the canary's NodePort does not get it. (Services of the simulation have
+    no age, so names decide.)
     """
     return patch.multiple(canary, _YOUNGEST="", NAMESPACE="_doctor")
 
 
 def canaries_that_do_not_go_are_forgotten() -> Any:
-    """What is withdrawn is still planned."""
+    """A canary that was withdrawn is still planned."""
 
     def write_canary(self: ServiceSync, wanted: Any) -> str | None:
         return _write_canary(self, wanted) if wanted else None

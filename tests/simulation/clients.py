@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sockets of clients of all frontends, by the natively compiled hooks: what they find and keep.
+"""Clients' sockets at all frontends, by natively compiled hooks: their backends are checked.
 
-Between any two writes of the agent frontends are asked by new connections. What they find must be
-right by one of the views that the agent may have in force. What was found before is kept where the
-rules say so: session affinity, the frontend that a connection's socket shows, the backend of a
-socket that sends datagrams.
+Between any two writes of the agent new connections use the frontends. Their results must be right
+by one of the views that the agent may have in force. Earlier results are kept if the rules say so:
+session affinity, the frontend that a connection's socket shows, the backend of a socket that sends
+datagrams.
 """
 
 from socket import htons
@@ -42,7 +42,7 @@ PARTS = 6  # of the frontends one part is asked at a time, after each change the
 
 
 class Probe(NamedTuple):
-    """A new connection: to which frontend, by whose socket."""
+    """A new connection: its frontend, and its socket."""
 
     where: Where
     netns: int
@@ -57,7 +57,7 @@ PROBES = [
 
 
 class Client(NamedTuple):
-    """A socket that is open; ``outcome``: where its connection, or its last datagram, went."""
+    """An open socket; ``outcome``: where its connection, or its last datagram, went."""
 
     frontend: int
     cookie: int
@@ -65,7 +65,7 @@ class Client(NamedTuple):
 
 
 class Clients:
-    """``expect`` says what may be found from now on; the others ask, and raise Wrong."""
+    """``expect`` sets the allowed results; the other methods connect, and raise Wrong."""
 
     def __init__(self, library: Library) -> None:
         self.ffi, self.lib = library.ffi, library.lib
@@ -86,20 +86,20 @@ class Clients:
         self.expect([{}])
 
     def use(self, maps: dict[str, SimMap]) -> None:
-        """The programs that run now refer to these maps."""
+        """Let the running programs use these maps."""
         self.names = [self.ffi.new("char[]", name.encode()) for name in maps]
         for index, (name, opened) in enumerate(zip(self.names, maps.values(), strict=True)):
             self.lib.bind_map(index, name, opened.place)
 
     def forget(self) -> None:
-        """The maps that knew what was found before are lost."""
+        """Forget earlier results: their maps are lost."""
         self.lost += self._open
         self.streams, self.datagrams, self.peers = [], [], []
         self.affinity.forget()
         self.packets.forget()
 
     def release(self) -> None:
-        """All sockets that are open are closed."""
+        """Close all open sockets."""
         for client in (*self.lost, *self._open):
             self._fill(self.one, RELEASE, FRONTENDS[client.frontend], OTHER_NETNS[0], client.cookie)
             self.lib.run(self.one)
@@ -111,11 +111,11 @@ class Clients:
 
     @property
     def connected(self) -> list[Client]:
-        """The sockets that the kernel lists as connected."""
+        """Return the sockets that the kernel lists as connected."""
         return [*self.streams, *self.peers]
 
     def end(self, cookie: int, now: float) -> bool:
-        """The agent ends a socket, which its owner has not closed yet; False: it is not there."""
+        """Let the agent end a socket, which stays open for its owner; False: it does not exist."""
         client = next((each for each in self.connected if each.cookie == cookie), None)
         if client is None:
             return False
@@ -126,7 +126,7 @@ class Clients:
         return True
 
     def expect(self, views: list[View]) -> None:
-        """One of these views is in force for each frontend."""
+        """Expect that one of these views is in force for each frontend."""
         found = Views(views)
         self.expected = [found.at(where, client) for where, _, client in PROBES]
         self.packets.expect(found)
@@ -134,7 +134,7 @@ class Clients:
         self.affinity.expect([*self.expected, *self.packets.all_expected])
 
     def ask_all(self, now: float) -> None:
-        """New connections to the next part of the frontends, and all sockets that are open."""
+        """Connect to the next part of the frontends, and check all open sockets."""
         count, self.turn = len(PROBES), self.turn + 1
         self.cookies += count
         part = self.turn % PARTS, PARTS
@@ -148,7 +148,7 @@ class Clients:
         self.packets.ask(self.turn, now)
 
     def ask_one(self, number: int, now: float) -> None:
-        """A new connection or flow, by a client that may be interrupted in between."""
+        """Open a connection or flow, by a client that may be interrupted."""
         if number % 3 == 0:
             self.packets.ask_one(number // 3, now)
             return
@@ -164,7 +164,7 @@ class Clients:
         self._judge(probe, self.expected[index], self.outcomes[0])
 
     def open(self, which: int) -> None:
-        """A socket that stays open, to one of the frontends that have backends."""
+        """Open a socket that stays open, to one of the frontends with backends."""
         expected = self.expected[: len(FRONTENDS)]
         leading = [n for n, each in enumerate(expected) if max(each.allowed) >= 0]
         if not leading:
@@ -204,12 +204,12 @@ class Clients:
             self.endings.note(client.cookie, FRONTENDS[client.frontend], client.outcome, now)
 
     def judge_open(self) -> None:
-        """Nothing has happened for a while, and the agent has ended what it had to."""
+        """Check sockets after a quiet time, when the agent has ended what it had to."""
         for client in self.connected:
             self.endings.judge_open(client.cookie, FRONTENDS[client.frontend], client.outcome)
 
     def _ask_name(self, client: Client) -> None:
-        """getpeername of a connection that is open shows its frontend, whatever became of it."""
+        """Check that getpeername of an open connection shows its frontend, whatever happened."""
         where = FRONTENDS[client.frontend]
         self._fill(self.one, GETPEERNAME, where, OTHER_NETNS[0], client.cookie)
         asked = self.one.address, self.one.port
@@ -221,7 +221,7 @@ class Clients:
             raise Wrong(f"a connection to {where} has lost its frontend")
 
     def _send(self, client: Client) -> Client:
-        """A socket keeps the backend of its datagrams as long as that serves."""
+        """Check that a socket keeps the backend of its datagrams as long as that serves."""
         where, expected = FRONTENDS[client.frontend], self.expected[client.frontend]
         self._fill(self.one, SENDMSG, where, OTHER_NETNS[0], client.cookie)
         self.lib.run(self.one)

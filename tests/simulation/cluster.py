@@ -42,7 +42,7 @@ Json = dict[str, Any]
 
 
 class Shape(NamedTuple):
-    """What a Service is like, by the bits of a number; 0: one ClusterIP."""
+    """The form of a Service, by the bits of a number; 0: one ClusterIP."""
 
     families: tuple[int, ...]
     affinity: bool
@@ -78,7 +78,7 @@ class Shape(NamedTuple):
 
     @property
     def spec(self) -> Json:
-        """The fields of a Service that do not depend on its addresses."""
+        """Return the fields of a Service that do not depend on its addresses."""
         found: Json = {"internalTrafficPolicy": POLICIES[self.internal_local]}
         if self.affinity:
             found["sessionAffinity"] = "ClientIP"
@@ -122,7 +122,7 @@ class Change(NamedTuple):
 
 
 class Cluster:
-    """What the API server has; every change gets the next resource version."""
+    """The objects of the API server; every change gets the next resource version."""
 
     def __init__(self) -> None:
         self.version = 1
@@ -136,7 +136,7 @@ class Cluster:
         self.put(Kind.SERVICE_CIDR, manifests.service_cidr(*ranges))
 
     def put(self, kind: Kind, object: Json) -> None:
-        """Creates or changes; a new object has a uid of its own."""
+        """Create or change an object; a new object has a uid of its own."""
         key = key_of(object)
         former = self.objects[kind].get(key)
         self.version += 1
@@ -159,8 +159,8 @@ class Cluster:
         self.history[kind].append(Change(self.version, type, key, object))
 
     def put_service(self, number: int, ip: int, ports: int, bits: int) -> None:
-        """Named by a number, with the first ``ports`` of PORTS; without effect if another one has
-        the address, which the API server refuses.
+        """Put a Service, named by a number, with the first ``ports`` of PORTS. This has no effect
+        if another one has the address, which the API server refuses.
         """
         key, shape = Key("d", f"s{number}"), Shape.of(bits)
         addresses = [cluster_ip(ip, version) for version in shape.families]
@@ -184,7 +184,7 @@ class Cluster:
         self.put(Kind.SERVICE, made)
 
     def put_policies(self, number: int, internal: int, external: int) -> None:
-        """Of a service, nothing else; 0: Cluster, 1: Local."""
+        """Change only a service's policies; 0: Cluster, 1: Local."""
         found = self.objects[Kind.SERVICE].get(Key("d", f"s{number}"))
         if not found:
             return
@@ -196,7 +196,7 @@ class Cluster:
     def put_slice(
         self, number: int, part: int, version: int, ready: int, leaving: int, weight: int
     ) -> None:
-        """A slice of a service: its endpoints by the bits of ``ready`` and ``leaving``."""
+        """Put a slice of a service: its endpoints by the bits of ``ready`` and ``leaving``."""
         endpoints = []
         for at in range(ENDPOINTS):
             bit, address = 1 << at, f"10.1.{number}.{part * ENDPOINTS + at + 1}"
@@ -226,7 +226,7 @@ class Cluster:
         self.put(Kind.ENDPOINT_SLICE, made)
 
     def listed(self, kind: Kind) -> Replaced:
-        """What a list shows now."""
+        """Return the objects of a list now."""
         return Replaced(kind, dict(read(kind, each) for each in self.objects[kind].values()))
 
 

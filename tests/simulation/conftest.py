@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library, built once a session, and a runner."""
+"""The library, built once per session, and a runner."""
 
 from collections.abc import Iterator
 

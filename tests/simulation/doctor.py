@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb doctor` beside the agent: when its canary is there, and whom that serves.
+"""`ebpflb doctor` beside the agent: when its canary exists, and which clients it serves.
 
-The canary has a NodePort of FRONTENDS while no Service has it. So whatever asks those asks the
-canary: its client, and those whom it must not serve. A Service that comes to claim the NodePort
-gets it.
+The canary has a NodePort of FRONTENDS while no Service has it. So clients of those use the canary:
+its own, and others that it must not serve. A Service that claims the NodePort gets it.
 """
 
 from collections.abc import Callable
@@ -39,7 +38,7 @@ def in_families(address: str) -> dict[Family, Address]:
 
 
 class Doctor:
-    """``canary``: what it must find in the maps, as far as it has been told."""
+    """``canary``: what it must find in the maps, by the agent's answers."""
 
     def __init__(self, node: "SimNode") -> None:
         self.node = node
@@ -53,7 +52,7 @@ class Doctor:
     # What it asks of the agent
 
     def begin(self, nodeport: int) -> None:
-        """It wants this NodePort."""
+        """Start with this NodePort."""
         self._order(lambda canary: self._hold(canary, nodeport))
 
     def renew(self) -> None:
@@ -92,7 +91,7 @@ class Doctor:
         return lease
 
     def _may_refuse(self, nodeport: int) -> bool:
-        """There is space, and no Service has the NodePort."""
+        """Whether the agent may refuse: not if there is space, and no Service has the NodePort."""
         life = self.node.life
         if not (life and life.health.ready):
             return True
@@ -107,7 +106,7 @@ class Doctor:
     # What becomes of it
 
     def forget(self) -> None:
-        """It is withdrawn."""
+        """Note that the canary is withdrawn."""
         self.canary, self._nodeport, self._until = {}, 0, inf
 
     def disturb(self) -> None:
@@ -115,7 +114,7 @@ class Doctor:
         self._disturbed = True
 
     def beside(self, view: View) -> list[View]:
-        """What may be in force beside what Services ask for."""
+        """Return what may be in force in addition to the Services."""
         if self.node.now >= self._until:
             self.forget()
         if not self.canary:
@@ -125,7 +124,7 @@ class Doctor:
         return [self._over[2], view] if self._disturbed else [self._over[2]]
 
     def all_is_written(self, *, has_canary: bool) -> None:
-        """Nothing else than all that the agent had to write is in force."""
+        """Note that exactly what the agent had to write is in force."""
         if self._disturbed and not has_canary:
             self.forget()
         self._disturbed = False
@@ -147,7 +146,7 @@ def _frontend(nodeport: int, protocol: str, version: int) -> tuple[tuple[str, in
 
 
 def over(view: View, canary: View) -> View:
-    """The canary's NodePorts where no Service has them."""
+    """Return the views with the canary's NodePorts where no Service has them."""
     found = dict(view)
     for where, served in canary.items():
         if not (had := view.get(where)) or not had.is_there:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes made on purpose in how flows, counts and connections end."""
+"""Deliberate bugs in how flows, counts and connections end."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ from tests.simulation.write_mutations import Mutation
 
 @contextmanager
 def sweeps_take_open_flows() -> Iterator[None]:
-    """At once; neither are the right times at hand from another schedule, nor are these left."""
+    """Timeouts are zero, and not shared with other schedules."""
     with (
         patch.object(Timeouts, "_nanoseconds", lambda self, protocol, found: 0),
         patch.object(sweep, "_idle_limits", sweep._idle_limits.__wrapped__),
@@ -29,7 +29,7 @@ def sweeps_take_open_flows() -> Iterator[None]:
 
 
 def sweeps_leave_flows() -> Any:
-    """One entry of each is forgotten."""
+    """One entry of each flow is forgotten."""
 
     def end(self: SweptTable, flow: Expired) -> Any:
         return _end(self, flow._replace(entries=dict(list(flow.entries.items())[:-1])))
@@ -46,7 +46,7 @@ def forgotten_connections_stay_counted() -> Any:
 
 
 def open_sockets_count_as_ended() -> Any:
-    """Only flows are looked through."""
+    """Only flows are searched."""
 
     def remembered(self: EndedConnections, name: str) -> Any:
         return _referenced_keys(self, name) if name in FLOW_MAPS else []
@@ -58,7 +58,7 @@ _referenced_keys = EndedConnections._referenced_keys
 
 
 def kept_connections_are_reset() -> Any:
-    """Whatever a Service says."""
+    """This ignores the Service's setting."""
 
     def take(self: ServiceSync) -> Any:
         taken = _take(self)
@@ -88,7 +88,7 @@ def connections_to_gone_endpoints_stay() -> Any:
 
 
 def stale_sockets_stay() -> Any:
-    """Stale sockets of datagrams stay."""
+    """Stale UDP sockets are not ended."""
     return patch.object(SocketEnder, "end", lambda self, judge, protocols: Ended())
 
 
@@ -101,12 +101,12 @@ def stale_flows_of_conntrack_stay() -> Any:
 
 
 def what_serves_is_stale() -> Any:
-    """Whatever leads to a frontend."""
+    """Every connection to a frontend counts as stale."""
     return patch.object(Stale, "ends", lambda self, frontend, endpoint, is_socket=False: Ends.ALL)
 
 
 def what_was_removed_is_not_known() -> Any:
-    """A frontend that is in no map has nothing stale."""
+    """At a frontend that is in no map nothing counts as stale."""
     return patch.object(Stale, "_was_removed", lambda self, frontend, endpoint: False)
 
 

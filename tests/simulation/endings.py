@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections that the agent ends: which it may, and which it must have ended when all is quiet.
+"""Connections that the agent may end, and those that it must have ended at the end.
 
-One of TCP through a Service that asks for it, when its endpoint has not been listed for the grace;
-one of UDP when its backend is not listed, also because its Service or port was deleted while this
-agent knew it.
+These are TCP connections of a Service with on-removal, when their endpoint has not been listed for
+the grace; and UDP ones whose backend is not listed, also because this agent knew their Service or
+port before its deletion.
 """
 
 from collections.abc import Hashable
@@ -14,7 +14,7 @@ from tests.simulation.places import Where, packed, spelled
 
 
 class Endings:
-    """``note`` is to be called for each open connection after each turn of the agent's."""
+    """Call ``note`` for each open connection after each turn of the agent."""
 
     def __init__(self) -> None:
         self.views = Views([{}])
@@ -24,11 +24,11 @@ class Endings:
         self._is_complete = False
 
     def agent_begins(self) -> None:
-        """A new agent knows nothing of a frontend that was removed before it."""
+        """Note a new agent, which knows nothing of earlier removed frontends."""
         self._known, self._is_complete = set(), False
 
     def agent_is_complete(self) -> None:
-        """It has written what it knows, and knows all objects."""
+        """Note that the agent knows all objects, and has written them."""
         self._is_complete = True
 
     def expect(self, views: Views) -> None:
@@ -38,7 +38,7 @@ class Endings:
                 self._graces[where] = min(served.grace, self._graces.get(where, served.grace))
 
     def note(self, who: Hashable, where: Where, outcome: int, now: float) -> None:
-        """It is gone as soon as one of the views that may be in force does not list it."""
+        """Note a connection as gone once one of the views that may be in force does not list it."""
         found = self.views.found(where)
         if found and all(each and _lists(each, outcome) for each in found):
             self._since.pop(who, None)
@@ -54,12 +54,12 @@ class Endings:
         return grace is not None and since is not None and now >= since + grace
 
     def judge(self, who: Hashable, where: Where, outcome: int, now: float) -> None:
-        """The agent ends it now."""
+        """Check that the agent may end it now."""
         if not self.may_end(who, where, now):
             raise Wrong(f"a connection to {where} is ended, which {spelled(outcome)} may keep")
 
     def judge_open(self, who: Hashable, where: Where, outcome: int) -> None:
-        """It is still open, though nothing has happened for a while."""
+        """Check that it may still be open after a quiet time."""
         found = self.views.found(where)
         served = found[-1] if found else None
         if served and served.is_there:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request may find while one of several views is in force: what the agent served last, or
-what it is writing.
+"""The allowed results of a request while one of several views is in force: the one that the agent
+last served, or the one that it is writing.
 """
 
 from collections import defaultdict
@@ -20,7 +20,7 @@ Found = tuple[Served | None, ...]
 
 
 class Wrong(BaseException):
-    """Something does not hold. No handler of the product's takes it for an error of its own."""
+    """A check failed. No handler of the product takes this for an error of its own."""
 
 
 class Expected(NamedTuple):
@@ -40,7 +40,7 @@ class Expected(NamedTuple):
         return " or ".join(sorted(map(spelled, self.allowed)))
 
     def judge_kept(self, who: str, outcome: int) -> None:
-        """Datagrams went where the last ones did."""
+        """Check that datagrams went to the same backend as the last ones."""
         if outcome >= 0 and self.may_keep is not None and outcome not in self.may_keep:
             raise Wrong(f"{who} stays with {spelled(outcome)}, which the service does not have")
 
@@ -49,7 +49,7 @@ NOTHING = Expected(frozenset({PASSED}))
 
 
 class Views:
-    """``at`` says what a client may find."""
+    """``at`` returns what a client may find."""
 
     def __init__(self, views: list[View]) -> None:
         self.views = views
@@ -112,8 +112,8 @@ def _expected(
 
 
 def _between(found: Found) -> Iterable[int]:
-    """Where an address begins or ceases to be a cluster IP, it is known as one earlier than its
-    frontends, and longer: then requests are refused. The ranges come before both.
+    """Return the state between writes: an address is a known cluster IP from before its frontends
+    until after them, so requests are refused. The ranges come before both.
     """
     known = [each is not None and each is not UNUSED for each in found]
     if not any(known) or all(known):
@@ -135,6 +135,6 @@ def _outcomes(served: Served | None, client: Asking) -> Iterable[int]:
 
 
 def _in_all(parts: Iterable[frozenset[Place]]) -> frozenset[int]:
-    """The backends that all of them have."""
+    """Return the backends that all of them have."""
     found = list(parts)
     return frozenset(map(packed, frozenset.intersection(*found))) if found else _NONE

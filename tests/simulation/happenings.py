@@ -31,7 +31,7 @@ _COUNT = ("socket_places", "sockets", "sockets_full", "connections", "backend_lo
 
 
 class Happenings:
-    """Also the agent's source: started with it, driven by steps."""
+    """It is also the agent's source: started with it, driven by steps."""
 
     def __init__(self, node: "SimNode") -> None:
         self.node = node
@@ -40,14 +40,14 @@ class Happenings:
         self.missing: set[str] = set()  # pins that someone has removed
 
     def do(self, step: Step, until: float) -> None:
-        """Until it has happened, or until the agent's time is over."""
+        """Repeat until it has happened, or the agent's time is over."""
         if step.name == "wait":
             self._wait(step, until)
         else:
             getattr(self, step.name)(*step.arguments)
 
     def while_away(self) -> None:
-        """What happens before the next agent starts."""
+        """Do what happens before the next agent starts."""
         while self.away and self.node.steps:
             self.away -= 1
             self.do(self.node.steps.popleft(), float("inf"))
@@ -77,7 +77,7 @@ class Happenings:
         return {}
 
     def deliver(self, kind: int, count: int) -> None:
-        """First a list, later up to ``count`` changes."""
+        """Send first a list, later up to ``count`` changes."""
         self._deliver(KINDS[kind], count)
 
     def _deliver(self, kind: Kind, count: int) -> None:
@@ -94,12 +94,12 @@ class Happenings:
 
     @property
     def is_current(self) -> bool:
-        """Whether the agent has been told everything."""
+        """Whether the agent has received everything."""
         return True
 
     @property
     def awaits_list(self) -> bool:
-        """Whether only a list can tell the agent what is new."""
+        """Whether only a list can bring the agent up to date."""
         return False
 
     def deliver_all(self) -> None:
@@ -108,7 +108,7 @@ class Happenings:
                 self._deliver(kind, len(self.node.cluster.history[kind]))
 
     def relist(self, kind: int) -> None:
-        """The watch ends as after 410 Gone."""
+        """End the watch as after 410 Gone."""
         self.cursors[KINDS[kind]] = None
         self._deliver(KINDS[kind], 1)
 
@@ -124,14 +124,14 @@ class Happenings:
         self.node.cluster.delete(Kind.SERVICE, f"s{number}")
 
     def recreate(self, number: int, ip: int, shape: int) -> None:
-        """The same name with another uid, and maybe another address and other families."""
+        """Use the same name with another uid, and perhaps another address and other families."""
         self.delete_service(number)
         self.service(number, ip, len(PORTS), shape)
 
     def slice(
         self, number: int, part: int, families: int, ready: int, leaving: int, weight: int
     ) -> None:
-        """In one family or, as the API's controller does for both, in each."""
+        """Write slices in one family or, as the API's controller does for both, in each."""
         leaving &= ALL_READY ^ ready
         for version in VERSIONS[families]:
             self.node.cluster.put_slice(number, part, version, ready, leaving, weight)
@@ -143,18 +143,18 @@ class Happenings:
     # The node
 
     def fail(self, after: int, times: int, which: int) -> None:
-        """Some of the agent's changes fail, from a later one on."""
+        """Let some of the agent's changes fail, from a later one on."""
         from tests.simulation.node import ERRNOS
 
         self.node.fail_at = self.node.changes + after
         self.node.failures, self.node.errno = times, ERRNOS[which]
 
     def die(self, after: int, away: int) -> None:
-        """The agent is killed at a later change."""
+        """Kill the agent at a later change."""
         self.node.die_at, self.away = self.node.changes + after, away
 
     def restart_agent(self, away: int) -> None:
-        """It ends in order, and some steps later the next one starts."""
+        """End the agent in order; some steps later the next one starts."""
         if self.node.life:
             self.node.put(Stop())
             self.away = away
@@ -171,19 +171,19 @@ class Happenings:
             self.missing.add(path)
 
     def lose_table(self) -> None:
-        """Someone removes netfilter's table while no agent owns it."""
+        """Remove netfilter's table while no agent owns it."""
         if self.node.life is None:
             self.node.table.elements = None
 
     def detach(self, which: int) -> None:
-        """Someone detaches a hook."""
+        """Detach a hook, as another program does."""
         if self.node.life and self.node.serving:
             link = self.node.kernel.link_at(self.node.cgroup, _HOOKS[which % len(_HOOKS)])
             if link:
                 link.target, self.node.detached = 0, True
 
     def damage(self, which: int, entry: int) -> None:
-        """Someone removes an entry of a map, or changes it."""
+        """Remove an entry of a map, or change it."""
         name = _DAMAGED[which % len(_DAMAGED)]
         for opened in self.node.kernel.pins.values():
             if isinstance(opened, SimMap) and opened.name == name and opened.items():
@@ -197,7 +197,7 @@ class Happenings:
                 self.node.tracked.forget()
 
     def device(self, which: int) -> None:
-        """A second device comes, or goes."""
+        """Add a second device, or remove it."""
         from tests.simulation.node import devices
 
         found = {1, 2} if which else {1}
@@ -206,36 +206,36 @@ class Happenings:
             self.node.put(devices(*sorted(found)))
 
     def open(self, which: int) -> None:
-        """A client connects, and stays."""
+        """Let a client connect, and stay."""
         if self.node.can_look():
             self.node.clients.open(which)
 
     def track(self, which: int) -> None:
-        """A flow of datagrams that conntrack translates."""
+        """Open a UDP flow that conntrack translates."""
         if self.node.can_look():
             self.node.tracked.open(which, self.node.clients.expected)
 
     def fail_conntrack(self, times: int) -> None:
-        """Some requests to conntrack fail."""
+        """Let some requests to conntrack fail."""
         self.node.tracked.failures = times
 
     def flow(self, which: int) -> None:
-        """A client whose packets this node forwards connects, and stays."""
+        """Let a client whose packets this node forwards connect, and stay."""
         if self.node.can_look():
             self.node.clients.packets.open(which, self.node.now)
 
     def close(self, which: int) -> None:
-        """A flow of packets ends."""
+        """End a flow of packets."""
         if self.node.can_look():
             self.node.clients.packets.close(which)
 
     def doctor(self, port: int, nodeport: int) -> None:
-        """`ebpflb doctor` starts, and wants a canary."""
+        """Start `ebpflb doctor`, which requests a canary."""
         if self.node.life:
             self.node.doctor.begin(node_port(nodeport, EXTERNAL_PORTS[port]))
 
     def renew(self) -> None:
-        """It goes on."""
+        """Let doctor continue."""
         if self.node.life:
             self.node.doctor.renew()
 
@@ -244,7 +244,7 @@ class Happenings:
             self.node.doctor.end()
 
     def sweep(self) -> None:
-        """Flows that have been idle for too long are removed."""
+        """Remove flows that were idle for too long."""
         if self.node.life and self.node.serving:
             with suppress(KernelError):
                 self.node.life.sweep(self.node.library.lib.end_flow)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes made on purpose in the record of what changes."""
+"""Deliberate bugs in the record of changes."""
 
 from typing import Any
 from unittest.mock import patch
@@ -33,7 +33,7 @@ _start_over = ServiceSync._start_over
 
 
 def changes_begin_with_nothing() -> Any:
-    """The former endpoints of a service port are not known."""
+    """A service port's former endpoints are unknown."""
 
     def commit(self: History, before: Before, now: Before, *, keep: bool = False) -> None:
         _commit(self, dict.fromkeys(before, NO_ENTRIES), now, keep=keep)

@@ -27,7 +27,7 @@ Change = Callable[[str, Callable[[], Any], bool], Any]
 
 
 class Object:
-    """What a descriptor or a pin leads to."""
+    """The object behind a descriptor or a pin."""
 
     def __init__(self, number: int) -> None:
         self.id = number
@@ -59,7 +59,7 @@ class SimMap(Object):
         return int(self.lib.map_update(self.place, key, value, flags))
 
     def items(self) -> list[tuple[bytes, bytes]]:
-        """Of a hash."""
+        """Yield the entries of a hash."""
         keys, values, count = self.dump()
         return [
             (
@@ -70,7 +70,7 @@ class SimMap(Object):
         ]
 
     def dump(self) -> tuple[bytes, bytes, int]:
-        """Keys and values, joined, and how many there are; of an array all elements."""
+        """Return keys and values, joined, and their number; for an array all elements."""
         if self.kind == MAP_KINDS["ARRAY"]:
             keys = [at.to_bytes(4, "little") for at in range(self.entries)]
             return b"".join(keys), b"".join(self.lookup(key) or b"" for key in keys), self.entries
@@ -84,7 +84,7 @@ class SimMap(Object):
 
 
 class SimProgram(Object):
-    """A loaded program refers to its maps, whatever becomes of their pins."""
+    """A loaded program refers to its maps, even without their pins."""
 
     def __init__(self, number: int, name: str, maps: dict[str, SimMap]) -> None:
         super().__init__(number)
@@ -100,7 +100,7 @@ class SimLink(Object):
 
 
 class SimMemory:
-    """An array's elements, of which each one is written in a change of its own."""
+    """An array's elements, each written in a change of its own."""
 
     def __init__(self, kernel: "SimKernel", opened: SimMap, size: int) -> None:
         self._kernel, self._name = kernel, opened.name
@@ -120,7 +120,7 @@ class SimMemory:
 
 
 class SimKernel:
-    """All that outlives an agent, but for descriptors; ``devices`` are the ifindexes that exist."""
+    """Everything that outlives an agent, except descriptors; ``devices`` are existing ifindexes."""
 
     def __init__(self, library: Library, change: Change) -> None:
         self.library, self.change = library, change
@@ -144,7 +144,7 @@ class SimKernel:
         return fd
 
     def opened(self) -> dict[int, Object]:
-        """The descriptors that are open now."""
+        """Return the descriptors that are open now."""
         self.objects = {fd: found for fd, found in self.objects.items() if self._is_open(fd)}
         return self.objects
 
@@ -155,7 +155,7 @@ class SimKernel:
         self.objects.clear()
 
     def link_at(self, target: int, attach: int) -> SimLink | None:
-        """The link whose program runs there. One without pin and descriptor is gone."""
+        """Return the link whose program runs there. Without pin and descriptor it is gone."""
         at_hook = (each for each in self.links if (each.target, each.attach) == (target, attach))
         return next(filter(self._is_kept, at_hook), None)
 
@@ -309,7 +309,7 @@ CALLS = (
 
 
 def references(code: bytes) -> list[int]:
-    """The descriptors of maps in a program."""
+    """Return the descriptors of maps in a program."""
     found, at = [], 0
     while at < len(code):
         opcode, registers, _, number = struct.unpack_from("<BBhi", code, at)

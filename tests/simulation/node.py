@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One node of a simulation: agents come and go on it, steps happen while they wait or write.
+"""One node of a simulation: agents start and end, and steps happen while they wait or write.
 
-All runs in one thread and by a virtual clock. The agent's loop asks its inbox for a message: then
-steps happen until there is one, or until the time is over. The agent changes something in the
-kernel: then look-ups happen before, during and after it, or it fails, or the agent dies.
+Everything runs in one thread and by a virtual clock. When the agent's loop asks its inbox for a
+message, steps happen until there is one, or the time is over. When the agent changes something in
+the kernel, look-ups happen before, during and after it, or it fails, or the agent dies.
 """
 
 import errno
@@ -52,7 +52,7 @@ class Death(BaseException):
 
 
 class SimNode:
-    """``run`` executes the steps; whatever does not hold is raised as Wrong."""
+    """``run`` executes the steps; a failed check is raised as Wrong."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class SimNode:
         self.doctor.disturb()
 
     def _end(self) -> None:
-        """A life ends: what only its descriptors have kept is gone."""
+        """End a life: objects that only its descriptors kept are gone."""
         self.life = None
         self.happenings.stop()
         self.kernel.close_descriptors()
@@ -159,7 +159,7 @@ class SimNode:
     # The inbox
 
     def handled(self, count: int) -> None:
-        """Nothing here asks how long messages wait."""
+        """Do nothing: no one asks how long messages wait."""
 
     def put(self, message: Any) -> None:
         self.queue.append(message)
@@ -189,7 +189,7 @@ class SimNode:
         return max(self.now, self.life.workers.due) if self.life else inf
 
     def _next_step(self, until: float) -> bool:
-        """False when the time is over."""
+        """Take the next step; return False when the time is over."""
         self._count_turn(waits=until > self.now)
         if self.steps and until > self.now:
             step = self.steps.popleft()
@@ -206,7 +206,7 @@ class SimNode:
             raise Wrong("the loop turns without waiting")
 
     def _settle(self) -> None:
-        """Nothing happens any more; after a while all must be as it should be."""
+        """Let a quiet time pass; then everything must be correct."""
         self.die_at = None
         self.failures = self.tracked.failures = 0
         again = self.life.loader.due if self.life else inf
@@ -232,7 +232,7 @@ class SimNode:
             self.queue.append(Stop())
 
     def _between_turns(self) -> None:
-        """The loop has done what it could."""
+        """Check after a turn, in which the loop has done what it could."""
         assert self.life
         if self.known.complete and self.life.health.ready:
             self.doctor.all_is_written(has_canary=self.life.service_sync.has_canary)
@@ -249,13 +249,13 @@ class SimNode:
         self.look()
 
     def _add_view(self) -> None:
-        """What the agent knows now may be in force soon."""
+        """Add a view: what the agent knows now may soon be in force."""
         if self.known.complete:
             views = self.doctor.beside(self.known.view())
             self.may_have([each for each in views if all(each is not it for it in self.views)])
 
     def may_have(self, views: list[View]) -> None:
-        """These may be in force soon."""
+        """Note views that may soon be in force."""
         self._expect([*self.views, *views])
 
     def _expect(self, views: list[View]) -> None:
@@ -266,7 +266,7 @@ class SimNode:
     # The kernel's changes
 
     def change(self, what: str, do: Callable[[], Any], may_fail: bool) -> Any:
-        """Does it; before, during and after it others look things up, or it fails."""
+        """Make the change; before, during and after it others look things up, or it fails."""
         if self.is_dead or (self.life is None and self.finished):
             raise Death
         self.changes += 1
@@ -287,7 +287,7 @@ class SimNode:
         return result
 
     def _interrupt(self, do: Callable[[], Any]) -> Any:
-        """Does it while a program runs, after some of its look-ups."""
+        """Make the change while a program runs, after some of its look-ups."""
         done: list[Any] = []
         lib, number = self.library.lib, self.changes
         callback = self.library.ffi.callback("void()", lambda: done.append(do()))
@@ -299,7 +299,7 @@ class SimNode:
         return done[0]
 
     def can_look(self) -> bool:
-        """Whether the programs are in force, and no other fault makes their look-ups wrong."""
+        """Whether the programs are in force, and no fault makes their look-ups wrong."""
         if not self.serving or self.damaged:
             return False
         link = self.kernel.link_at(self.cgroup, CONNECT4)
@@ -323,7 +323,7 @@ class SimNode:
 
 
 def device(index: int) -> Device:
-    """A device of the node with its address."""
+    """Return a device of the node with its address."""
     own = (ip_address(of_family(NODE_ADDRESS, version)) for version in FAMILIES)
     addresses = tuple(own) if index == 1 else ()
     return Device(index, f"eth{index}", False, True, 0, addresses, addresses)

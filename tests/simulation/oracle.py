@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent must serve that has received some of a cluster's objects: an oracle of its own, in
-which nothing of ``ebpflb.model`` or ``ebpflb.plan`` decides; it trusts how slices are read.
+"""An independent oracle: what an agent must serve after receiving some of a cluster's objects.
+Nothing of ``ebpflb.model`` or ``ebpflb.plan`` decides here, but slices are read by the model.
 """
 
 from collections.abc import Iterator
@@ -63,11 +63,11 @@ class Served(NamedTuple):
         return self.inside if client.local else self.outside
 
     def uses_local(self, client: Asking) -> bool:
-        """Whether the client gets backends of this node alone (kube-proxy.md 4.3)."""
+        """Whether the client gets only backends of this node (kube-proxy.md 4.3)."""
         return self.local_only and not (self.external and client.local)
 
     def by_policy_of(self, former: "Served", client: Asking) -> frozenset[Place]:
-        """The backends where its endpoints are known already, and its policy is not yet."""
+        """Return the backends if its endpoints are known, but its policy not yet."""
         return self.local if former.uses_local(client) else self.cluster
 
 
@@ -91,7 +91,7 @@ class Endpoints(NamedTuple):
 
     @property
     def local(self) -> frozenset[Place]:
-        """The same of this node's."""
+        """Return the same for this node's endpoints."""
         return _here(self.ready) or _here(self.leaving)
 
 
@@ -100,10 +100,10 @@ def _here(found: frozenset[tuple[Place, bool]]) -> frozenset[Place]:
 
 
 class Known:
-    """What an agent has received, and what it must serve then."""
+    """The objects that an agent has received, and what it must serve then."""
 
     def __init__(self, before: "Known | None") -> None:
-        """``before``: what the former agent knew. Ranges stay as it left them until they come."""
+        """``before``: what the former agent knew. Its ranges stay until new ones are received."""
         self._view: View | None = None
         ranges = before.objects.get(Kind.SERVICE_CIDR) if before else None
         self.objects: dict[Kind, dict[Key, Any]] = {}
@@ -125,8 +125,8 @@ class Known:
                 self.objects.setdefault(kind, {}).pop(key, None)
 
     def view(self) -> View:
-        """Without what no Service has, but for a cluster IP that lacks the port: a frontend
-        without backends; and for an unused address of the range, UNUSED.
+        """Return the view without addresses that no Service has, except: a cluster IP that lacks
+        the port, a frontend without backends; and UNUSED for an unused address of the range.
         """
         if self._view is not None:
             return self._view
@@ -223,7 +223,7 @@ def _admitted(ranges: object, version: int) -> frozenset[str] | None:
 
 
 def _endpoints(slices: list[ReadSlice], port: str, version: int) -> Endpoints:
-    """Return the endpoints with a weight; one that still serves may be without."""
+    """Return the endpoints with a weight; one that only serves may have none."""
     ready, leaving = set[tuple[Place, bool]](), set[tuple[Place, bool]]()
     serving = set[Place]()
     for each in slices:

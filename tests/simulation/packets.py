@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packets of clients of all frontends, by the natively compiled hooks of devices.
+"""Clients' packets to all frontends, by the natively compiled device hooks.
 
-A flow's first packet must lead where one of the views allows; a flow that is open keeps its backend
-whatever the agent does, and its replies come from the frontend. Datagrams get another backend only
-where theirs has gone.
+A flow's first packet must go where one of the views allows; an open flow keeps its backend whatever
+the agent does, and its replies come from the frontend. Datagrams get another backend only if theirs
+is gone.
 """
 
 from itertools import cycle
@@ -35,7 +35,7 @@ UDP_SILENCE = 2.5  # seconds, after which a flow of datagrams may have been swep
 
 
 class Probe(NamedTuple):
-    """A flow's first packet: to which frontend, by which client."""
+    """A flow's first packet: its frontend and its client."""
 
     where: Where
     client: Asking
@@ -57,7 +57,7 @@ class Flow:
 
 
 class Packets:
-    """As ``Clients``, of which this is a part."""
+    """A part of ``Clients``, with the same methods."""
 
     def __init__(self, library: Library, affinity: Affinity) -> None:
         self.ffi, self.lib = library.ffi, library.lib
@@ -83,7 +83,7 @@ class Packets:
         self.all_expected = [views.at(where, client) for where, client in PROBES]
 
     def ask(self, turn: int, now: float) -> None:
-        """New flows to the next part of the frontends, and those that are open."""
+        """Open flows to the next part of the frontends, and continue open ones."""
         count, first = len(PROBES), turn % PARTS
         self.lib.talk_all(self.probes, count, first, PARTS, self.after, self.outcomes)
         outcomes = self.ffi.unpack(self.outcomes, count)
@@ -93,7 +93,7 @@ class Packets:
             self._go_on(flow, now)
 
     def ask_one(self, number: int, now: float) -> None:
-        """A packet that may be interrupted: of a flow that is open, or a new one's."""
+        """Send a packet that may be interrupted: of an open flow, or a new one."""
         if self.flows and number % 2:
             self._go_on(self.flows[number % len(self.flows)], now)
             return
@@ -103,9 +103,7 @@ class Packets:
         self._judge(index, self.outcomes[0], self.after[0])
 
     def open(self, which: int, now: float) -> None:
-        """A flow that stays open, to one of the frontends that have backends; the oldest one ends
-        for it.
-        """
+        """Open a flow that stays, to a frontend with backends; the oldest one ends for it."""
         leading = [n for n, each in enumerate(self.all_expected) if max(each.allowed) >= 0]
         if not leading:
             return
@@ -123,7 +121,7 @@ class Packets:
         self.flows.append(Flow(talk, index, outcome, now))
 
     def close(self, number: int) -> None:
-        """Both sides end a flow."""
+        """Let both sides end a flow."""
         if self.flows:
             flow = self.flows.pop(number % len(self.flows))
             if flow.is_tcp:
@@ -166,7 +164,7 @@ class Packets:
             self._check_source(index, outcome, talk)
 
     def _check_source(self, index: int, outcome: int, talk: Any) -> None:
-        """Whether the backend sees the client, or this node (kube-proxy.md 5.1)."""
+        """Check whether the backend sees the client, or this node (kube-proxy.md 5.1)."""
         (where, client), seen = PROBES[index], int(talk.seen_as.address)
         here = is_here(outcome >> 40 & 0xFF)  # the last byte of the address
         may = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of the simulated cluster, what is asked of them, and by whom.
+"""Addresses of the simulated cluster, the requests to them, and the clients.
 
 An IPv6 address is ``fd00::`` and the 32 bits of an IPv4 one: so 32 bits name an address of either
 family, and an outcome is a number.
@@ -26,7 +26,7 @@ Where = tuple[str, int, str]
 
 
 class Asking(NamedTuple):
-    """Who asks: ``name`` is one of those that ranges admit, "" where it is not known."""
+    """A client: ``name`` is one of those that ranges admit, "" if unknown."""
 
     name: str
     local: bool  # in kube-proxy's sense: a socket, or a pod's packet
@@ -48,7 +48,7 @@ SENDERS = (
 
 
 def of_family(address: str, version: int) -> str:
-    """The address of this family that stands for an IPv4 address."""
+    """Return the address of this family that stands for an IPv4 address."""
     if version == 4:
         return address
     return str(ip_address((0xFD00 << 112) | int(IPv4Address(address))))
@@ -62,7 +62,7 @@ def network_of_family(network: str, version: int) -> str:
 
 
 def is_here(number: int) -> bool:
-    """Whether endpoints whose address ends so are on this node."""
+    """Whether endpoints with such an address are on this node."""
     return number in (1, 3)
 
 
@@ -79,7 +79,7 @@ def external_ip(ip: int, version: int) -> str:
 
 
 def node_port(ip: int, port: str) -> int:
-    """Unique, as cluster IPs are: of the Service that has the address."""
+    """Return the NodePort of the Service with this address; both are unique."""
     return 30000 + 10 * ip + list(PORTS).index(port)
 
 
@@ -114,19 +114,19 @@ def version_of(address: str) -> int:
 
 @cache
 def number_of(address: str) -> int:
-    """The last 32 bits, as a hook's context has them."""
+    """Return the last 32 bits, as in a hook's context."""
     return int.from_bytes(ip_address(address).packed[-4:], "little")
 
 
 @cache
 def packed(place: Place) -> int:
-    """A backend as an outcome."""
+    """Return a backend as an outcome."""
     is_v6 = version_of(place[0]) == 6
     return is_v6 << 48 | number_of(place[0]) << 16 | htons(place[1])
 
 
 def outcome(verdict: str) -> int:
-    """A verdict as an outcome."""
+    """Return a verdict as an outcome."""
     return next(-1 - number for number, word in VERDICTS.items() if word == verdict)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the schedules of seeds; of one that fails, finds the shortest that fails alike."""
+"""Run the schedules of seeds; of a failing one find the shortest that fails alike."""
 
 import gc
 import logging
@@ -21,7 +21,7 @@ ATTEMPTS = 400  # at a shorter schedule
 
 
 class Failure(NamedTuple):
-    """What does not hold, in the shortest schedule that was found."""
+    """The failed check, and the shortest schedule found for it."""
 
     seed: int
     steps: tuple[Step, ...]
@@ -33,7 +33,7 @@ class Failure(NamedTuple):
 
 
 class Result(NamedTuple):
-    """How many changes of the kernel, and lives of agents, a schedule had; and what failed."""
+    """A schedule's numbers of kernel changes and agents' lives, and its failure."""
 
     changes: int
     lives: int
@@ -53,7 +53,7 @@ class Runner:
         self.metrics.close()
 
     def run(self, steps: Sequence[Step]) -> Result:
-        """Whatever is raised has failed; also what no one has thought of."""
+        """Run a schedule; any exception is a failure."""
         parts = self.library, self.folder, self.metrics
         node = SimNode(*parts, list(steps), self.happenings)
         try:
@@ -64,7 +64,7 @@ class Runner:
         return Result(node.changes, node.lives, None)
 
     def failure(self, seed: int) -> Failure | None:
-        """What is wrong in the schedule of a seed, if anything."""
+        """Return the failure in the schedule of a seed, if any."""
         steps = self.draw(seed)
         error = self.run(steps).error
         return self._shortest(seed, steps, error) if error else None
@@ -91,14 +91,14 @@ def _without(steps: list[Step], size: int) -> Iterator[list[Step]]:
 
 
 def _alike(one: str, other: str) -> bool:
-    """Whether two errors are about the same, whichever frontend and backend they name."""
+    """Whether two errors are equal except for frontends and backends."""
     words = (re.sub(r"\(.*?\)|[0-9.:]+", "", text)[:40] for text in (one, other))
     return len(set(words)) == 1
 
 
 @contextmanager
 def _collected_once() -> Iterator[None]:
-    """No collections while it runs: one afterwards takes a tenth of the time of them all."""
+    """Disable collections: one afterwards takes a tenth of the time of all."""
     gc.disable()
     try:
         yield
@@ -109,7 +109,7 @@ def _collected_once() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The agent logs thousands of failures that are meant."""
+    """Disable the agent's log of thousands of deliberate failures."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold when nothing has happened for a while."""
+"""Checks after a quiet time."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ LONG = 1e6  # seconds, after which no flow stays
 
 
 def check(node: "SimNode", life: Life) -> None:
-    """Raises Wrong, or AssertionError, with what does not hold."""
+    """Run all checks. Raises Wrong, or AssertionError, with the failed one."""
     for kind in Kind:
         listed = dict(read(kind, each) for each in node.cluster.objects[kind].values())
         wanted = {key: found.object for key, found in listed.items()}
@@ -59,7 +59,7 @@ def _check_hooks(node: "SimNode") -> None:
 
 
 def _check_maps(node: "SimNode", life: Life) -> None:
-    """As if written from nothing, without anything left over, and as the audit sees it."""
+    """Check that the maps equal those written from nothing, and pass the audit."""
     planner, datapath = life.service_sync.planner, life.datapath
     if not_programmed(planner):
         raise Wrong(f"not programmed: {not_programmed(planner)}")
@@ -99,7 +99,7 @@ def _check_history(life: Life) -> None:
 
 
 def _check_sweeps(node: "SimNode", life: Life) -> None:
-    """Flows that are open stay; once no one uses them, sweeps leave none behind."""
+    """Check that open flows stay, and that sweeps leave no unused ones."""
     life.sweep(node.library.lib.end_flow)
     node.look()
     node.clients.packets.forget()
@@ -110,7 +110,7 @@ def _check_sweeps(node: "SimNode", life: Life) -> None:
 
 
 def _check_counts(node: "SimNode", life: Life) -> None:
-    """Open connections are counted as long as anything remembers them, and no longer."""
+    """Check that open connections are counted exactly while anything remembers them."""
     counted = _counted(life)
     clients = node.clients
     sockets = {client.cookie for client in (*clients.streams, *clients.datagrams)}
@@ -126,7 +126,7 @@ def _check_counts(node: "SimNode", life: Life) -> None:
 
 
 def _end_connections(node: "SimNode", life: Life) -> None:
-    """What two sweeps find remembered nowhere; the counts agree before and after."""
+    """End connections that two sweeps do not find; compare the counts before and after."""
     _check_loads(life)
     life.ended.end = node.library.lib.end_connection
     life.ended.sweep()
@@ -135,7 +135,7 @@ def _end_connections(node: "SimNode", life: Life) -> None:
 
 
 def _counted(life: Life) -> set[int]:
-    """Cookies of sockets, and numbers of flows."""
+    """Return cookies of sockets, and numbers of flows."""
     return {socket for socket, *_ in _connections(life)}
 
 
@@ -155,7 +155,7 @@ def _connections(life: Life) -> list[tuple[int, int, int]]:
 
 
 def _check_loads(life: Life) -> None:
-    """A backend has as many open connections as elements name it in its time."""
+    """Check that a backend's open connections equal the elements that name it."""
     named = Counter((backend, generation) for _, backend, generation in _connections(life))
     for id, load in _written(life.datapath.maps["backend_loads"]):
         if load.open != named[id, load.generation]:
@@ -163,7 +163,7 @@ def _check_loads(life: Life) -> None:
 
 
 def contents(maps: Mapping[str, Any]) -> Maps:
-    """The kernel's maps as dicts."""
+    """Return the kernel's maps as dicts."""
     found = Maps()
     for name in ("services", "service_names", "backend_names", "source_ranges", "cluster_ips"):
         getattr(found, name).update(maps[name].items())
@@ -178,7 +178,7 @@ def contents(maps: Mapping[str, Any]) -> Maps:
 
 
 def _written(array: Any) -> Iterator[tuple[int, Any]]:
-    """The elements that are not all zeros."""
+    """Return the elements that are not all zeros."""
     stride, size = array.stride, array.size
     memory, zeros = array.memory[0 : array.spec.entries * stride], bytes(size)
     for index in range(array.spec.entries):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens in a schedule: steps, drawn by a seed, each of which says all that it does."""
+"""The steps of a schedule, drawn by a seed, each complete with its arguments."""
 
 from collections.abc import Callable
 from random import Random
@@ -16,7 +16,7 @@ ALL_READY = (1 << ENDPOINTS) - 1
 
 
 class Step(NamedTuple):
-    """What happens, by the name of a method of ``Happenings``, and its arguments."""
+    """A step: the name of a method of ``Happenings``, and its arguments."""
 
     name: str
     arguments: tuple[int, ...] = ()
@@ -33,7 +33,7 @@ def _mostly(random: Random, usual: int, most: int) -> int:
 
 
 def _shape(random: Random) -> int:
-    """Each bit is set in a quarter of all."""
+    """Return a shape in which each bit is set in a quarter of all."""
     return random.getrandbits(SHAPE_BITS) & random.getrandbits(SHAPE_BITS)
 
 
@@ -92,7 +92,7 @@ API_STEPS: dict[str, tuple[int, Draw]] = STEPS | {
 
 
 def changing_policies() -> list[Step]:
-    """A service with session affinity and endpoints here and elsewhere; then nothing but that."""
+    """Change only the policies of a service with affinity and endpoints here and elsewhere."""
     delivered = [Step("deliver", (kind, 9)) for kind in range(4)]
     begin = [Step("service", (0, 0, 3, AFFINITY)), *_slices(0), *delivered, Step("wait", (1100,))]
     changes = [
@@ -104,9 +104,9 @@ def changing_policies() -> list[Step]:
 
 
 def changing_policies_and_endpoints(seed: int) -> list[Step]:
-    """A service with session affinity: in each write its policies change, and its endpoints too.
+    """In each write change a service's policies and endpoints, with affinity.
 
-    Another one changes just before, so that the next write has all that comes within its period.
+    Another one changes just before, so that the next write has everything of its period.
     """
     random, delivered = Random(seed), [Step("deliver", (kind, 9)) for kind in range(4)]
     begin = [Step("service", (0, 0, 3, AFFINITY | random.getrandbits(2) << 5)), *_slices(0)]
@@ -122,7 +122,7 @@ def changing_policies_and_endpoints(seed: int) -> list[Step]:
 
 
 def removing_endpoints(shape: int, *after: Step) -> list[Step]:
-    """Connections and flows to all endpoints of a service, which are removed then."""
+    """Open connections and flows to all endpoints of a service, and remove them."""
     delivered = [Step("deliver", (kind, 9)) for kind in range(4)]
     begin = [Step("service", (0, 0, 3, shape)), *_slices(0), *delivered, Step("wait", (1100,))]
     clients = [Step(name, (which,)) for which in range(24) for name in ("open", "flow", "track")]
@@ -131,21 +131,21 @@ def removing_endpoints(shape: int, *after: Step) -> list[Step]:
 
 
 def deleting_a_service() -> list[Step]:
-    """Its connections lead to pods whose addresses may be given away."""
+    """Delete a service with connections: its pods' addresses may be reused."""
     delivered = [Step("deliver", (kind, 9)) for kind in range(4)]
     deleted = [Step("delete_service", (0,)), *delivered, Step("wait", (2500,))]
     return removing_endpoints(NODEPORT, *deleted)
 
 
 def losing_conntrack() -> list[Step]:
-    """Requests fail while stale flows are searched for, in both passes."""
+    """Let requests fail in both searches for stale flows."""
     before, after = removing_endpoints(0, Step("wait", (400,))), [Step("wait", (2500,))]
     at = before.index(Step("wait", (400,)))
     return [*before[:at], Step("fail_conntrack", (3,)), *before[at:], *after]
 
 
 def losing_an_event() -> list[Step]:
-    """A watch does not tell that endpoints have gone."""
+    """Let a watch omit the removal of endpoints."""
     delivered = [Step("deliver", (kind, 9)) for kind in range(4)]
     begin = [Step("service", (0, 0, 3, 0)), *_slices(0), *delivered, Step("wait", (1100,))]
     lost = [Step("lose_event", (kind,)) for kind in range(4)]
@@ -153,7 +153,7 @@ def losing_an_event() -> list[Step]:
 
 
 def claiming_a_canarys_frontends() -> list[Step]:
-    """Doctor has a canary; then a Service gets its NodePort."""
+    """Let a Service claim the NodePort of doctor's canary."""
     delivered = [Step("deliver", (kind, 9)) for kind in range(4)]
     begin = [Step("service", (0, 0, 3, 0)), *_slices(0), *delivered, Step("wait", (1100,))]
     services = [Step("service", (2, 2, 1, NODEPORT)), *_slices(2)]
@@ -162,7 +162,7 @@ def claiming_a_canarys_frontends() -> list[Step]:
 
 
 def losing_netfilters_table() -> list[Step]:
-    """Someone removes it while no agent runs."""
+    """Remove the table while no agent runs."""
     delivered = [Step("deliver", (kind, 9)) for kind in range(4)]
     begin = [Step("service", (0, 0, 3, 0)), *_slices(0), *delivered, Step("wait", (1100,))]
     away = [Step("restart_agent", (1,)), Step("lose_table"), *delivered, Step("wait", (1100,))]
@@ -174,12 +174,12 @@ def _slices(service: int) -> list[Step]:
 
 
 def draw_api(seed: int) -> list[Step]:
-    """The same with an API server."""
+    """Draw a schedule with an API server."""
     return draw(seed, API_STEPS)
 
 
 def draw(seed: int, table: dict[str, tuple[int, Draw]] = STEPS) -> list[Step]:
-    """The schedule of a seed: it begins with some services, all delivered."""
+    """Draw the schedule of a seed: it begins with some services, all delivered."""
     random = Random(seed)
     begin = [Step(name, STEPS[name][1](random)) for name in ("service", "slice") * 3]
     names, weights = list(table), [weight for weight, _ in table.values()]

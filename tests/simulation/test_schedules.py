@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever happens in whatever order: no request goes wrong, and all is right afterwards.
+"""In any order of events no request goes wrong, and the final state is correct.
 
 EBPFLB_SEED=N replays the schedule of one seed, which a failure names.
 """
@@ -35,18 +35,18 @@ def check(runner: Runner, seeds: list[int]) -> None:
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_nothing_goes_wrong(runner: Runner, part: int) -> None:
-    """Endpoints, services, faults, deaths and damages as the seeds have them."""
+    """Seeds choose endpoints, services, faults, deaths and damages."""
     check(runner, seeds(part, SCHEDULES))
 
 
 @pytest.mark.parametrize("part", range(API_PARTS))
 def test_nothing_goes_wrong_behind_an_api_server(api_runner: Runner, part: int) -> None:
-    """The same with lists in pages and watches that break, hang, and are 410 Gone."""
+    """Lists come in pages; watches break, hang, and are 410 Gone."""
     check(api_runner, seeds(part, API_SCHEDULES))
 
 
 def served(*after: Step) -> list[Step]:
-    """A service with endpoints, in force; then these steps."""
+    """Return a service with endpoints, in force; then these steps."""
     delivered = [Step("deliver", (kind, 9)) for kind in range(4)]
     begin = [Step("service", (0, 0, 3, 0)), Step("slice", (0, 0, 0, 7, 0, 0))]
     return [*begin, *delivered, Step("wait", (1100,)), *after]
@@ -55,15 +55,15 @@ def served(*after: Step) -> list[Step]:
 def test_unused_addresses_are_dropped_while_a_new_agent_does_not_know_the_ranges(
     runner: Runner,
 ) -> None:
-    """The ranges that the former agent has left are in force until the new one has a list."""
+    """The former agent's ranges are in force until the new one has a list."""
     needed = [Step("deliver", (kind, 9)) for kind in (0, 1, 2)]
     steps = served(Step("restart_agent", (0,)), *needed, Step("wait", (400,)))
     assert runner.run(steps).error is None
 
 
 def test_a_policy_and_endpoints_that_change_at_once(runner: Runner) -> None:
-    """A client keeps its endpoint where it would beside a kube-proxy that syncs the slices first,
-    and gets what it would get there.
+    """A client keeps or gets the endpoint that it would with a kube-proxy that syncs the slices
+    first.
     """
     schedules = map(changing_policies_and_endpoints, range(scaled(40)))
     assert {runner.run(steps).error for steps in schedules} == {None}
@@ -76,7 +76,7 @@ def test_a_schedule_is_replayed_exactly(runner: Runner) -> None:
 
 
 def test_each_mistake_of_test_mutations_can_still_be_made() -> None:
-    """What a mistake replaces is still there; that it is found only the extended tests show."""
+    """The code that a bug replaces still exists; only the extended tests show that it is found."""
     for mistake in (*OF_THE_API, *OF_WRITES, *OF_ENDINGS, *OF_THE_HISTORY, *OF_CANARIES):
         with mistake():
             pass

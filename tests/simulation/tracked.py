@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flows of datagrams that conntrack has translated: the table, as ``netfilter.conntrack`` shows it.
+"""UDP flows translated by conntrack: the table, as ``netfilter.conntrack`` shows it.
 
-An entry keeps its backend for as long as it is there. The agent deletes those whose backend has
-gone, and no others.
+An entry keeps its backend while it exists. The agent deletes those whose backend is gone, and no
+others.
 """
 
 from collections.abc import Callable, Iterable, Iterator

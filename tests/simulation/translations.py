@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Netfilter's table as a simulated kernel has it: where it sends packets for which a backend was
-chosen. It outlives agents.
+"""Netfilter's table in a simulated kernel: the endpoint for each chosen backend.
 
-The agent's own NetfilterSync writes it, one element after the other. After each change in the
-kernel it is compared with what programs can choose at that moment. The programs themselves use the
-flow tables in the simulation: there no packet waits for a translation.
+It outlives agents. The agent's own NetfilterSync writes it, one element after the other. After each
+change in the kernel it is compared with what programs can choose at that moment. The programs
+themselves use the flow tables in the simulation: there no packet waits for a translation.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -43,7 +42,7 @@ class SimTable:
         self._chosen: dict[int, float] = {}  # id -> when programs could choose it last
 
     def patches(self) -> list[tuple[object, str, Any]]:
-        """What leads from NetfilterSync to the kernel."""
+        """Return the patches of what NetfilterSync calls in the kernel."""
         return [
             (engine, "NetfilterTable", lambda options: _Table(self)),
             (engine, "Elements", lambda session, options: _Elements(self)),
@@ -57,7 +56,7 @@ class SimTable:
         return {id: Translation(id, *unpack(endpoint)) for id, endpoint in elements.items()}
 
     def surplus(self, life: "Life") -> bool:
-        """Whether there are elements that the audit removes: those of ids that lead nowhere."""
+        """Whether there are elements that the audit removes, because their ids lead nowhere."""
         used = life.service_sync.planner.backend_ids
         left = [id for id in self.translations if id not in used]
         return bool(left) and not Translations(life.datapath.maps).keys() >= set(left)
@@ -69,7 +68,7 @@ class SimTable:
         return existed
 
     def new_agent(self) -> None:
-        """It takes long to start: no program that chose before is still running."""
+        """Note a new agent: no program that chose before is still running."""
         self._chosen.clear()
 
     def read(self) -> dict[int, bytes]:
@@ -126,7 +125,7 @@ def _choosable(maps: Mapping[str, SimMap]) -> Iterator[Backend]:
 
 
 class _Table:
-    """Instead of NetfilterTable, owned by whoever makes it."""
+    """Replaces NetfilterTable; its creator owns it."""
 
     is_owned = True
 
@@ -147,7 +146,7 @@ class _Table:
 
 
 class _Elements:
-    """Instead of Elements: an id that comes and goes at once is replaced."""
+    """Replaces Elements: an id that is removed and added at once is replaced."""
 
     def __init__(self, table: SimTable) -> None:
         self._table = table
@@ -189,6 +188,6 @@ class _Elements:
 
 
 class Translated(NetfilterSync):
-    """Programs are not told of it."""
+    """A change that programs do not notice."""
 
     flags = frozenset[str]()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What works beside the agent's loop: it ends sockets whose endpoint has gone.
+"""The worker beside the agent's loop that ends sockets whose endpoint was removed.
 
-It has its turn when it is due, while the loop waits. Sockets are listed and ended as sock_diag
-does: the clients' own are all in another namespace than the agent.
+It takes its turn when it is due, while the loop waits. Sockets are listed and ended as sock_diag
+does: the clients' sockets are all in another namespace than the agent.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ class OpenSockets:
     def connected(
         self, protocol: int, port: int = 0, *, states: int | None = None
     ) -> Iterator[Connected]:
-        """A connection has been answered as soon as it is there."""
+        """Return the connected sockets; each connection is answered at once."""
         for client in self._clients.connected if self._clients and states != OPENING else ():
             found = _listed(client)
             if found.protocol == protocol and port in (0, found.remote[1]):
@@ -46,7 +46,7 @@ class OpenSockets:
 
 
 class Workers:
-    """``stale`` has its turn when it is due."""
+    """``stale`` takes its turn when it is due."""
 
     def __init__(
         self, maps: Any, clients: Clients, on_reset: OnReset, end_socket: EndSocket, clock: Clock

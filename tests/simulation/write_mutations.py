@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes made on purpose in what the agent knows, plans and writes; each is a patch."""
+"""Deliberate bugs in what the agent knows, plans and writes; each is a patch."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -80,7 +80,7 @@ _write = ServiceSync.write
 
 
 def removed_backends_keep_their_slot() -> Any:
-    """Affinity and sockets would find them for ever."""
+    """Affinity and sockets would keep finding them."""
     return patch.object(Planner, "_free_backend_id", lambda self, id: None)
 
 
@@ -99,12 +99,12 @@ def hooks_are_not_put_back() -> Any:
 
 
 def links_are_not_held() -> Any:
-    """A pin that is removed detaches its program."""
+    """A removed pin detaches its program."""
     return patch.object(HeldLinks, "hold", lambda self, pins: None)
 
 
 def nothing_marks_a_write() -> Any:
-    """The count of writes is odd for ever after an agent has died while it wrote."""
+    """The count of writes stays odd after an agent died during a write."""
     return patch.object(map_writer, "_written", lambda settings, frontends_move: settings)
 
 
@@ -183,7 +183,7 @@ _select = endpoints.select
 
 
 def tables_name_the_wrong_slot() -> Any:
-    """The one behind."""
+    """A place names the next slot."""
     return patch.object(tables, "in_block", lambda places, first: _in_block(places, first + 1))
 
 
@@ -199,7 +199,7 @@ def every_backend_counts_as_here() -> Any:
 
 
 def slots_name_the_lists_in_use_alone() -> Any:
-    """While a policy changes, affinity finds backends that are not in the list that is asked."""
+    """While a policy changes, affinity finds backends outside the requested list."""
 
     def wanted(port: ServicePort, found: Selection, *more: Any) -> Any:
         used = found.cluster * uses_cluster(port), found.local * uses_local(port)
@@ -212,7 +212,7 @@ _wanted = desired.desiring
 
 
 def programs_first() -> Any:
-    """Attached before the maps are filled."""
+    """Programs are attached before the maps are filled."""
     return patch.object(ClusterState, "complete", property(lambda self: True))
 
 
@@ -229,7 +229,7 @@ def translations_are_written_last() -> Any:
 
 
 def translations_end_at_once() -> Any:
-    """A program that has chosen a backend finds that netfilter has lost it."""
+    """A program has chosen a backend that netfilter no longer translates."""
 
     def free_block(self: Planner, old: ServiceEntries, used_ids: frozenset[int]) -> None:
         self.plan.removed_translations += old.translations(but=used_ids)
@@ -242,7 +242,7 @@ _free_block = Planner._free_block
 
 
 def translations_are_not_made_at_the_start() -> Any:
-    """Netfilter has what an earlier agent has left there, or nothing."""
+    """Netfilter keeps an earlier agent's elements, or has none."""
     return patch.object(NetfilterSync, "_fill", lambda self: None)
 
 

@@ -38,9 +38,8 @@ class Simulated:
 
 
 def simulate(seed: int, ended: Event, results: Connection) -> None:
-    """Runs the schedules of this seed and all that follow, by turns with and without an API server.
-
-    In a process of its own, which Ctrl-C does not end.
+    """Run the schedules of this seed and the following ones, alternately with and without an API
+    server. This is done in a process that Ctrl-C does not end.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     done = Simulated()
@@ -96,7 +95,7 @@ def _connections(counts: Counts) -> str:
 
 
 def report(simulated: Simulated, counts: Counts, seed: int, spent: float) -> bool:
-    """Whether all went well."""
+    """Print the report; return whether all went well."""
     click.echo(f"{spent:.0f} s, from seed {seed} on")
     click.echo(
         f"simulation: {simulated.schedules:,} schedules, {simulated.steps:,} steps, "

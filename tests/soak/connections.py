@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real traffic through a real agent, whose endpoints change and which is killed all the time."""
+"""Real traffic through a real agent, whose endpoints change and which is killed again and again."""
 
 import json
 import math
@@ -66,7 +66,7 @@ class Counts:
         self.lost.update(f"{it.client}: {it.kind}" for it in broken)
 
     def percentile(self, share: float) -> float:
-        """Milliseconds."""
+        """Return the percentile in milliseconds."""
         left = math.ceil(share * self.steps.total())
         for step, count in sorted(self.steps.items()):
             left -= count
@@ -104,7 +104,7 @@ class Traffic:
         self.before: dict[object, Record] = {}  # what the next round has to know of the former ones
 
     def round(self, is_over: Callable[[], bool]) -> None:
-        """Clients begin; endpoints change, and something fails; clients end."""
+        """Start clients, change endpoints, cause a fault, and end the clients."""
         node, pod = self.cluster.node.v4, self.cluster.client
         clients = [
             self._start(pod, "tcp", VIP, PORT, WEB),
@@ -123,7 +123,7 @@ class Traffic:
         self.end_round()
 
     def end_round(self) -> None:
-        """Compare what happened with the promises, and write it down."""
+        """Compare the results with the promises, and record them."""
         history.write(self.file, self.records)
         self.counts.add(self.records, history.check([*self.before.values(), *self.records]))
         for it in self.records:
@@ -189,7 +189,7 @@ class Traffic:
         self.counts.kills += how is signal.SIGKILL
 
     def _remove_entry(self) -> None:
-        """The entry of the Service with affinity; return when the audit has put it back."""
+        """Remove the entry of the Service with affinity; return when the audit has restored it."""
         services, frontend = self.cluster.maps["services"], Frontend(ip_address(KEPT), PORT, 6)
         at, most = time.monotonic(), 4 * SYNC if self.unprotected else PUT_BACK
         services.delete([frontend])
@@ -199,7 +199,7 @@ class Traffic:
         self.records.append(Fault(at, time.monotonic(), f"{REMOVED} of {STICKY}", STICKY))
 
     def _forget_clients(self) -> None:
-        """What programs write is not audited, so that nothing is put back."""
+        """Delete what programs write: it is not audited, so nothing is restored."""
         clients, at = self.cluster.maps["affinity"], time.monotonic()
         clients.delete([key for key, _ in clients.items()])
         self.records.append(Fault(at, time.monotonic(), EMPTIED))
@@ -210,13 +210,13 @@ class Traffic:
         return (is_ready or self.unprotected) and self._see()
 
     def _see(self) -> bool:
-        """Whether the agent has applied the last change."""
+        """Note whether the agent has applied the last change."""
         if is_seen := self.cluster.in_force():
             self.records.append(Applied(time.monotonic(), self.cluster.published))
         return is_seen
 
     def _rewrite(self) -> None:
-        """Other endpoints, never none."""
+        """Write other endpoints, at least one."""
         v4, v6 = (self._some(self.cluster.web) for _ in range(2))
         if self.random.random() < 0.1:
             self.sticky = self._some(self.kept)
@@ -232,7 +232,7 @@ class Traffic:
         return self.random.sample(pods, self.random.randint(1, len(pods)))
 
     def _check_open(self) -> None:
-        """Connections that are open answer; one of them is closed, and new ones are opened."""
+        """Check that open connections answer; close one, and open new ones."""
         alive = []
         for client in self.open:
             used = Open(time.monotonic(), 0.0, "open connections")
@@ -267,7 +267,7 @@ def _sticky(pods: list[Host]) -> list[Any]:
 def running(
     seed: int, counts: Counts, file: Path | None = None, *, unprotected: bool = False
 ) -> Iterator[Traffic]:
-    """A cluster whose agent runs; all of it is removed afterwards."""
+    """Yield a cluster whose agent runs; everything is removed afterwards."""
     with (
         TemporaryDirectory(prefix="ebpflb-soak-") as name,
         Lab(f"ebpflb-soak-{os.getpid()}") as lab,

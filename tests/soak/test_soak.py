@@ -52,7 +52,7 @@ GOOD: tuple[Record, ...] = (
     ],
 )
 def test_a_broken_promise(kind: str, added: Record) -> None:
-    """Each is found among what may be, and shown; faults excuse only what they may harm."""
+    """Each is found and shown; faults excuse only what they may affect."""
     late = [Applied(95, 4)] if isinstance(added, Endpoints) else []
     assert history.check(GOOD) == []
     (broken,) = history.check([*GOOD, added, *late])
@@ -61,7 +61,7 @@ def test_a_broken_promise(kind: str, added: Record) -> None:
 
 
 def test_a_history_is_kept(tmp_path: Path) -> None:
-    """A history is read as it was written, and its timeline names each fault."""
+    """A history reads back as written, and its timeline names each fault."""
     history.write(tmp_path / "history", GOOD)
     assert history.read(tmp_path / "history") == list(GOOD)
     said = timeline.page(GOOD, [])
@@ -96,7 +96,7 @@ def test_no_time() -> None:
 
 
 def test_nothing_lost(capsys: pytest.CaptureFixture[str]) -> None:
-    """The report has all that was done."""
+    """The report has all counts."""
     assert report(Simulated(), counted(), 7, 60.0)
     assert "from seed 7 on" in capsys.readouterr().out
 
@@ -117,7 +117,7 @@ def test_a_failed_schedule_is_a_failure(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.extended
 def test_a_short_one() -> None:
-    """Real traffic and schedules, nothing lost, exit status 0."""
+    """Real traffic and schedules run, nothing is lost, and the exit status is 0."""
     command = [sys.executable, "-m", "tests.soak", "--for", "5s", "--seed", "1"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=290)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps in the kernel, pinned for one file of tests and then gone."""
+"""Maps in the kernel, pinned during one file of tests."""
 
 import os
 import struct
@@ -15,7 +15,7 @@ from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
 
 @pytest.fixture(scope="module")
 def maps() -> Iterator[dict[str, Map]]:
-    """All maps, empty."""
+    """Return all maps, empty."""
     state = StateDir(BPFFS / f"ebpflb-test-{os.getpid()}-dump")
     state.prepare()
     opened = state.open_maps()
@@ -26,7 +26,7 @@ def maps() -> Iterator[dict[str, Map]]:
 
 
 def count(opened: Map, number: int, *values: int) -> None:
-    """Sets an element's counters, on the first CPU."""
+    """Set an element's counters, on the first CPU."""
     assert isinstance(opened, Counters)
     cell = struct.pack(f"={len(values)}Q", *values)
     packed = cell.ljust(opened.size, b"\0")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What doctor says where the agent cannot have a canary."""
+"""doctor's messages if the agent cannot have a canary."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from ebpflb.tools.ask import NoAnswer
 def test_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int, body: bytes, said: str
 ) -> None:
-    """The agent's reason, or that it is of another version, which knows no canary."""
+    """The message is the agent's reason, or that another version has no canary."""
     paths = Paths(tmp_path)
     monkeypatch.setattr(ask, "exchange", lambda *_: (status, body))
     with pytest.raises(NoAnswer, match=said):

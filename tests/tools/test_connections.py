@@ -56,7 +56,7 @@ table inet mine {
 
 @pytest.fixture(scope="module", autouse=True)
 def filled(maps: dict[str, Map]) -> None:
-    """A service of UDP in both families, and one of TCP with a NodePort."""
+    """Fill maps with a UDP service in both families, and a TCP one with a NodePort."""
     services = (((UDP, UDP6), DNS, Range(0, 2)), ((TCP,), WEB, Range(2, 1)))
     for frontends, number, block in services:
         for at in frontends:
@@ -126,7 +126,7 @@ def test_a_flow(maps: dict[str, Map]) -> None:
     ids=str,
 )
 def test_choice(maps: dict[str, Map], only: FlowFilter, count: int) -> None:
-    """Only what was asked for is shown, and deleted; the rest stays."""
+    """Only matching flows are shown, and deleted; the rest stays."""
     say(VIP, 53, 4001)
     say(VIP6, 53, 4001)
     say(VIP, 54, 4001)
@@ -137,7 +137,7 @@ def test_choice(maps: dict[str, Map], only: FlowFilter, count: int) -> None:
 
 
 def test_metrics(maps: dict[str, Map]) -> None:
-    """How full conntrack is."""
+    """conntrack's fill is shown at once, its flows after they have been counted."""
     say(VIP, 53, 4001)
     say(VIP, 54, 4001)
     reading = Reading(sources(maps)._replace(restored=lambda: 3))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever is in the maps and the state directory, each command survives it, and names it; a start
-survives an unknown pin.
+"""Commands survive and name any damage in the maps and the state directory; a start survives an
+unknown pin.
 """
 
 import os
@@ -47,7 +47,7 @@ COMMANDS: dict[str, tuple[click.Command, tuple[str, ...]]] = {
 
 @pytest.fixture
 def state() -> Iterator[StateDir]:
-    """A state directory as an agent makes it; commands run in a network namespace of their own."""
+    """Return an agent's state directory; commands run in a network namespace of their own."""
     directory = BPFFS / f"ebpflb-test-{os.getpid()}-damaged"
     Datapath(StateDir(directory)).close()
     with nodes.fresh(directory.name):
@@ -56,7 +56,7 @@ def state() -> Iterator[StateDir]:
 
 
 def noise(size: int, chance: random.Random) -> bytes:
-    """Any bytes, or a few that mean something in many places."""
+    """Return any bytes, or a few that have a meaning in many places."""
     if chance.random() < 0.3:
         return chance.randbytes(size)
     found = bytearray(size)
@@ -66,7 +66,7 @@ def noise(size: int, chance: random.Random) -> bytes:
 
 
 def damage(opened: Map, chance: random.Random) -> None:
-    """Writes one entry; what the kernel itself refuses is left, and a ring has none."""
+    """Write one entry; the kernel may refuse it, and a ring has none."""
     spec = opened.spec
     if spec.kind == "RINGBUF":
         return
@@ -87,7 +87,7 @@ def damage(opened: Map, chance: random.Random) -> None:
 def test_every_reader_survives_any_content_of_the_maps(
     state: StateDir, cache: Path, seed: int
 ) -> None:
-    """maps dump, flows, status, and the sweep, which goes on and clears."""
+    """Readers are maps dump, flows, status, and the sweep, which also clears."""
     chance, maps = random.Random(seed), state.open_maps()
     for _ in range(60):
         for opened in maps.values():
@@ -136,8 +136,8 @@ IN_THE_WAY = "links/connect4", "links/strange", "{persistent}/slots"
 def test_every_command_survives_an_unknown_pin(
     state: StateDir, tmp_path: Path, place: str, what: str
 ) -> None:
-    """It answers, or says in one line which pin is in its way; so does a start, beside it; cleanup
-    removes all.
+    """A command answers, or names the pin in one line; a start works beside it; cleanup removes
+    all.
     """
     folders = {"maps": state.maps_directory.name, "persistent": state.persistent_directory.name}
     pin = state.directory / place.format(**folders)

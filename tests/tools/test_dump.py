@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows that `ebpflb maps dump` shows, from maps filled by hand."""
+"""The rows of `ebpflb maps dump`, from maps filled by hand."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def frontend(ip: str, port: int = 80, protocol: int = 6) -> Frontend:
 def entry(
     where: Frontend, number: int, *flags: str, affinity: int = 0
 ) -> tuple[Frontend, ServiceEntry]:
-    """A frontend of WEB, with the slots 40 to 42, or of another service, with the slot 50."""
+    """Return a frontend of WEB, with the slots 40 to 42, or of another service, with slot 50."""
     cluster, local = (Range(40, 2), Range(40, 1)) if number == WEB else (Range(50, 1), Range(50, 0))
     slots = 3 if number == WEB else 1
     return where, ServiceEntry(number, frozenset(flags), affinity, slots, cluster, local)
@@ -124,7 +124,7 @@ def filled(maps: dict[str, Map]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def remembered(maps: dict[str, Map], filled: None) -> None:
-    """What the datapath writes."""
+    """Write what the datapath writes."""
     address, now = ip_address("10.1.0.1"), time.monotonic_ns()
     maps["affinity"].write(
         [
@@ -157,7 +157,7 @@ def remembered(maps: dict[str, Map], filled: None) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def filled_for_packets(maps: dict[str, Map]) -> None:
-    """What an agent writes for the packet path alone."""
+    """Write what an agent writes only for the packet path."""
     for length, address in ((64 + 96 + 24, "198.51.100.0"), (64 + 48, "2001:db8::")):
         maps["source_ranges"].write([(SourceRange(length, WEB, 0, ip_address(address)), 1)])
     for length, address in ((96 + 16, "10.96.0.0"), (108, "fd00:96::")):
@@ -211,7 +211,7 @@ def rows(maps: dict[str, Map], name: str) -> list[dict[str, Any]]:
 
 
 def test_every_map(maps: dict[str, Map]) -> None:
-    """Without names: all maps except those of counters and of the programs' own marks."""
+    """By default all maps are dumped except counters and the programs' own marks."""
     hidden = {"scratch", "secret", "timeouts", "no_frontends", "moved_flows", "flow_gate"}
     hidden |= {"socket_places", "sockets_full", "recent_choices", "flow_stats", "sweeps"}
     hidden |= {"backend_slots", "half_open", "service_stats", "backend_stats", "reject_budgets"}
@@ -221,7 +221,7 @@ def test_every_map(maps: dict[str, Map]) -> None:
 
 
 def test_rows(maps: dict[str, Map]) -> None:
-    """Every row is as recorded, sorted: `EBPFLB_RECORD=1 pytest` of this file writes them again."""
+    """Every row is as recorded, sorted: `EBPFLB_RECORD=1 pytest` of this file records them."""
     found = dump_maps(maps, tuple(ROWS.keys() - {"translations", "devices"})).maps
     shown = json.loads(json.dumps({each: found[each] for each in sorted(found)}))
     for row in (row for rows in shown.values() for row in rows):
@@ -237,7 +237,7 @@ def test_rows(maps: dict[str, Map]) -> None:
 
 
 def test_translations(maps: dict[str, Map]) -> None:
-    """What netfilter's table holds, with names; of an id that has gone the endpoint alone."""
+    """Rows of netfilter's table have names; a removed id has only its endpoint."""
     with nodes.fresh(f"ebpflb-test-{os.getpid()}-translations"):
         assert rows(maps, "translations") == []
         options = TableOptions(0x4000, ((30000, 65535),), drops_invalid=True, sctp=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules for each packet, as the tools print them, and what `ebpflb check` says of them."""
+"""Rules for each packet, as the tools print them, and the result of `ebpflb check`."""
 
 import subprocess
 from pathlib import Path
@@ -76,7 +76,7 @@ def lines() -> list[str]:
 
 @pytest.mark.parametrize(("rule", "done"), OF_NFT)
 def test_rules_of_nft_that_work_on_each_packet_are_named(rule: str, done: str) -> None:
-    """In whatever chain they stand."""
+    """The chain does not matter."""
     (line,) = of_nft(rule)
     assert line.startswith("table inet operator, chain ")
     assert line.endswith(f"{done} each packet")
@@ -84,20 +84,20 @@ def test_rules_of_nft_that_work_on_each_packet_are_named(rule: str, done: str) -
 
 @pytest.mark.parametrize("rule", NOT_OF_NFT)
 def test_rules_of_nft_for_openings_are_not(rule: str) -> None:
-    """Nor what comes after established connections were accepted."""
+    """Neither are rules after established connections were accepted."""
     assert not of_nft(rule)
 
 
 @pytest.mark.parametrize("tool", nodes.TOOLS, ids=lambda tool: tool.name)
 def test_kube_proxy_and_kubelet_have_none(tool: nodes.Tool) -> None:
-    """On a node with nothing but them --fast-forward hides no packet from anybody."""
+    """On a node with only these --fast-forward bypasses no rule."""
     nodes.load(tool, rules.IPTABLES_MODE, rules.KUBELET, rules.PORTMAP)
     nodes.load_nft()
     assert not lines()
 
 
 def checked(tmp_path: Path) -> CheckResult:
-    """The row of `ebpflb check`."""
+    """Return the row of `ebpflb check`."""
     rows = neighbours.results(tmp_path / "none", None)
     (row,) = [each for each in rows if each.feature == "rules for each packet"]
     return row
@@ -109,7 +109,7 @@ def bypass() -> None:
 
 
 def test_check_says_that_fast_forward_is_unwise(tmp_path: Path) -> None:
-    """It names some of the rules, and routing rules that have a mark; no fault where it is off."""
+    """It names some rules, and routing rules with a mark; this is no fault if it is off."""
     assert checked(tmp_path).ok
     of_nft("counter")
     subprocess.run(["ip", "rule", "add", "fwmark", "0x80/0x80", "lookup", "100"], check=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is on every node beside a firewall: rules of kube-proxy, kubelet and CNIs are not named."""
+"""Rules of kube-proxy, kubelet and CNIs, which every node has, are not named."""
 
 import pytest
 
@@ -13,7 +13,7 @@ flows = pytest.mark.parametrize("early", [False, True], ids=["netfilter", "flows
 
 
 def found(*, early: bool) -> list[str]:
-    """The rules that are named, of all that is in this namespace."""
+    """Return the named rules, of all in this namespace."""
     unread = list[str]()
     named = search(list(tables(unread)), services(early=early))
     assert not unread
@@ -23,7 +23,7 @@ def found(*, early: bool) -> list[str]:
 @flows
 @tools
 def test_kube_proxy(tool: Tool, early: bool) -> None:
-    """None of its rules, whatever its mode, nor ebpflb's own."""
+    """None of its rules is named, whatever its mode, nor ebpflb's own."""
     nodes.load(tool, rules.IPTABLES_MODE)
     nodes.load_nft()
     own = "type filter hook prerouting priority -300; tcp dport 30080 drop"
@@ -34,7 +34,7 @@ def test_kube_proxy(tool: Tool, early: bool) -> None:
 @flows
 @tools
 def test_kubelet_and_cnis(tool: Tool, early: bool) -> None:
-    """None of kubelet's, Calico's and portmap's, for ports and addresses that no service has."""
+    """No rule of kubelet, Calico or portmap for ports and addresses without a service is named."""
     calico = rules.CALICO.replace("30080", "30099")
     nodes.load(tool, rules.KUBELET, rules.PORTMAP, calico)
     assert not found(early=early)
@@ -43,7 +43,7 @@ def test_kubelet_and_cnis(tool: Tool, early: bool) -> None:
 @flows
 @tools
 def test_a_neighbours_rule_for_a_nodeport(tool: Tool, early: bool) -> None:
-    """A firewall's rule that drops NodePorts is, where they are not translated yet."""
+    """A firewall's rule that drops NodePorts is named, if they are not translated before it."""
     nodes.load(tool, rules.UFW, rules.KUBELET, rules.OPERATOR)
     assert not found(early=early)
     text = "-p tcp -m multiport --dports 30000:32767 -j DROP"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flows that `ebpflb flows` shows and ends, from maps filled by hand."""
+"""The flows that `ebpflb flows` lists and deletes, from maps filled by hand."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -93,12 +93,12 @@ def test_plain(maps: dict[str, Map]) -> None:
     ids=str,
 )
 def test_choice(maps: dict[str, Map], choice: FlowFilter, count: int) -> None:
-    """Only what was asked for is shown, and nothing of a service that there is not."""
+    """Only matching flows are shown, and none of an unknown service."""
     assert len(list_flows(maps, choice)) == count
 
 
 def test_partial_flow(maps: dict[str, Map]) -> None:
-    """A flow without its entry for requests is a row, with all columns that are still known."""
+    """A flow without its request entry is a row with all columns still known."""
     whole = row_of(maps, MASQUERADED)
     request, masquerade, answer, reply = entries(MASQUERADED)
     maps["tcp_flows"].delete([request])
@@ -121,7 +121,7 @@ def test_partial_flow(maps: dict[str, Map]) -> None:
 
 
 def test_partial_flows_are_flushed(maps: dict[str, Map]) -> None:
-    """They go with their service's and their client's."""
+    """They are deleted with their service's and their client's."""
     maps["tcp_flows"].delete([next(iter(entries(MASQUERADED)))])
     assert flush_flows(
         maps, FlowFilter(("shop", "web"), ip_address("198.51.100.7"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `ebpflb explain` can be asked: an address, or a Service by its name."""
+"""The destinations of `ebpflb explain`: an address, or a Service by its name."""
 
 from ipaddress import ip_address
 from typing import Any
@@ -28,7 +28,7 @@ TCP, UDP = Protocol.TCP, Protocol.UDP
     ],
 )
 def test_questions(text: str, question: Frontend | NamedService) -> None:
-    """Addresses with a port, and names as kubectl and DNS have them."""
+    """Addresses have a port; names are those of kubectl and DNS."""
     assert parse_question(text) == question
 
 
@@ -45,7 +45,7 @@ def test_questions(text: str, question: Frontend | NamedService) -> None:
     ],
 )
 def test_wrong_questions(text: str, reason: str) -> None:
-    """The forms are named, or what is wrong."""
+    """The error has the valid forms, or what is wrong."""
     with pytest.raises(ValueError, match=reason):
         parse_question(text)
 
@@ -109,7 +109,7 @@ def test_the_frontend_of_a_name(question: str, frontend: str) -> None:
     ],
 )
 def test_no_frontend(question: str, reason: str) -> None:
-    """Which ports or Services there are is said."""
+    """The error lists the existing ports or Services."""
     wanted = parse_question(question)
     assert isinstance(wanted, NamedService)
     with pytest.raises(NodeError, match=reason):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients in a container that sees no other processes, as the agent's own pod has it."""
+"""Clients in a container that sees no other processes, like the agent's own pod."""
 
 import os
 from collections.abc import Iterator
@@ -22,14 +22,14 @@ PODS = {f"ebpflb-test-{os.getpid()}-pid{number}": f"10.244.7.{number}" for numbe
 
 @pytest.fixture(autouse=True)
 def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its /proc shows none of the pods' processes."""
+    """Run where /proc shows none of the pods' processes."""
     monkeypatch.setattr(namespaces, "PROCESSES", tmp_path)
     monkeypatch.setattr(namespaces, "sees_the_machine", lambda: False)
 
 
 @pytest.fixture
 def pods() -> Iterator[dict[str, str]]:
-    """Network namespaces with the names that container runtimes give them, and an address."""
+    """Make network namespaces with names as from container runtimes, and an address."""
     for name, address in PODS.items():
         Namespace(name).create()
         Namespace(name).ip(f"address add {address} dev lo")
@@ -41,7 +41,7 @@ def pods() -> Iterator[dict[str, str]]:
 def test_monitor_names_the_addresses_of_new_pods_at_once(
     maps: dict[str, Map], pods: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second new pod is named too: searches through all namespaces are rare, but find all."""
+    """So is a second new pod: searches of all namespaces are rare, but complete."""
     monkeypatch.setattr(events, "SEARCH_SECONDS", 1000.0)
     names = EventNames(maps)
     for name, address in pods.items():
@@ -51,7 +51,7 @@ def test_monitor_names_the_addresses_of_new_pods_at_once(
 
 
 def test_an_address_says_more_than_a_number() -> None:
-    """The process is shown where nothing else is known of the client."""
+    """The process is shown only if nothing else is known of the client."""
     words = dict.fromkeys(["time", "hook", "verdict", "protocol", "pod", "service", "frontend"], "")
     words |= dict.fromkeys(["backend", "backend_pod", "device"], "")
     told = Told(**words, process="curl", pid=4711, client="10.244.7.1", ns=1)
@@ -61,7 +61,7 @@ def test_an_address_says_more_than_a_number() -> None:
 
 
 def test_explain_asks_for_a_pods_address(maps: dict[str, Map], pods: dict[str, str]) -> None:
-    """It finds a pod by its address, and by its name an endpoint alone."""
+    """It finds a pod by its address, and by its name only an endpoint."""
     facts = MapFacts(maps, Path("/"), frozenset(), socket_hooks=True)
     with pytest.raises(NodeError, match=r"name the pod's address, as `kubectl get pod -o wide`"):
         find_client("shop/web-0", 4, facts)

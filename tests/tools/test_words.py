@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of a decision in words, where a real run seldom has them."""
+"""Texts for steps that are rare in a real run."""
 
 from ipaddress import ip_address
 from typing import Any
@@ -30,7 +30,7 @@ def test_affinity_that_remembers_no_endpoint() -> None:
 
 
 def test_a_decision_that_was_repeated_is_no_verdict() -> None:
-    """The last other one is."""
+    """The verdict is the last different one."""
     steps = [("verdict", NUMBERS[name]) for name in ("translated", "retried")]
     assert noted(*steps).verdict == "translated"
     assert noted(steps[1]).verdict is None

@@ -52,27 +52,27 @@ def _fetch(words: list[str]) -> int:
 
 
 def _package(words: list[str]) -> int:
-    """Only Debian's package, for a machine that installs it (vagrant/provision/kernel)."""
+    """Print Debian's package only, for a machine that installs it (vagrant/provision/kernel)."""
     for kernel in _named(words):
         print(archive.fetch(kernel, lane.folder(kernel)))
     return 0
 
 
 def _accelerator(_words: list[str]) -> int:
-    """kvm, or qemu where QEMU emulates (vagrant/Vagrantfile)."""
+    """Print kvm, or qemu if QEMU emulates (vagrant/Vagrantfile)."""
     print("kvm" if machine.acceleration() == machine.VIRTUAL else "qemu")
     return 0
 
 
 def _test(words: list[str]) -> int:
-    """All kernels or those named; after ``--`` whatever pytest is to run instead of the lane."""
+    """Test all kernels or the named ones; after ``--`` come pytest's words instead of the lane."""
     cut = words.index("--") if "--" in words else len(words)
     outcomes = lane.test_all(_named(words[:cut]), words[cut + 1 :] or lane_tests.TESTS)
     return _report(outcomes)
 
 
 def _test_all(words: list[str]) -> int:
-    """Two runs; the second one also where the first has failed."""
+    """Make two runs, the second even if the first has failed."""
     kernels = _named(words)
     runs = (lane_tests.ALL_TESTS, lane_tests.MORE)
     return max([_report(lane.test_all(kernels, tests)) for tests in runs])
@@ -83,7 +83,7 @@ def _test_arm64(_words: list[str]) -> int:
 
 
 def _here(words: list[str]) -> int:
-    """The lane, or other tests, where the kernel runs already (vagrant/provision/kernel)."""
+    """Run the lane, or other tests, on this machine's kernel (vagrant/provision/kernel)."""
     if not words:
         raise LabError("here wants a kernel")
     return lane.here(listing.named(words[0]), words[1:] or lane_tests.TESTS)
@@ -100,7 +100,7 @@ def _report(outcomes: list[lane.Outcome]) -> int:
 
 
 def _run(words: list[str], *, counts: bool = False) -> int:
-    """One command; its own status."""
+    """Run one command; return its status."""
     if len(words) != 2:
         raise LabError("run and count want a kernel and a command")
     kernel = listing.named(words[0])
@@ -114,7 +114,7 @@ def _run(words: list[str], *, counts: bool = False) -> int:
 
 
 def _count(words: list[str]) -> int:
-    """As run; nanoseconds inside are instructions."""
+    """Do as run; nanoseconds inside are instructions."""
     return _run(words, counts=True)
 
 
@@ -131,7 +131,7 @@ def _shell(words: list[str]) -> int:
 
 
 def _table(words: list[str]) -> int:
-    """Measures both BCCs' programs and writes verifier.csv anew; shows this machine's numbers too.
+    """Measure both BCCs' programs and write verifier.csv; print this machine's numbers too.
 
     The other distribution's BCC has compiled before (vagrant/bcc).
     """

@@ -19,7 +19,7 @@ META = "linux-image"
 
 
 def fetch(kernel: Kernel, folder: Path) -> Path:
-    """The package of the kernel's image, in ``folder``. Raises LabError."""
+    """Return the package of the kernel's image, in ``folder``. Raises LabError."""
     tool("apt-get", "apt")
     need(KEYRING, "debian-archive-keyring")
     apt = _Apt(kernel, folder)
@@ -37,7 +37,7 @@ def fetch(kernel: Kernel, folder: Path) -> Path:
 
 
 def image_package(depends: str) -> str:
-    """The package with the ABI number in its name, from what the empty one depends on."""
+    """Return the package with the ABI number, on which the empty one depends."""
     found = re.search(r"Depends: (linux-image-[0-9]\S+)", depends)
     if found is None:
         raise LabError(f"{META} depends on no image: {depends.strip()!r}")
@@ -45,7 +45,7 @@ def image_package(depends: str) -> str:
 
 
 class _Apt:
-    """apt with one source, and everything it writes below one folder."""
+    """apt with one source; everything that it writes is below one folder."""
 
     def __init__(self, kernel: Kernel, folder: Path) -> None:
         self.kernel, self.folder = kernel, folder
@@ -73,7 +73,7 @@ class _Apt:
         }
 
     def run(self, program: str, *words: str) -> str:
-        """What it says. Raises LabError with its first complaint."""
+        """Return its output. Raises LabError with its first error."""
         options = [word for pair in self.options.items() for word in ("-o", "{}={}".format(*pair))]
         done = subprocess.run(
             [program, *options, *words],
@@ -89,7 +89,7 @@ class _Apt:
         return done.stdout
 
     def download(self, package: str) -> Path:
-        """The package's file, fetched unless it is here already."""
+        """Return the package's file, fetched unless it is here already."""
         shown = self.run("apt-cache", "show", "--no-all-versions", package)
         name = re.search(r"(?m)^Filename: .*/([^/\n]+)$", shown)
         if name and (self.folder / name[1]).exists():

@@ -36,7 +36,7 @@ ALTERNATIVES = ("iptables", "ip6tables")
 
 
 def root(folder: Path) -> Path:
-    """The folder with programs for arm64, below ``folder``; made once. Raises LabError."""
+    """Return the folder with programs for arm64, below ``folder``; made once. Raises LabError."""
     made = folder / f"root-{_fingerprint()}"
     if made.is_dir():
         return made
@@ -81,7 +81,7 @@ def _run(command: list[str]) -> None:
 
 
 def bring(made: Path, compiled: Path) -> None:
-    """Copies the checkout's files, also those not committed yet, and the bytecode there is."""
+    """Copy the checkout's files, even uncommitted ones, and existing bytecode."""
     inside = made / CHECKOUT.relative_to("/")
     shutil.rmtree(inside, ignore_errors=True)
     list_files = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]

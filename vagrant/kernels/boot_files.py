@@ -89,12 +89,12 @@ def _unpack(package: Path, folder: Path) -> None:
 
 
 def release(folder: Path) -> str:
-    """The kernel's name for itself, such as 5.10.0-46-amd64."""
+    """Return the kernel's own name, such as 5.10.0-46-amd64."""
     return next(folder.glob("lib/modules/*")).name
 
 
 def vmlinux(image: bytes) -> bytes:
-    """The kernel inside a compressed one; the header says where it lies (x86 boot protocol)."""
+    """Return the kernel inside a compressed one, at the header's offset (x86 boot protocol)."""
     sectors = image[0x1F1] or 4
     offset, length = struct.unpack_from("<II", image, 0x248)
     start = (sectors + 1) * 512 + offset
@@ -108,7 +108,7 @@ def vmlinux(image: bytes) -> bytes:
 
 
 def _initramfs(folder: Path, tree: Path, busybox: Path) -> None:
-    """busybox, init, a modprobe that looks in the unpacked tree, and the modules to get there."""
+    """Pack busybox, init, a modprobe for the unpacked tree, and the modules to reach it."""
     modprobe = f'#!/bin/busybox sh\nexec busybox chroot /mnt /sbin/modprobe -d {tree} "$@"\n'
     files = {
         "init": (HERE / "init").read_bytes(),
@@ -124,7 +124,7 @@ def _initramfs(folder: Path, tree: Path, busybox: Path) -> None:
 
 
 def in_order(folder: Path) -> list[Path]:
-    """The modules that are needed to boot, each after those it depends on."""
+    """Return the modules that are needed to boot, each after its dependencies."""
     tree = folder / "lib/modules" / release(folder)
     lines = (tree / "modules.dep").read_text().splitlines()
     depends = {one: needs.split() for one, needs in (line.split(":", 1) for line in lines)}
@@ -140,7 +140,7 @@ def _unpacked(module: Path) -> bytes:
 
 
 def cpio(files: dict[str, bytes]) -> Iterator[bytes]:
-    """The archive that the kernel unpacks (newc), with a console to speak on."""
+    """Return the archive that the kernel unpacks (newc), with a console."""
     folders = ("bin", "dev", "host", "memory", "mnt", "modules", "proc", "sbin")
     entries: list[tuple[str, int, bytes]] = [(name, stat.S_IFDIR | 0o755, b"") for name in folders]
     entries.append(("dev/console", stat.S_IFCHR | 0o600, b""))

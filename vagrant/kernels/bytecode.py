@@ -22,7 +22,7 @@ from vagrant.kernels import verifier
 
 
 def variants(source: str) -> dict[str, tuple[str, ...]]:
-    """Those of a source that this kernel takes, which is tried."""
+    """Return the variants of a source that this kernel accepts, by trying them."""
     lacking: dict[str, Callable[[], bool]] = {
         precompile.RETVAL: probe.set_retval,
         precompile.READ: probe.kernel_read,
@@ -49,7 +49,7 @@ def bcc_of(folder: Path) -> str:
 
 
 def load_all(folder: Path) -> None:
-    """Loads every program of a folder. Raises VerifierError or KernelError."""
+    """Load every program of a folder. Raises VerifierError or KernelError."""
     sections = {
         name: at for source in precompile.VARIANTS for name, at in compiler.sections(source).items()
     }

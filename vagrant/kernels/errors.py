@@ -10,7 +10,7 @@ class LabError(Exception):
 
 
 def tool(name: str, package: str) -> str:
-    """The path of a program. Raises LabError with the package that has it."""
+    """Return the path of a program. Raises LabError with the package that has it."""
     found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
     if found is None:
         raise LabError(f"{name} is missing: apt install --no-install-recommends {package}")
@@ -18,7 +18,7 @@ def tool(name: str, package: str) -> str:
 
 
 def need(path: Path, package: str) -> Path:
-    """A file that a package brings. Raises LabError with the package's name."""
+    """Return a file that a package installs. Raises LabError with the package's name."""
     if not path.exists():
         raise LabError(f"{path} is missing: apt install --no-install-recommends {package}")
     return path

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs tests on every kernel, those of lane_tests.py or others, and says what came of it.
+"""Run tests on every kernel, those of lane_tests.py or others, and report the results.
 
-`make test-kernel KERNEL=5.10 TESTS=tests/network` runs all of a folder with all parameters. Nothing
-compiles inside but the one test of that: bytecode is brought along.
+`make test-kernel KERNEL=5.10 TESTS=tests/network` runs all of a folder with all parameters. Only
+one test compiles inside: bytecode is brought along.
 """
 
 import os
@@ -70,7 +70,7 @@ def is_foreign(kernel: Kernel) -> bool:
 
 
 def prime(tests: Sequence[str]) -> None:
-    """Compiles outside what would take long inside: our programs, and Python's bytecode.
+    """Compile outside what would take long inside: our programs, and Python's bytecode.
 
     PYTHONDONTWRITEBYTECODE is unset: else agents and tests would be compiled at every start.
     """
@@ -88,7 +88,7 @@ def prime(tests: Sequence[str]) -> None:
 
 
 def show_here() -> None:
-    """What this machine's own kernel processes: shown, never checked, as CI's kernels differ."""
+    """Print what this machine's own kernel processes: never checked, as CI's kernels differ."""
     subprocess.run([test_python(), "-m", "vagrant.kernels.verifier"], check=False)
 
 
@@ -98,7 +98,7 @@ def test_all(
     environment: str = "",
     bytecode: Path = BYTECODE,
 ) -> list[Outcome]:
-    """Every kernel, AT_ONCE at a time; lines of output are marked with the kernel."""
+    """Test every kernel, AT_ONCE at a time; lines of output are marked with the kernel."""
     machine.is_root()
     prime(tests)
     images = [bootable(kernel) for kernel in kernels]
@@ -118,14 +118,14 @@ def test_all(
 
 
 def share(tests: Sequence[str], place: int, count: int) -> Sequence[str]:
-    """What the kernel at this place of so many runs: of TESTS a part (lane_tests.IN_TURNS)."""
+    """Return the kernel's part of TESTS, by its place among this many (lane_tests.IN_TURNS)."""
     if tests != TESTS:
         return tests
     return *tests, *(f"--in-turns={place}/{count}:{folder}" for folder in IN_TURNS)
 
 
 def _is_listed(tests: Sequence[str]) -> bool:
-    """Whether these are no tests that somebody has named."""
+    """Whether these are the listed tests, not named by someone."""
     return any(tuple(tests[: len(each)]) == each for each in (TESTS, ALL_TESTS, MORE, ARM64_TESTS))
 
 
@@ -146,7 +146,7 @@ def _test(
 def inside(
     kernel: Kernel, tests: Sequence[str], environment: str = "", bytecode: Path = BYTECODE
 ) -> str:
-    """The shell command that runs tests in the machine that QEMU boots here."""
+    """Return the shell command that runs tests in the machine that QEMU boots here."""
     if is_foreign(kernel):
         return _tests(kernel, tests, environment)
     compiled = shlex.quote(str(bytecode))
@@ -155,9 +155,9 @@ def inside(
 
 
 def here(kernel: Kernel, tests: Sequence[str]) -> int:
-    """Runs tests on this machine, whose kernel it is: pytest's status (vagrant/provision/kernel).
+    """Run tests on this machine's own kernel; return pytest's status (vagrant/provision/kernel).
 
-    What `precompile` wrote to compiler.BROUGHT comes along with the checkout, or is made first.
+    The output of `precompile` in compiler.BROUGHT comes with the checkout, or is made first.
     """
     machine.is_root()
     Path(OUT).mkdir(exist_ok=True)
@@ -180,13 +180,13 @@ def _tests(kernel: Kernel, tests: Sequence[str], environment: str) -> str:
 
 
 def test_python() -> str:
-    """The checkout's own, which has pytest; else whichever runs us."""
+    """Return the checkout's Python, which has pytest; else the one that runs this."""
     own = Path.cwd() / ".venv/bin/python"
     return str(own) if own.exists() else sys.executable
 
 
 def _keep(kernel: Kernel, out: Path) -> None:
-    """The results of the last run stay in build/, for CI and for a look by hand."""
+    """Keep the results of the last run in build/, for CI and for a look by hand."""
     kept = RESULTS / kernel.name
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir(parents=True)
@@ -196,7 +196,7 @@ def _keep(kernel: Kernel, out: Path) -> None:
 
 
 def judge(kernel: Kernel, result: machine.Result) -> Outcome:
-    """A run is good only if it ended, reported that, and left results of tests that all passed."""
+    """Check that a run ended, reported that, and left results of tests that all passed."""
     took = f"{result.seconds:.0f} s"
     if result.status is None:
         end = machine.last_lines(result.console) or "    (no output)"
@@ -211,7 +211,7 @@ def judge(kernel: Kernel, result: machine.Result) -> Outcome:
 
 
 def junit_counts(path: Path) -> dict[str, int] | None:
-    """How many passed, failed and were skipped; None where the file is missing or cut off."""
+    """Return how many passed, failed and were skipped; None if the file is missing or cut off."""
     try:
         suites = list(ElementTree.parse(path).getroot().iter("testsuite"))
     except (OSError, ElementTree.ParseError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernels there are: those of kernels.cfg, and one of arm64."""
+"""The kernels of the lab: those of kernels.cfg, and one of arm64."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +23,7 @@ ARM64 = Kernel("6.1-arm64", "bookworm-security", "http://deb.debian.org/debian-s
 
 
 def kernels(text: str | None = None) -> dict[str, Kernel]:
-    """Every kernel of the list, by name."""
+    """Return every kernel of the list, by name."""
     lines = (LIST.read_text() if text is None else text).splitlines()
     words = [line.split() for line in lines if line.strip() and not line.startswith("#")]
     for line in words:
@@ -33,7 +33,7 @@ def kernels(text: str | None = None) -> dict[str, Kernel]:
 
 
 def named(name: str) -> Kernel:
-    """The kernel of that name. Raises LabError with the names there are."""
+    """Return the kernel of that name. Raises LabError with all names."""
     known = kernels() | {ARM64.name: ARM64}
     if name not in known:
         raise LabError(f"unknown kernel {name!r}: there are {', '.join(known)}")

@@ -50,7 +50,7 @@ _running: set["subprocess.Popen[str]"] = set()
 
 
 class Result(NamedTuple):
-    """What a command left: its status, or None and why there is none; and its folder."""
+    """A command's result: its status, or None and why there is none; and its folder."""
 
     status: int | None
     reason: str
@@ -68,9 +68,9 @@ class Result(NamedTuple):
 
 @functools.cache
 def acceleration() -> tuple[str, ...]:
-    """KVM where it is worth it, which is tried.
+    """Return KVM if it is faster, by trying it.
 
-    A device that is there may refuse, or be emulated itself and a hundred times slower than TCG.
+    An existing device may refuse, or be emulated itself and a hundred times slower than TCG.
     """
     if not os.access("/dev/kvm", os.W_OK):
         return EMULATED
@@ -78,7 +78,7 @@ def acceleration() -> tuple[str, ...]:
 
 
 def _trial(accelerator: tuple[str, ...]) -> float:
-    """Seconds from QEMU's start to a boot sector that ends it (isa-debug-exit)."""
+    """Return the seconds from QEMU's start to a boot sector that ends it (isa-debug-exit)."""
     with tempfile.NamedTemporaryFile(prefix="ebpflb-trial-") as disk:
         disk.write(OUT_OF_QEMU.ljust(510, b"\0") + b"\x55\xaa")
         disk.flush()
@@ -94,7 +94,7 @@ def _trial(accelerator: tuple[str, ...]) -> float:
 
 @contextmanager
 def output_folder(runs: Path, name: str) -> Iterator[Path]:
-    """A folder for one run, gone afterwards; so are those of runs that were killed."""
+    """Yield a folder for one run, removed afterwards, with those of killed runs."""
     runs.mkdir(parents=True, exist_ok=True)
     for left in runs.iterdir():
         if not Path("/proc", left.name.split("-")[0]).exists():
@@ -143,7 +143,7 @@ def run(
 
 
 def shell(image: Path, folder: Path, command: str) -> None:
-    """An interactive shell on this terminal; Ctrl-A X ends the machine at once."""
+    """Run an interactive shell on this terminal; Ctrl-A X ends the machine at once."""
     terminal = shlex.quote(os.environ.get("TERM", "linux"))
     columns, rows = shutil.get_terminal_size()
     script = f"cd {shlex.quote(checkout(image))}\nexport TERM={terminal}\n"
@@ -161,12 +161,12 @@ def is_arm64(image: Path) -> bool:
 
 
 def checkout(image: Path) -> str:
-    """Where the checkout lies inside: where it lies here, unless the root is another one."""
+    """Return the checkout's path inside: the same as here, unless the root is another one."""
     return str(arm64.CHECKOUT) if is_arm64(image) else os.getcwd()
 
 
 def console(image: Path) -> str:
-    """The serial port inside."""
+    """Return the serial port inside."""
     return "ttyAMA0" if is_arm64(image) else "ttyS0"
 
 
@@ -194,7 +194,7 @@ def qemu_command(image: Path, folder: Path, *, counts: bool = False) -> list[str
 def _follow(
     process: "subprocess.Popen[str]", output: Path, until: float, say: Callable[[str], None]
 ) -> bool:
-    """Passes output on until the machine is off; False if that takes too long."""
+    """Pass output on until the machine is off; return False if that takes too long."""
     printed, ended = 0, False
     while not ended and time.monotonic() < until:
         ended = process.poll() is not None
@@ -218,7 +218,7 @@ def _result(folder: Path, reason: str, seconds: float) -> Result:
 
 
 def last_lines(text: str, count: int = LAST_LINES) -> str:
-    """The end of a console, for a person."""
+    """Return the end of a console, for a person."""
     return "\n".join(f"    {line}" for line in text.splitlines()[-count:])
 
 
@@ -227,13 +227,13 @@ def _text(path: Path) -> str:
 
 
 def end_all() -> None:
-    """Ends the machines of all threads; each then tidies up after its own."""
+    """End the machines of all threads; each then cleans up after its own."""
     for process in list(_running):
         process.kill()
 
 
 def end_on_signals() -> None:
-    """Nothing stays behind. A shell has those that it starts in the background ignore SIGINT."""
+    """Clean up on signals. A shell lets its background processes ignore SIGINT."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
 

@@ -25,7 +25,7 @@ NOT_EXTENDED = f"not {EXTENDED}"
 
 
 class Group(NamedTuple):
-    """A test function, and those of its parameters that it shares with others."""
+    """A test function, and its parameters that it shares with others."""
 
     file: str
     function: str
@@ -83,7 +83,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Chooses among the tests that ``-m`` leaves."""
+    """Choose among the tests that ``-m`` leaves."""
     others = _others(config.getoption("--in-turns"), [item.path for item in items], config.rootpath)
     sets = [
         ParameterSet(
@@ -124,7 +124,7 @@ def _limit(word: str) -> tuple[str, int]:
 
 
 def _others(turns: Sequence[str], paths: Sequence[Path], root: Path) -> set[Path]:
-    """The files whose turn it is elsewhere."""
+    """Return the files that run on other kernels."""
     found = set()
     for share, _, folder in (word.partition(":") for word in turns):
         first, count = map(int, share.split("/"))
@@ -134,7 +134,9 @@ def _others(turns: Sequence[str], paths: Sequence[Path], root: Path) -> set[Path
 
 
 def spread(sets: Sequence[Values[Hashable]], limit: int, start: int = 0) -> list[int]:
-    """The indexes of ``limit`` sets with many different values; equal ones from ``start`` on."""
+    """Return the indexes of ``limit`` sets with many different values; equal ones from ``start``
+    on.
+    """
     left = [*range(start, len(sets)), *range(start)]
     found: list[int] = []
     seen: set[Hashable] = set()

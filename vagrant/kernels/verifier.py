@@ -47,7 +47,7 @@ Table = dict[Row, dict[str, str]]
 
 
 def processed(log: str) -> int:
-    """From the verifier's summary: processed 1234 insns (limit 1000000) ..."""
+    """Parse the verifier's summary: processed 1234 insns (limit 1000000) ..."""
     found = re.search(r"processed (\d+) insns", log)
     if found is None:
         raise ValueError(f"the verifier's log has no summary: {log!r}")
@@ -55,9 +55,9 @@ def processed(log: str) -> int:
 
 
 def measure() -> Counts:
-    """Loads every program in every variant that this kernel takes, and asks what it cost.
+    """Load every program in every variant that this kernel accepts; return their costs.
 
-    Raises KernelError where one of them is refused.
+    Raises KernelError if one of them is refused.
     """
     from ebpflb.kernel.maps import bpf_map, layout, state_dir
     from ebpflb.kernel.programs import compiler, precompile
@@ -150,7 +150,7 @@ def complaints(counts: Counts, table: Table, column: str) -> list[str]:
 
 
 def read(path: Path = TABLE) -> Table:
-    """The table; empty where there is none."""
+    """Return the table; empty if there is none."""
     if not path.exists():
         return {}
     with path.open(newline="") as file:
@@ -159,7 +159,7 @@ def read(path: Path = TABLE) -> Table:
 
 
 def renewed(table: Table, measured: dict[str, Counts]) -> Table:
-    """The table with the columns of these kernels replaced; programs that are gone are dropped."""
+    """Return the table with these kernels' columns replaced; removed programs are dropped."""
     now: Table = {}
     for row in sorted({row for counts in measured.values() for row in counts} | set(table)):
         columns = {k: v for k, v in table.get(row, {}).items() if k not in measured}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node and the Services that the rules of these tests are compared with, and recorded rules."""
+"""The node, Services and recorded rules for these tests."""
 
 import json
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ def frontend(
     *,
     early: bool = False,
 ) -> Frontend:
-    """``early``: the flow tables translate. ``kind`` is its title."""
+    """Return a frontend. ``early``: the flow tables translate. ``kind`` is its title."""
     endpoint = ip_address(to[0]), to[1]
     return Frontend(protocol, ip_address(address), port, kind, endpoint, early)
 
@@ -48,7 +48,7 @@ WAYS = {
 
 
 def search(tables: Iterable[Table], served: Iterable[Frontend]) -> list[str]:
-    """What is named of these tables, all rules of which can be read."""
+    """Return what is named of these tables, all rules of which can be read."""
     made = Search(served, WAYS)
     found = [line for table in tables for line in made.named(table)]
     assert not made.unread
@@ -56,7 +56,7 @@ def search(tables: Iterable[Table], served: Iterable[Frontend]) -> list[str]:
 
 
 def where(line: str) -> tuple[str, str]:
-    """The chain and the rule of such a line."""
+    """Return the chain and the rule of such a line."""
     place, _, rest = line.partition(", chain ")[2].partition(": ")
     return place, rest.partition(": drops requests to ")[0]
 
@@ -66,7 +66,7 @@ def of_iptables(saved: str, tool: str = "iptables-nft") -> list[Table]:
 
 
 def recorded(tool: str) -> list[Table]:
-    """What the tool printed of the rules beside this file, as nft prints them table by table."""
+    """Return the tool's output beside this file, table by table as nft prints rules."""
     if tool != "nft":
         return of_iptables((RECORDED / f"{tool}.save").read_text(), tool)
     objects = json.loads((RECORDED / "nft.json").read_text())["nftables"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What FORWARD does with a request of a client outside to a pod, by the rules of known programs."""
+"""What FORWARD does with an outside client's request to a pod, by rules of known programs."""
 
 import json
 import re
@@ -76,7 +76,7 @@ def table(policy: str, *rules: str) -> Table:
 
 
 def request(*, marked: bool = True, dnat: bool = True) -> Packet:
-    """By eth0 to a pod behind cni0, beside docker0 and a bridge of Podman."""
+    """Return a request by eth0 to a pod behind cni0, beside docker0 and a bridge of Podman."""
     pod, node = ip_address("10.244.1.7"), ip_address("192.0.2.1")
     bridges = map(ip_address, ("10.244.1.1", "172.17.0.1", "10.88.0.1"))
     way = Way("eth0", frozenset({node}), frozenset(bridges))
@@ -92,7 +92,7 @@ def outcome(of: Table, packet: Packet | None = None, *, with_kube_proxy: bool = 
 
 @pytest.mark.parametrize("rules", DROPPED.values(), ids=DROPPED)
 def test_dropped_by_default(rules: tuple[str, ...]) -> None:
-    """Whoever asks; kube-proxy's chains accept while they are there, what they have marked."""
+    """All clients are dropped; kube-proxy's chains, while they exist, accept marked packets."""
     assert outcome(table(*rules)) == {DROP}
     policy, *others = rules
     both = table(policy, *KUBE, *others)
@@ -103,18 +103,18 @@ def test_dropped_by_default(rules: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("rules", ACCEPTED.values(), ids=ACCEPTED)
 def test_accepted(rules: tuple[str, ...]) -> None:
-    """The policy counts, and no rule that the request does not reach."""
+    """The policy decides; no rule matches the request."""
     assert outcome(table(*rules)) == {ACCEPT}
 
 
 @pytest.mark.parametrize("rules", MAYBE.values(), ids=MAYBE)
 def test_either(rules: tuple[str, ...]) -> None:
-    """Nothing is wrong by default then."""
+    """The default is no fault then."""
     assert outcome(table(*rules)) == {ACCEPT, DROP}
 
 
 def test_the_flow_tables_translate_without_conntrack() -> None:
-    """A rule for what conntrack has translated does not accept there."""
+    """A rule for packets translated by conntrack does not match them."""
     assert outcome(table(*ACCEPTED["translated"]), request(dnat=False)) == {DROP}
 
 
@@ -174,7 +174,7 @@ NETWORK_POLICIES = {
 
 
 def of_nft(chains: dict[str, list[Any]], policy: str = "accept") -> Table:
-    """The first chain is the base chain."""
+    """Return chains, the first of which is the base chain."""
     place = {"family": "inet", "table": "t"}
     base = {"type": "filter", "hook": "forward", "prio": 10, "policy": policy}
     objects: list[Any] = [{"table": {"family": "inet", "name": "t"}}]
@@ -188,7 +188,7 @@ def of_nft(chains: dict[str, list[Any]], policy: str = "accept") -> Table:
 
 
 def test_firewalld() -> None:
-    """It accepts what conntrack has translated, and rejects other requests to a zone's devices."""
+    """It accepts packets translated by conntrack, and rejects others to a zone's devices."""
     there = of_nft(FIREWALLD)
     assert outcome(there) == {ACCEPT}
     assert outcome(there, request(dnat=False)) == {DROP}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rules drop what clients outside ask Services, on each engine."""
+"""The rules that drop outside clients' requests to Services, on each engine."""
 
 import json
 import re
@@ -62,7 +62,7 @@ def test_a_rule_that_drops_requests(rule: str, title: str) -> None:
 
 @pytest.mark.parametrize("rule", NOT_NAMED)
 def test_other_rules(rule: str) -> None:
-    """A rule for some clients or other traffic is as its author wants it."""
+    """A rule for some clients or other traffic is as its author intends."""
     assert not search(with_rules(rule), services())
 
 
@@ -77,7 +77,7 @@ def test_long_rules_are_shortened() -> None:
 
 @pytest.mark.parametrize(("match", "skipped"), [("web src,src", 0), ("web dst,dst", 1)])
 def test_rules_by_an_ipset_of_destinations_are_counted(match: str, skipped: int) -> None:
-    """Sets are not read: they may have a Service's address."""
+    """Sets, which may have a Service's address, are not read."""
     (table,) = with_rules(f"{RAW} -m set --match-set {match} -j DROP")
     made = Search(services(), WAYS)
     assert not list(made.named(table))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which destinations a table exempts from conntrack, by what its tool prints."""
+"""The destinations that a table exempts from conntrack, by its tool's output."""
 
 from ipaddress import ip_address
 
@@ -13,7 +13,7 @@ DNS, TCP, UDP = "10.96.0.10", 6, 17
 
 
 def exempts(rules: str, address: str, port: int, protocol: int, tool: str = "iptables-nft") -> bool:
-    """Whether table raw exempts a destination; ``rules`` are of PREROUTING unless they say."""
+    """Whether table raw exempts a destination; ``rules`` are in PREROUTING by default."""
     lines = [it if it.startswith("-A") else f"-A PREROUTING {it}" for it in rules.splitlines()]
     saved = ["*raw", ":PREROUTING ACCEPT [0:0]", ":OUTPUT ACCEPT [0:0]", ":dns - [0:0]", *lines]
     (table,) = of_iptables("\n".join([*saved, "COMMIT", ""]), tool)

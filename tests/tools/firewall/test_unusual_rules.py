@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever the tools print, and however much, it is read and nothing is raised."""
+"""Any output of the tools, of any length, is read without an exception."""
 
 import json
 from contextlib import suppress
@@ -48,7 +48,7 @@ PATHS = paths(OBJECTS)
 
 @given(st.sampled_from(PATHS), anything)
 def test_changed_json(way: tuple[Any, ...], other: Any) -> None:
-    """Any part of what nft prints may be anything else."""
+    """Any part of nft's output may have any value."""
     objects = json.loads(json.dumps(OBJECTS))
     place = objects
     for key in way[:-1]:
@@ -65,14 +65,14 @@ NO_TABLES = ["", "[]", "{", '{"nftables": 1}', '{"nftables": []}', '{"nftables":
 
 @pytest.mark.parametrize("text", NO_TABLES, ids=range(len(NO_TABLES)))
 def test_no_table(text: str) -> None:
-    """What is no table is an error that the survey expects."""
+    """Output that is no table is an error that the survey expects."""
     with pytest.raises(OTHER_FORM):
         read_nft(text)
 
 
 @given(st.lists(st.sampled_from(SAVED.split(" ")) | st.text(max_size=8), max_size=40))
 def test_changed_text(words: list[str]) -> None:
-    """Any words may be in what iptables-save prints, in any order."""
+    """Any words may be in iptables-save's output, in any order."""
     text = f"*raw\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING {' '.join(words)}\nCOMMIT\n"
     with suppress(*OTHER_FORM):
         for table in of_iptables(text):
@@ -81,7 +81,7 @@ def test_changed_text(words: list[str]) -> None:
 
 
 def texts(listed: str, served: list[Frontend] = SERVICES) -> list[str]:
-    """The rules that are named."""
+    """Return the rules that are named."""
     return [where(line)[1] for line in search([read_nft(listed)], served)]
 
 
