@@ -187,7 +187,7 @@ class EndpointWatch(PeriodicWorker):
         ):
             self._link = bpf.link_create(program.fd, cgroup, program.attach_type)
         self._watch_packets(watched=True)
-        log.info("endpoints that do not answer are noticed and set aside")
+        log.info("watching for endpoints that do not answer")
 
     def _detach(self) -> None:
         if self._link is not None:

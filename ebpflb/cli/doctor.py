@@ -130,7 +130,7 @@ def _audit(paths: Paths) -> Iterator[CheckResult]:
     try:
         report = ask.audit(paths)
     except ask.NoAnswer as reason:
-        text = "unknown: objects and maps are compared by a running agent"
+        text = "unknown: only a running agent compares objects and maps"
         yield CheckResult("audit", WARNING, text, str(reason))
         return
     found = list(_findings(report))

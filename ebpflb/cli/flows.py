@@ -122,7 +122,7 @@ def flush(
     $ ebpflb flows flush --all
     """
     if not (service or client or every):
-        raise click.UsageError("whose flows? name --service or --client, or all with --all")
+        raise click.UsageError("choose flows by --service or --client, or all by --all")
     common.require_capabilities()
     only = FlowFilter(service, client)
     with _maps(state_dir, only) as maps:

@@ -86,7 +86,7 @@ _no_headers = click.option(
     is_eager=True,  # before -o, which takes its value
     expose_value=False,
     callback=lambda context, _, given: context.meta.update({_NO_HEADERS: given}),
-    help="Print the rows of tables alone: no heads, and no sentences below.",
+    help="Print only the rows of tables: no headings, and no sentences below.",
 )
 data_option = output_option("json", "yaml")
 list_option = output_option("wide", "json", "yaml")
@@ -95,7 +95,7 @@ list_option = output_option("wide", "json", "yaml")
 limit_option = click.option(
     "--limit",
     type=click.IntRange(min=0),
-    help=f"Rows at most; 0 means all.  [default: {TABLE_ROWS} of a table on a terminal, else all]",
+    help=f"The most rows; 0 means all.  [default: {TABLE_ROWS} of a table on a terminal, else all]",
 )
 
 

@@ -278,7 +278,7 @@ def parse_map_sizes(text: str) -> MapSizes:
     for part in filter(None, text.split(",")):
         name, _, number = part.partition("=")
         if name not in SIZES:
-            raise ValueError(f'"{name}" is none of {", ".join(SIZES)}')
+            raise ValueError(f'"{name}" is not one of {", ".join(SIZES)}')
         least = _LEAST.get(name, LEAST_ENTRIES)
         if not (number.isascii() and number.isdecimal() and least <= int(number) <= MOST_ENTRIES):
             raise ValueError(

@@ -117,7 +117,7 @@ class Said(NamedTuple):
 
 READY = Said("True", "ServicesInPlace", "all Services are in place on this node")
 NOT_READY = Said("False", "ServicesNotInPlace", "`ebpflb status` on the node says why")
-STOPPED = Said("Unknown", "AgentStopped", "the agent was stopped; no change is followed")
+STOPPED = Said("Unknown", "AgentStopped", "the agent was stopped; changes are not applied")
 
 
 class Patch(NamedTuple):

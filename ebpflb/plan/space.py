@@ -233,7 +233,7 @@ class Space:
         most = self.most(part)
         if used + more <= most:
             return None
-        share = f"namespace {namespace} has its share of map {part}"
+        share = f"namespace {namespace} already has its share of map {part}"
         reason = f"{share} ({most} of {self.sizes[part]} entries, see --namespace-share)"
         return Lack(namespace, part, more, reason)
 

@@ -71,7 +71,7 @@ class LocalSocket:
         try:
             await self._listener.open(unix_socket.listen(self._path))
         except OSError as error:
-            log.warning("%s: %s: commands will ask the maps alone", self._path, in_words(error))
+            log.warning("%s: %s: commands will read only the maps", self._path, in_words(error))
 
     async def close(self) -> None:
         """Close the socket.

@@ -65,7 +65,8 @@ def test_frontends(tenant: Harness) -> None:
     tenant.send(changed(Kind.SERVICE, big()))
     wait_until("it is known", lambda: not is_whole(tenant))
     share = (
-        "namespace tenant has its share of map services (16 of 20 entries, see --namespace-share)"
+        "namespace tenant already has its share of map services"
+        " (16 of 20 entries, see --namespace-share)"
     )
     assert tenant.status.not_programmed == {str(TENANT): share}
     assert tenant.lacks == [(TENANT, share)]

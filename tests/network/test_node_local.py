@@ -192,7 +192,7 @@ def test_it_is_shown_and_outlives_the_agent(listening: Listening) -> None:
     with listener(two, two.near, LISTENERS[0]):
         wait_until("it is used", lambda: rows(two, "TCP")[place]["state"] == "used")
         said = two.ebpflb("explain", asked, "--from", two.hooked.v4).stdout
-        assert f"what listens on this node, while it answers: {place} (node-local)" in said
+        assert f"the listener on this node, while it answers: {place} (node-local)" in said
         client = two.start_client(two.hooked, "tcp", DNS.cluster[0])
         two.restart(*two.agents[0].options)
         counted = two.stop_client(client)

@@ -139,7 +139,7 @@ def test_the_share_is_named_with_the_option() -> None:
     node = PlannedNode(CAPACITY, HALF)
     node.change({(wanted := port("tenant", 1, range(1, 30))).name: wanted})
     (reason,) = node.not_programmed.values()
-    share = "namespace tenant has its share of map backend_slots"
+    share = "namespace tenant already has its share of map backend_slots"
     assert reason == f"{share} (17 of 33 entries, see --namespace-share)"
 
 

@@ -36,7 +36,7 @@ SENTENCES = {
     "affinity_gone": "affinity: {it.timeout}: {it.endpoint} is no longer available",
     "affinity_used": "affinity: remembers {it.endpoint}{it.until}",
     "slot": "endpoint: {it.how}: {it.picked}",
-    "node_local": "endpoint: what listens on this node, while it answers: {it.picked}",
+    "node_local": "endpoint: the listener on this node, while it answers: {it.picked}",
     "untracked": "rules: rules in raw exempt its packets from conntrack (NOTRACK): ebpflb leaves "
     "them alone",
     "passthrough": "failover: no endpoint for this client here: its packets go on to the router "

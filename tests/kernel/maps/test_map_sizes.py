@@ -44,7 +44,7 @@ def test_half_open_flows() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("flow=70000", '"flow" is none of frontends, backends, '),
+        ("flow=70000", '"flow" is not one of frontends, backends, '),
         ("slots", '"slots" is not slots=ENTRIES with 1024 to 16777216 entries'),
         ("slots=1023", '"slots=1023" is not slots=ENTRIES with 1024 to 16777216 entries'),
         ("slots=-4096", '"slots=-4096" is not '),
