@@ -18,7 +18,6 @@ import msgspec
 from ebpflb.agent.loop import Inbox
 from ebpflb.agent.sync import Sync
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.model import services
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.endpoints import Topology
 from ebpflb.model.events import Key, Kind
@@ -67,7 +66,7 @@ class Inspection:
         self._ask, self._sync, self._cluster, self._maps = inbox.ask, sync, sync.cluster, maps
 
     def respond(self, request: Request) -> Response:
-        """Serve /v1/service?namespace=&name=, and /v1/services?match=&selector=&after=&limit=.
+        """Serve /v1/service?namespace=&name=, and /v1/services?match=&after=&limit=.
 
         Raises TimeoutError, and ValueError for an invalid request.
         """
@@ -88,14 +87,12 @@ class Inspection:
     def _services(self, query: dict[str, list[str]]) -> Response:
         """Return Services in the order of their names; ``more``: how many come after the last.
 
-        Raises ValueError for an invalid selector.
+        Raises ValueError for an invalid limit.
         """
-        required = services.parse_requirements(_only(query, "selector"))
         limit = min(int(_only(query, "limit") or MOST_SERVICES), MOST_SERVICES)
-        labels, complete = self._ask(lambda: (_labelled(self._cluster), self._cluster.complete))
+        known, complete = self._ask(lambda: (list(self._cluster.services), self._cluster.complete))
         named = re.compile("|".join(map(translate, query.get("match", ["*"])))).match
-        matching = (key for key in labels if named(str(key)))
-        found = sorted((key for key in matching if services.meets(required, labels[key])), key=str)
+        found = sorted((key for key in known if named(str(key))), key=str)
         start = bisect_right(found, _only(query, "after"), key=str)
         keys = found[start : start + limit]
         rows = [summary(make_service_page(facts)) for facts in self._each(keys)]
@@ -110,11 +107,6 @@ class Inspection:
 
     def _all_facts(self, keys: list[Key]) -> list[ServiceFacts | None]:
         return [_facts(key, self._cluster, self._sync.service_sync.planner) for key in keys]
-
-
-def _labelled(cluster: ClusterState) -> dict[Key, str]:
-    """Return every Service with its labels."""
-    return {key: cluster.labels.get(key, "") for key in cluster.services}
 
 
 def _facts(key: Key, cluster: ClusterState, planner: Planner) -> ServiceFacts | None:

@@ -20,7 +20,6 @@ from ebpflb.cli.output import (
 )
 from ebpflb.errors import escaped
 from ebpflb.model.annotations import KEEP, RANDOM
-from ebpflb.model.services import parse_requirements, show_requirements
 from ebpflb.serve.service_page import (
     UNUSED,
     USED,
@@ -156,10 +155,6 @@ def _percent(share: float | None) -> str:
 NOT_SERVED = 3  # exit status: a frontend serves nothing, or something does not fit
 
 
-def _parse_selector(text: str) -> str:
-    return show_requirements(parse_requirements(text))
-
-
 @click.group()
 def services() -> None:
     """Show Services as this node serves them.
@@ -181,13 +176,6 @@ def services() -> None:
     nargs=-1,
 )
 @common.namespace
-@click.option(
-    "-l",
-    "--selector",
-    default="",
-    callback=common.parsed(_parse_selector),
-    help="Only Services with these labels, as in kubectl: app=web,tier!=db,stage in (test,canary).",
-)
 @limit_option
 @common.state_dir
 @common.run_dir
@@ -195,7 +183,6 @@ def services() -> None:
 def list_(
     patterns: tuple[str, ...],
     namespace: str,
-    selector: str,
     limit: int | None,
     state_dir: Path,
     run_dir: Path | None,
@@ -208,14 +195,14 @@ def list_(
     \b
     $ ebpflb services list
     $ ebpflb services list -n shop 'web-*' -o wide
-    $ ebpflb services list -l app=web -o json
+    $ ebpflb services list 'shop/*' -o json
     """
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)
     names = tuple(
         name if "/" in name else f"{namespace or '*'}/{name}" for name in patterns or ("*",)
     )
-    show_list(ask.services(paths, names, output.most_rows(limit), selector), output)
+    show_list(ask.services(paths, names, output.most_rows(limit)), output)
 
 
 @services.command()

@@ -86,11 +86,9 @@ def _maps_instead(words: str) -> Iterator[None]:
         raise NodeError(f"{reason}: only the agent knows its Services; {instead}") from None
 
 
-def services(
-    paths: Paths, patterns: tuple[str, ...], limit: int, selector: str = ""
-) -> ServiceList:
-    """Return the Services whose NAMESPACE/NAME fits a shell pattern and whose labels meet the
-    selector, sorted by name; ``more`` says how many match beyond the limit.
+def services(paths: Paths, patterns: tuple[str, ...], limit: int) -> ServiceList:
+    """Return the Services whose NAMESPACE/NAME fits a shell pattern, sorted by name; ``more`` says
+    how many match beyond the limit.
 
     The agent answers in parts. Raises NodeError if it does not.
     """
@@ -98,7 +96,6 @@ def services(
     while found.more and len(found.services) < limit:
         after = found.services[-1].service if found.services else ""
         query = [("after", after), ("limit", limit - len(found.services))]
-        query += [("selector", selector)] * bool(selector)
         query += [("match", pattern) for pattern in patterns]
         with _maps_instead("services"):
             part = _get(paths, f"/v1/services?{urlencode(query, errors='replace')}", ServiceList)

@@ -107,7 +107,6 @@ def test_each_help_has_three_examples(monkeypatch: pytest.MonkeyPatch) -> None:
         ("flows list --client web", '"web" is not an IP address'),
         ("monitor --client web", '"web" is not an address or network'),
         ("explain web", '"web" is not ADDRESS:PORT[/tcp|udp|sctp] or NAMESPACE/NAME[:PORT], such'),
-        ("services list -l a=b,", "Invalid value for '-l' / '--selector'"),
     ],
 )
 def test_wrong_uses(words: str, error: str) -> None:

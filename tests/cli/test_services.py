@@ -9,7 +9,7 @@ import pytest
 
 from ebpflb.lab import manifests
 from tests.cli.conftest import Ebpflb
-from tests.kit import answers, requests
+from tests.kit import requests
 from tests.kit.cluster import NODEPORT, VIP, Cluster, endpoint, web
 
 MANY = 250
@@ -77,25 +77,6 @@ def test_exit_status(ebpflb: Ebpflb, where: list[str]) -> None:
     nothing = ebpflb("services", "list", "nothing-*", *where)
     assert nothing == (0, "", "No Services found\n")
     assert ebpflb("services", "list", "-n", "nothing", *where) == nothing
-
-
-def test_labels(ebpflb: Ebpflb, where: list[str]) -> None:
-    """-l takes kubectl's syntax; an invalid selector is a usage error."""
-    words = ("services", "list", *where, "-o", "json")
-    for selector, *found in (
-        ("app=many", "shop/many"),
-        ("app in (one, many),!tier", "shop/many"),
-        ("app=web",),
-    ):
-        done = ebpflb(*words, "-l", selector)
-        assert [row["service"] for row in answers.items(done.out)] == found
-        assert done.status == 0
-    others = answers.items(ebpflb(*words, "--selector", "app!=many").out)
-    assert "default/web" in {row["service"] for row in others}
-    assert "shop/many" not in {row["service"] for row in others}
-    wrong = ebpflb(*words, "-l", "app=\x1b[2J")
-    assert wrong.status == 2
-    assert "is not a label selector requirement such as" in wrong.err and "\x1b" not in wrong.err
 
 
 def test_many_endpoints(ebpflb: Ebpflb, where: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
