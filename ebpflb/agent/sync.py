@@ -163,7 +163,7 @@ class Sync(Part):
 
     @property
     def due(self) -> float:
-        """Changes wait for the minimal sync period after a sync (kube-proxy.md 16.2).
+        """Return when to sync: the minimal sync period after the last (kube-proxy.md 16.2).
 
         After a failed sync, and for unfinished work, the pause is WRITE_RETRY_SECONDS.
         """

@@ -36,7 +36,7 @@ SERVED = "this node is served"
 
 
 def headline(verdict: Verdict, reasons: list[VerdictReason], left: str = "") -> Iterator[str]:
-    """Return the verdict in words: a line for each reason, the gravest first.
+    """Return the verdict in words: a line for each reason, the most serious first.
 
     Each names its heading in docs/runbook.md. A last line says what is ``left`` to kube-proxy.
     """

@@ -108,7 +108,7 @@ JSON_PATCH = "application/json-patch+json"
 
 
 class Said(NamedTuple):
-    """The condition's state. Every node's readers may see it, so it names nothing of tenants."""
+    """The condition's state. All who may read Nodes see it, so it names nothing of tenants."""
 
     status: str
     reason: str

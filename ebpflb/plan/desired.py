@@ -308,7 +308,7 @@ class DesiredNode(Struct, frozen=True, dict=True):
 
     @cached_property
     def _masters(self) -> frozenset[int]:
-        """The masters of served devices: a packet passes the program at the port first."""
+        """Return the masters of served devices; a packet passes the port's program first."""
         return frozenset(device.master for device in self.served)
 
     def devices(self) -> dict[int, DeviceEntry]:

@@ -129,7 +129,7 @@ def _found(it: AgentStatus) -> dict[Cause, str | Mapping[str, str] | bool | None
 
 
 def conditions(status: AgentStatus) -> list[Condition]:
-    """Return all problems, the gravest first."""
+    """Return all problems, the most serious first."""
     return [*_beginning(status), *_lasting(status)]
 
 
@@ -221,7 +221,7 @@ class Facts(Struct, frozen=True):
 
 
 def judge(facts: Facts) -> tuple[Verdict, list[VerdictReason]]:
-    """Return the verdict, and every reason for it, the gravest first; no reason means OK."""
+    """Return the verdict, and every reason for it, the most serious first; no reason means OK."""
     reasons = sorted(_reasons(facts), key=lambda reason: -list(Verdict).index(reason.verdict))
     return reasons[0].verdict if reasons else Verdict.OK, reasons
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the garbage collector runs."""
+"""The garbage collector runs when it should."""
 
 import gc
 from collections.abc import Iterator

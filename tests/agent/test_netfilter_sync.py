@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of the engine netfilter is kept as the maps have it, in a namespace of the test's own.
 
-Once as the kernel's newest versions have it, owned by the agent's socket, and once as older ones
-do, where every program can change it.
+Each test runs with a table owned by the agent's socket, as in new kernels, and with one that every
+program can change, as in older kernels.
 """
 
 import os

@@ -96,9 +96,7 @@ def test_by_client_a_namespace_meets_one_backend(node: NativeNode) -> None:
 def test_a_socket_draws_of_a_table_only_where_weights_differ(
     node: NativeNode, words: str, by_table: bool
 ) -> None:
-    """Or if its client is to meet one backend; here all places of the table are the first
-    backend's.
-    """
+    """Or with affinity to clients; here all places of the table are the first backend's."""
     node.publish(1, {WEB: words}, cluster=backends(4))
     service = node.kernel.get("services", frontend(WEB))
     for at in range(7):

@@ -149,8 +149,8 @@ def spread(sets: Sequence[Values[Hashable]], limit: int, start: int = 0) -> list
 
 
 def _one_set_up(groups: Sequence[Group]) -> set[Group]:
-    """Of each test function the group whose shared values lie at the same part of their order; of
-    one with a parameter ``case`` that of each case.
+    """Return one group of each test function, or of each ``case`` of it; functions of a file take
+    it from the same place in the order of their groups.
     """
     of_function: dict[tuple[str, str, str], list[Group]] = defaultdict(list)
     for group in groups:

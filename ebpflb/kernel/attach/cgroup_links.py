@@ -301,7 +301,7 @@ def netns_cookie(cache: Path) -> int | None:
 
 
 def cookie_by_program(cache: Path) -> int:
-    """Read the cookie by the program.
+    """Read the cookie with an eBPF program.
 
     Raises CompileError, VerifierError, KernelError or OSError.
     """

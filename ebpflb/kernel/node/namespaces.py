@@ -297,8 +297,8 @@ def by_host_name(name: str) -> list[Path]:
 
 
 def host_names() -> Iterator[tuple[Any, Path, str]]:
-    """Yield the identity of each namespace but our own, its path by a process, and the host name of
-    that process; once for each kind of process in the namespace.
+    """Yield the identity of each other network namespace, its path in /proc and the host name of a
+    process in it; once for processes with the same namespaces.
     """
     own = identity(OWN_NETNS)
     asked = set[Any]()  # a container's processes are alike: one running process is enough

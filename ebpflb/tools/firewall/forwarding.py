@@ -127,8 +127,8 @@ def way_of(version: int) -> Way:
 
 
 def _endpoints(version: int, state_directory: Path) -> tuple[set[Endpoint], bool, bool]:
-    """Return the endpoints for clients outside, and whether requests to them are masqueraded, and
-    translated by conntrack.
+    """Return the endpoints for clients outside, whether requests to them are masqueraded, and
+    whether conntrack translates them.
 
     Raises NodeError.
     """
