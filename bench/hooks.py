@@ -144,10 +144,14 @@ class EmptyHooks(Counted):
         super().__exit__()
 
 
+_ENABLE_STATS = 32  # of bpf(2), Linux 5.8
+
+
 @contextmanager
 def statistics() -> Iterator[None]:
     """Have the kernel measure every run; this takes time, so latencies are measured without."""
-    fd = bpf.enable_stats()
+    attr = bpf.ffi.new("struct by_id *")
+    fd = bpf.bpf(_ENABLE_STATS, "enabling run-time statistics", attr)
     try:
         yield
     finally:

@@ -139,7 +139,7 @@ ENOTSUPP = 524  # an errno of the kernel that is missing in errno(3)
 _MAP_CREATE, _LOOKUP, _UPDATE, _DELETE, _NEXT_KEY, _PROG_LOAD, _PIN, _GET = range(8)
 _PROG_BY_ID, OBJ_GET_INFO, _QUERY, _BTF_LOAD = 13, 15, 16, 18
 _LOOKUP_BATCH, _UPDATE_BATCH, _DELETE_BATCH = 24, 26, 27
-_LINK_CREATE, _LINK_UPDATE, _ENABLE_STATS, _LINK_DETACH = 28, 29, 32, 34
+_LINK_CREATE, _LINK_UPDATE, _LINK_DETACH = 28, 29, 34
 
 
 def bpf(command: int, what: str, attr: Any) -> int:
@@ -399,9 +399,3 @@ def prog_by_id(prog_id: int) -> int:
     """Return a program's descriptor."""
     attr = ffi.new("struct by_id *", {"id": prog_id})
     return bpf(_PROG_BY_ID, f"opening program {prog_id}", attr)
-
-
-def enable_stats() -> int:
-    """Make the kernel measure every run of a program while the descriptor is open (5.8)."""
-    attr = ffi.new("struct by_id *")
-    return bpf(_ENABLE_STATS, "enabling run-time statistics", attr)

@@ -70,12 +70,6 @@ class Affinity(NamedTuple):
     backend: int
 
 
-class HalfOpen(NamedTuple):
-    request: Tuple
-    reply: Tuple
-    created: int
-
-
 class ServiceBackend(NamedTuple):
     service: int
     backend: int
