@@ -19,7 +19,7 @@ NAMES = [".".join(package.relative_to(ROOT).parts) for package in PACKAGES]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_modules(name: str) -> None:
+def test_each_module_has_a_line(name: str) -> None:
     """Each of its modules has a line there, and nothing else has."""
     folder = ROOT.joinpath(*name.split("."))
     words = import_module(name).__doc__ or ""

@@ -58,7 +58,7 @@ def is_whole(harness: Harness) -> bool:
     return not harness.status.not_programmed
 
 
-def test_frontends(tenant: Harness) -> None:
+def test_ports_beyond_the_share_wait_for_room(tenant: Harness) -> None:
     """Ports are made while the share lasts, and the others when there is room; a condition and an
     Event name the Service.
     """
@@ -78,7 +78,7 @@ def test_frontends(tenant: Harness) -> None:
 
 
 @pytest.mark.parametrize("endpoints", [17, 5])
-def test_endpoints(tenant: Harness, endpoints: int) -> None:
+def test_endpoints_beyond_the_share_are_left_out(tenant: Harness, endpoints: int) -> None:
     """One port, or all ports together, have too many endpoints; later the Service loses some."""
     tenant.send(changed(Kind.SERVICE, big(addresses=0)))
     tenant.send(changed(Kind.ENDPOINT_SLICE, slices(endpoints)))

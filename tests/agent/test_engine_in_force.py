@@ -8,7 +8,7 @@ from tests.agent.fakes import FakeNetfilter, Harness, engine_choice
 from tests.agent.started import start
 
 
-def test_netfilter(harness: Harness) -> None:
+def test_netfilter_has_its_table_before_it_serves(harness: Harness) -> None:
     """The settings tell programs to choose for netfilter, and its table exists before."""
     table = FakeNetfilter()
     harness.engine = engine_choice(AUTO, table)

@@ -90,7 +90,7 @@ def test_invalid_and_headless(harness: Harness, asked: Handler) -> None:
     assert headless.notes == [inspection.NOTHING_SERVED]
 
 
-def test_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_loop_gives_503(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the loop does not answer in time, the response is 503, and the call is not made later."""
     monkeypatch.setattr(loop, "ANSWER_SECONDS", 0.01)
     inbox, nothing = Inbox(), SimpleNamespace(cluster=None)

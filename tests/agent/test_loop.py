@@ -93,7 +93,7 @@ def test_failed_write(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None
     assert not harness.datapath.maps.read_back().leftover_service_ids
 
 
-def test_stop(serving: Harness) -> None:
+def test_at_the_end_maps_and_programs_stay(serving: Harness) -> None:
     """The agent ends, and the maps and programs stay."""
     serving.stop()
     assert not serving.thread.is_alive()

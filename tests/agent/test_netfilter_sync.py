@@ -94,7 +94,7 @@ def ruleset() -> str:
     return run("nft", "list", "ruleset")
 
 
-def test_start(sync: NetfilterSync, is_owned: bool) -> None:
+def test_the_table_has_every_backend_after_a_start(sync: NetfilterSync, is_owned: bool) -> None:
     """The table has an element for each backend in the maps; another start changes nothing.
 
     A second table keeps NAT alive only where others can remove the first.
@@ -142,7 +142,7 @@ def test_former_elements_stay(sync: NetfilterSync, maps: dict[str, Map]) -> None
 
 
 @pytest.mark.usefixtures("is_owned")
-def test_write(sync: NetfilterSync, maps: dict[str, Map]) -> None:
+def test_elements_come_and_go_with_plans(sync: NetfilterSync, maps: dict[str, Map]) -> None:
     """Elements come and go with plans; an endpoint stays as long as any backend has it."""
     sync.start()
     sync.write(Plan(translations=[NEW]))
@@ -157,7 +157,7 @@ def test_write(sync: NetfilterSync, maps: dict[str, Map]) -> None:
 
 
 @pytest.mark.usefixtures("shared")
-def test_refused(sync: NetfilterSync, maps: dict[str, Map]) -> None:
+def test_a_refused_plan_is_not_written(sync: NetfilterSync, maps: dict[str, Map]) -> None:
     """A plan whose elements the kernel refuses is not written: a KernelError makes the agent's loop
     try again.
     """
@@ -182,7 +182,7 @@ def test_refused(sync: NetfilterSync, maps: dict[str, Map]) -> None:
         "add rule inet ebpflb choose accept",
     ],
 )
-def test_restore(sync: NetfilterSync, removal: str) -> None:
+def test_a_changed_table_is_put_back(sync: NetfilterSync, removal: str) -> None:
     """The table is put back as it was, with its elements; what was missing is named, once."""
     sync.start()
     whole = run("nft", "list", "table", *TABLE)
@@ -240,7 +240,7 @@ def test_elements_that_differ(sync: NetfilterSync) -> None:
     assert not check.possible
 
 
-def test_release(sync: NetfilterSync) -> None:
+def test_the_table_goes_when_no_connection_needs_it(sync: NetfilterSync) -> None:
     """When the engine no longer serves, its table is removed once no connection needs the hooks."""
     sync.start()
     sync.release()

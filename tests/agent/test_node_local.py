@@ -37,7 +37,7 @@ def listening(stack: ExitStack, host: str, protocol: Protocol) -> Listener:
 
 
 @pytest.mark.parametrize("host", [HERE, HERE6])
-def test_answers(host: str) -> None:
+def test_only_a_connection_is_an_answer(host: str) -> None:
     """A connection is an answer; silence, a refusal and an address of no device are not."""
     with ExitStack() as stack:
         tcp = listening(stack, host, Protocol.TCP)

@@ -49,8 +49,7 @@ def missing(output: str) -> set[str]:
     return {it["feature"] for it in answers.results(output) if it["required"] and not it["ok"]}
 
 
-def test_yes(ebpflb: Ebpflb) -> None:
-    """A machine that runs these tests passes the check."""
+def test_this_machine_passes(ebpflb: Ebpflb) -> None:
     done = ebpflb("check", "--state-dir", NEVER)
     assert (done.status, done.err) == (0, "")
     for feature in FEATURES:
@@ -71,7 +70,7 @@ def test_a_time_namespace() -> None:
     assert (done.returncode, missing(done.stdout)) == (1, {"monotonic clock"})
 
 
-def test_columns(ebpflb: Ebpflb) -> None:
+def test_each_feature_has_a_row(ebpflb: Ebpflb) -> None:
     """Each feature has a row; -o wide adds the remedy; --no-headers prints rows only, without
     sentences.
     """
@@ -213,7 +212,7 @@ NEEDED = [
 
 
 @pytest.mark.parametrize(("answers", "feature", "said"), NEEDED)
-def test_needed(
+def test_without_a_needed_feature_it_fails(
     ebpflb: Ebpflb,
     monkeypatch: pytest.MonkeyPatch,
     answers: dict[str, object],

@@ -61,7 +61,7 @@ def removed(done: Done) -> list[str]:
     return [line[9:] for line in done.out.splitlines() if line.startswith("removed: ")]
 
 
-def test_all(ebpflb: Ebpflb, nowhere: list[str]) -> None:
+def test_everything_removed_is_printed(ebpflb: Ebpflb, nowhere: list[str]) -> None:
     """Prints each removed thing, and that nothing is left; a second run finds nothing."""
     left_by_iptables()
     load_nft()
@@ -138,7 +138,7 @@ def test_force_is_for_kube_proxy(ebpflb: Ebpflb, nowhere: list[str]) -> None:
     assert "needs --kube-proxy" in done.err
 
 
-def test_kept(ebpflb: Ebpflb, nowhere: list[str]) -> None:
+def test_what_others_use_is_kept_and_named(ebpflb: Ebpflb, nowhere: list[str]) -> None:
     """Objects that others use are kept and named, without a failure, at each run."""
     load(TOOLS[0], rules.PORTMAP, rules.IPTABLES_MODE, rules.MARKING_PORTMAP)
     for _ in range(2):
@@ -150,7 +150,7 @@ def test_kept(ebpflb: Ebpflb, nowhere: list[str]) -> None:
         ) in done.out
 
 
-def test_stays(ebpflb: Ebpflb, nowhere: list[str]) -> None:
+def test_what_cannot_be_removed_is_named(ebpflb: Ebpflb, nowhere: list[str]) -> None:
     """An object that cannot be removed is named, the rest is removed, and the exit status is 1."""
     make_sets(TOOLS[0])
     asks = "*filter\n-A INPUT -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT\nCOMMIT\n"
@@ -208,7 +208,7 @@ def test_kube_proxys_rules_keep_nat_alive_too(
     assert not nft.exists(table)
 
 
-def test_everything(tmp_path: Path) -> None:
+def test_objects_of_ebpflb_and_kube_proxy_go(tmp_path: Path) -> None:
     """Both ebpflb's and kube-proxy's objects go, as with kube-proxy's --cleanup."""
     left_by_iptables()
     remove_all(Paths(NEVER, tmp_path / "run"))
@@ -234,7 +234,7 @@ def test_nat_is_held(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None
     assert not watch.keeps_nat_hooks()
 
 
-def test_check(ebpflb: Ebpflb, tmp_path: Path) -> None:
+def test_check_reports_kube_proxy(ebpflb: Ebpflb, tmp_path: Path) -> None:
     """`check` reports kube-proxy, with exit status 0."""
     load_nft()
     options = ["check", "--state-dir", NEVER, "-o", "json"]

@@ -99,7 +99,7 @@ def section(said: str, heading: str) -> str:
 
 @pytest.mark.extended
 @pytest.mark.parametrize(("number", "step"), list(enumerate(STEPS)), ids=STEPS)
-def test_interrupted(number: int, step: str) -> None:
+def test_an_interruption_leaves_nothing(number: int, step: str) -> None:
     """Wherever it is interrupted, the exit status is 1 and everything is removed."""
     demo = begin()
     assert demo.stdout

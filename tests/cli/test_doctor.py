@@ -41,7 +41,7 @@ def not_ok(cluster: Cluster) -> tuple[int, dict[str, dict[str, Any]]]:
     return done.status, {it["feature"]: it for it in answers.results(done.out) if not it["ok"]}
 
 
-def test_healthy(cluster: Cluster) -> None:
+def test_every_line_of_a_healthy_node_is_ok(cluster: Cluster) -> None:
     """Every line is ok, and the steps are in order."""
     done = doctor(cluster)
     lines = done.out.split("\n\n")[0].splitlines()
@@ -55,7 +55,7 @@ def test_healthy(cluster: Cluster) -> None:
     assert order == sorted(order) and any("canary: NodePorts" in line for line in lines)
 
 
-def test_settings(cluster: Cluster) -> None:
+def test_wrong_settings_are_reported(cluster: Cluster) -> None:
     """No forwarding is an error; a local NodePort and strict rp_filter are warnings."""
     changed = {
         "net.ipv4.ip_forward": "0",
@@ -114,7 +114,7 @@ def test_an_own_program_without_its_pin(cluster: Cluster) -> None:
     assert f"#{programs['sendmsg4']}" not in others
 
 
-def test_drift(cluster: Cluster) -> None:
+def test_a_deleted_entry_is_named(cluster: Cluster) -> None:
     """The agent compares at once, and names an entry that someone has deleted."""
     maps = StateDir(cluster.agent.paths.state).open_maps()
     key = next(key for key, _ in maps["cluster_ips"].items())

@@ -81,7 +81,7 @@ def test_reaches_its_fields(row: Parameter, text: str) -> None:
     ("words", "verbosity"),
     [(["-v=2"], 2), (["-v", "2"], 2), (["-v2"], 2), (["--v=2"], 2), (["-v"], 4), ([], 0)],
 )
-def test_verbosity(words: list[str], verbosity: int) -> None:
+def test_all_notations_of_klog_work(words: list[str], verbosity: int) -> None:
     """All of klog's notations work; the flag without a number asks for details."""
     assert config_of(*words).logging.verbosity == verbosity
 

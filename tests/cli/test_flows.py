@@ -80,7 +80,7 @@ def test_choice(ebpflb: Ebpflb, pins: list[str], words: list[str], count: int) -
     assert (flushed.status, flushed.out.split()[2]) == (0, str(count))
 
 
-def test_state(ebpflb: Ebpflb, pins: list[str]) -> None:
+def test_state_lists_flows_in_given_states(ebpflb: Ebpflb, pins: list[str]) -> None:
     """--state lists the flows in the given states; an unknown one is answered with all states."""
     states = [
         flow["state"] for flow in answers.items(ebpflb("flows", "list", *pins, "-o", "json").out)

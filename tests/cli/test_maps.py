@@ -19,7 +19,7 @@ def dead(cluster: Cluster) -> None:
     cluster.agent.stop()
 
 
-def test_table(ebpflb: Ebpflb, state: list[str]) -> None:
+def test_every_map_with_entries_has_a_table(ebpflb: Ebpflb, state: list[str]) -> None:
     """Every map with entries has a table, whose rows name it; numbers are joined to names."""
     done = ebpflb("maps", "dump", "--all", *state, "-o", "wide")
     assert (done.status, done.err) == (0, "")

@@ -16,7 +16,7 @@ def drawn(*rows: dict[str, object], **how: Any) -> list[str]:
     return list(table_lines(rows, **how))
 
 
-def test_columns() -> None:
+def test_columns_are_as_wide_as_their_content() -> None:
     """Columns are as wide as their content and two blanks apart, numbers are aligned right,
     booleans are yes or no, and an empty cell counts as a column.
     """

@@ -197,7 +197,7 @@ def test_the_secrets_of_the_agents_kubeconfig(
     assert members(data)["log.txt"] == "a line with *** and *** in it"
 
 
-def test_pseudonyms() -> None:
+def test_names_and_addresses_are_replaced() -> None:
     """Names and what begins with them, addresses and MACs are replaced; other words stay."""
     made = Pseudonyms(b"k", {"shop", "cart", "ip-10-0-0-7.ec2.internal", "status"})
 
@@ -220,7 +220,7 @@ def test_pseudonyms() -> None:
     assert len(name("02:AA:00:00:00:07")) == 17 and name("02:AA:00:00:00:07") != "02:AA:00:00:00:07"
 
 
-def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_command_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command without an end is ended, because of its output or its time."""
     monkeypatch.setattr(report, "MOST_BYTES", 1 << 20)
     monkeypatch.setattr(report, "ROWS", [Row("a", "", lambda _: report._output(["yes"]))])  # noqa: SLF001

@@ -52,7 +52,7 @@ def page(ebpflb: Ebpflb, name: str, *words: object) -> Any:
     return json.loads(done.out)
 
 
-def test_get(ebpflb: Ebpflb, where: list[str]) -> None:
+def test_used_endpoints_have_a_share(ebpflb: Ebpflb, where: list[str]) -> None:
     """Used endpoints have a share, others a reason."""
     done = ebpflb("services", "get", "default/web", *where)
     assert done.err == ""

@@ -145,7 +145,7 @@ def test_a_port_that_another_process_has(
     wait_until("it is open", lambda: ebpflb("status", *where).status == 0)
 
 
-def test_ahead(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
+def test_programs_before_ours_are_named(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     """Programs that see packets before ours are named for each device; this is no error."""
     if not tcx.works():
         pytest.skip("this kernel has no tcx")
@@ -168,7 +168,7 @@ def test_ahead(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     )
 
 
-def test_table(ebpflb: Ebpflb, where: list[str]) -> None:
+def test_the_text_has_the_fields_of_the_json(ebpflb: Ebpflb, where: list[str]) -> None:
     """The text has the version, the verdict, then the fields of the JSON in groups, a line each."""
     done = ebpflb("status", *where)
     assert done.status == 0
@@ -187,7 +187,7 @@ def test_table(ebpflb: Ebpflb, where: list[str]) -> None:
     assert "before the agent ended" not in done.out
 
 
-def test_dead(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
+def test_a_dead_agent_means_degraded(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     """A dead agent means DEGRADED: the hooks keep serving, and its last status is shown apart."""
     cluster.agent.stop(signal.SIGKILL)
     done = ebpflb("status", *where, "-o", "json")
@@ -302,7 +302,7 @@ def test_cleanup_beside_an_agent(ebpflb: Ebpflb, cluster: Cluster, where: list[s
     assert cgroup_links.attached(StateDir(cluster.agent.paths.state)) == before
 
 
-def test_cleanup(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
+def test_nothing_is_left_after_cleanup(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     """Nothing of ours is left, neither at devices nor in the kernel's list of ports."""
     cluster.close_maps()
     cluster.agent.stop(signal.SIGKILL)

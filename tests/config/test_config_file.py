@@ -19,7 +19,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "config.conf"
 
 
-def test_defaults(file: Path) -> None:
+def test_an_empty_file_gives_the_defaults(file: Path) -> None:
     """An empty file gives kube-proxy's defaults, but no pause between writes."""
     said = fields.to_builtins(config_file.read(write(file)))
     assert said["bindAddress"] == "0.0.0.0"
@@ -64,7 +64,7 @@ def test_kubeadm(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
 
 
-def test_lenient(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_fields_are_logged(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Unknown fields are logged by name; of duplicate fields the last one counts."""
     file.write_text(
         f"{yaml.safe_dump(HEAD)}modes: x\nmode: ipvs\nmode: iptables\n"

@@ -4,7 +4,7 @@
 from tests.config import page
 
 
-def test_current() -> None:
+def test_the_page_has_the_table_of_the_code() -> None:
     """The table is that of the code: `python -m tests.config.page` writes it again."""
     text = page.PAGE.read_text()
     assert page.BEGIN in text

@@ -82,7 +82,7 @@ def remove_and_make(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [rewrite, append, replace, remove_and_make])
-def test_changed(
+def test_a_changed_file_calls_once(
     begin: Callable[[Path], ConfigWatch], calls: Calls, file: Path, change: Callable[[Path], None]
 ) -> None:
     """If the file is written or replaced, ``on_change`` is called once."""

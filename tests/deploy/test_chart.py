@@ -51,8 +51,7 @@ def test_the_second_rendering_has_other_values() -> None:
 
 
 @pytest.mark.parametrize("values", [{}, EVERYTHING, {"cleanup": "ebpflb"}])
-def test_lint(values: Values) -> None:
-    """Helm has no warning."""
+def test_helm_has_no_warning(values: Values) -> None:
     (report,) = helm.ask("lint", values)
     assert not report["errors"]
     assert [it for it in report["messages"] if it["severity"] > 1] == []
@@ -172,7 +171,7 @@ def test_the_agent_starts_whatever_the_cleanup_of_kube_proxy_meets(
 
 
 @pytest.mark.parametrize(("cleanup", "serves"), [("kube-proxy", True), ("ebpflb", False)])
-def test_cleanup(cleanup: str, serves: bool) -> None:
+def test_cleanup_sees_what_it_must_remove(cleanup: str, serves: bool) -> None:
     """Cleanup runs before the agent or instead of it, and sees everything that it must remove."""
     (objects,) = helm.render({"cleanup": cleanup})
     cleaning = cleaning_container(objects)

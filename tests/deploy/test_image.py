@@ -28,8 +28,7 @@ def stages() -> list[str]:
     return re.split(r"(?m)^FROM ", DOCKERFILE.read_text())[1:]
 
 
-def test_hadolint() -> None:
-    """hadolint finds nothing."""
+def test_hadolint_finds_nothing() -> None:
     done = lint(DOCKERFILE)
     assert (done.returncode, done.stdout) == (0, "")
 

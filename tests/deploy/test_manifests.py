@@ -161,7 +161,7 @@ def test_configuration_is_read(
     assert not caplog.messages
 
 
-def test_places(defaults: list[Object]) -> None:
+def test_directories_are_those_of_the_node(defaults: list[Object]) -> None:
     """Pins, lock, cache, sysctls and configuration are directories of the node."""
     container = helm.container(defaults)
     volumes = helm.the("DaemonSet", defaults)["spec"]["template"]["spec"]["volumes"]

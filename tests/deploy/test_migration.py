@@ -37,7 +37,7 @@ def commands(name: str) -> str:
     return str(found)
 
 
-def test_values(tmp_path: Path) -> None:
+def test_chart_and_ebpflb_accept_the_values(tmp_path: Path) -> None:
     """The chart and ebpflb accept the values made from a kubeadm cluster's kube-proxy."""
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(f"#!/bin/sh\ncat {KUBEADM}\n")
@@ -55,7 +55,7 @@ def test_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("block", "label"), [("patch", "ebpflb"), ("leave", "ebpflb-leaves")])
-def test_patch(tmp_path: Path, block: str, label: str) -> None:
+def test_the_patch_keeps_labelled_nodes_out(tmp_path: Path, block: str, label: str) -> None:
     """The patch restricts a DaemonSet to nodes without the label, and keeps its selector."""
     manifest = tmp_path / "daemonset.yaml"
     manifest.write_text(DAEMON_SET)
@@ -133,7 +133,7 @@ def test_readme_installs_on_one_node_and_removes(tmp_path: Path) -> None:
     assert cleaning["args"] == ["cleanup"]
 
 
-def test_remove(tmp_path: Path) -> None:
+def test_a_pod_is_ready_after_its_cleanup(tmp_path: Path) -> None:
     """A pod is ready only after its cleanup, so the roll-out does not end before."""
     install = PAGE.with_name("install.md").read_text()
     (block,) = re.findall(r"<!-- remove -->\n```sh\n(.*?)```", install, re.DOTALL)
@@ -187,7 +187,7 @@ metadata:
 }
 
 
-def test_backup(tmp_path: Path) -> None:
+def test_the_backup_can_be_applied(tmp_path: Path) -> None:
     """The backup has all three objects as separate documents, and can be applied."""
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(

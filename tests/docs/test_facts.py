@@ -21,7 +21,7 @@ ARCHITECTURE = ROOT / "docs/architecture.md"
 SCALE = ROOT / "docs/scale.md"
 
 
-def test_verdicts() -> None:
+def test_the_table_has_each_verdict_once() -> None:
     """The table has the verdicts of bpf/layout/verdict.h, each once, in their order."""
     header = (ROOT / "bpf/layout/verdict.h").read_text()
     listed = re.findall(r"^\tVERDICT_(\w+) = ", header, re.M)
@@ -31,7 +31,7 @@ def test_verdicts() -> None:
     ]
 
 
-def test_maps() -> None:
+def test_the_table_has_every_map() -> None:
     """The table has every map of bpf/maps, with its maximum number of entries."""
     listed: dict[str, str] = {}
     for names, _, entries in pages.rows(REFERENCE, "Which maps are there?"):
@@ -43,7 +43,7 @@ def test_maps() -> None:
         assert entries in ("-", f"{layout.MAPS[name].entries:,}"), name
 
 
-def test_status() -> None:
+def test_every_field_has_its_line() -> None:
     """Every field of the agent's status has its line."""
     rows = pages.rows(REFERENCE, "What do the lines of status mean?")
     listed = {name for row in rows for name in row[0].split(", ")}
@@ -66,7 +66,7 @@ def test_exit_status() -> None:
     assert listed == [[str(each.exit_status), each] for each in Verdict]
 
 
-def test_demo() -> None:
+def test_readme_has_the_headings_of_the_demo() -> None:
     """README's output of the demo has the headings that the demo prints."""
     (shown,) = (it for it in pages.code(ROOT / "README.md") if "make demo" in it)
     demo = (ROOT / "ebpflb/cli/demo.py").read_text()

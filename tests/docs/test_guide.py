@@ -72,8 +72,7 @@ def demo() -> Iterator[None]:
     )
 
 
-def test_steps() -> None:
-    """A here-document belongs to its command."""
+def test_a_here_document_belongs_to_its_command() -> None:
     page = "```console\n$ cat <<END\na\nEND\n$ date\nnow\n```\n```\n$ no\n```\n"
     assert steps(page) == [Step("cat <<END\na\nEND", []), Step("date", ["now"])]
 

@@ -63,7 +63,7 @@ def test_tests_exist(section: str) -> None:
             assert_exists(test)
 
 
-def test_flags() -> None:
+def test_every_flag_has_tests() -> None:
     """Every flag of section 15 has tests."""
     rules = [it.removeprefix(DIFFERENCE) for it in SHOWN_BY["15"]]
     flags = re.findall(r"^\| (-[^|]*[^|-]) \|", sections(PAGE)["15"], re.M)

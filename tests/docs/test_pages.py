@@ -32,7 +32,7 @@ def exists(path: str) -> bool:
 
 
 @every_page
-def test_links(page: Path) -> None:
+def test_every_link_leads_to_a_file_and_heading(page: Path) -> None:
     """Every relative link leads to a file, and to a heading of it."""
     for link in pages.links(page):
         assert link.path.exists(), link.path
@@ -40,7 +40,7 @@ def test_links(page: Path) -> None:
 
 
 @every_page
-def test_paths(page: Path) -> None:
+def test_every_path_exists(page: Path) -> None:
     """Every path in backticks that begins with a folder of the repository exists."""
     found = {path for text in pages.code(page) for path in PATH.findall(text)}
     assert {it for it in found if PLACEHOLDER not in it and not exists(it)} == set()
@@ -54,7 +54,7 @@ def test_paths_in_sources() -> None:
 
 
 @every_page
-def test_modules(page: Path) -> None:
+def test_every_module_exists(page: Path) -> None:
     """Every module in backticks exists, or the module of which the name is a part."""
     for text in pages.code(page):
         for module in filter(lambda it: not NO_MODULE.fullmatch(it), MODULE.findall(text)):
@@ -62,14 +62,14 @@ def test_modules(page: Path) -> None:
 
 
 @every_page
-def test_commands(page: Path) -> None:
+def test_every_command_exists(page: Path) -> None:
     """Every `ebpflb COMMAND` is a command."""
     found = {command for text in pages.code(page) for command in COMMAND.findall(text)}
     assert found <= set(COMMANDS)
 
 
 @every_page
-def test_targets(page: Path) -> None:
+def test_every_make_target_exists(page: Path) -> None:
     """Every `make TARGET` is a target."""
     makefiles = ROOT / "Makefile", ROOT / "vagrant/kernels/kernels.mk"
     rules = "\n".join(makefile.read_text() for makefile in makefiles)

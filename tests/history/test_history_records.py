@@ -85,7 +85,7 @@ def test_a_record_names_what_changed(tmp_path: Path) -> None:
     assert len(third.services[0].frontends_removed) == 2
 
 
-def test_causes(tmp_path: Path) -> None:
+def test_a_record_has_the_causes_since_the_last(tmp_path: Path) -> None:
     """A record has the causes since the last one, including those whose sync came later."""
     node = Node(tmp_path)
     node.wants(keep=True)

@@ -113,7 +113,7 @@ def test_reflected_tag(node: PacketNode, client: str, where: str, last: str, sid
     assert ended(node) == {"rst"}
 
 
-def test_refused(node: PacketNode, client: str, where: str) -> None:
+def test_a_refusal_aborts_with_the_clients_tag(node: PacketNode, client: str, where: str) -> None:
     """A backend that refuses an association aborts it with the client's tag."""
     asked = node.through(chunk(client, where))
     node.through(chunk(destination(asked), source(asked), "abort"))
@@ -132,7 +132,7 @@ def test_forged_opening(node: PacketNode, client: str, where: str) -> None:
     assert ended(node) == {"rst"}
 
 
-def test_restart(node: PacketNode, client: str, where: str) -> None:
+def test_a_restarted_client_meets_its_backend(node: PacketNode, client: str, where: str) -> None:
     """Packets of a client that has restarted (RFC 9260 5.2.2) go to its backend, which answers;
     their new tags are not noted, so the flow stays until its timeout.
     """

@@ -59,7 +59,7 @@ def test_opening(node: PacketNode, places: Places, protocol: str, masqueraded: b
     assert not node.flows(protocol)
 
 
-def test_hairpin(node: PacketNode, places: Places, protocol: str) -> None:
+def test_a_pod_to_itself_is_masqueraded(node: PacketNode, places: Places, protocol: str) -> None:
     """A pod that is its own endpoint is masqueraded."""
     where = serve(node, places, "cluster", protocol, cluster=[at(places.pod, 8080)])
     node.ingress(opening(protocol, at(places.pod, 50123), where), "pods")
@@ -78,7 +78,7 @@ def test_all_are_chosen(node: PacketNode, places: Places, protocol: str) -> None
 
 
 @pytest.mark.parametrize("device", ["uplink", "pods"])
-def test_forged(node: PacketNode, places: Places, device: str) -> None:
+def test_a_forged_choice_is_removed(node: PacketNode, places: Places, device: str) -> None:
     """A choice that no program wrote is removed; other programs' priorities stay."""
     other = segment(at(places.client, 50123), at(places.here, 80))
     assert node.ingress(other, device, priority=FORGED) == ("pass", bytes(other), {"passed": 1})
@@ -280,7 +280,7 @@ def test_left_to_the_flow_tables(node: PacketNode, places: Places, kept: str) ->
     assert ends(node.through(reply(request), "uplink", "pods")) == f"{where} > {client}"
 
 
-def test_sctp(node: PacketNode, places: Places) -> None:
+def test_an_init_gets_a_backend(node: PacketNode, places: Places) -> None:
     """An INIT gets a backend if the kernel's NAT can translate SCTP."""
     node.settings("detect_local", "netfilter", "netfilter_sctp")
     where = serve(node, places, "cluster", "sctp", cluster=[at(places.there, 1)])
@@ -300,8 +300,7 @@ def test_flows_from_before(node: PacketNode, places: Places, protocol: str) -> N
     assert ends(node.through(reply(request), "uplink", "pods")) == f"{where} > {client}"
 
 
-def test_shadow(node: PacketNode, places: Places, protocol: str) -> None:
-    """With --shadow no backend is chosen."""
+def test_with_shadow_no_backend_is_chosen(node: PacketNode, places: Places, protocol: str) -> None:
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 1)])
     node.settings("detect_local", "netfilter", "shadow")
     for _ in range(2):

@@ -201,7 +201,7 @@ def test_counted(node: PacketNode, places: Places, client: str, kind: str, where
     assert not node.flows("udp")
 
 
-def test_fresh(node: PacketNode, client: str, where: str) -> None:
+def test_each_packet_updates_its_entry(node: PacketNode, client: str, where: str) -> None:
     """Each packet updates the time of its entry."""
     asked = node.through(segment(client, where))
     wait(node, 1)

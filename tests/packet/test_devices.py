@@ -64,7 +64,7 @@ def test_answers_routed_by_source(node: PacketNode, places: Places, protocol: st
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "0.0.0.0", "::1", "::"])
-def test_loopback(node: PacketNode, protocol: str, host: str) -> None:
+def test_loopback_matches_no_nodeport(node: PacketNode, protocol: str, host: str) -> None:
     """A packet to loopback or to the unspecified address matches no NodePort."""
     for number, any_ in enumerate(("0.0.0.0", "::"), 1):
         words = {f"{at(any_, 30080)}/{protocol}": "external"}

@@ -224,7 +224,7 @@ def test_about_a_later_fragment(node: PacketNode, places: Places) -> None:
 
 
 @pytest.mark.parametrize("with_link_address", [False, True])
-def test_redirects(
+def test_a_redirect_is_dropped(
     node: PacketNode, places: Places, protocol: str, with_link_address: bool
 ) -> None:
     """A redirect about a packet of a flow is dropped: later packets would bypass this node."""
@@ -239,7 +239,7 @@ def test_redirects(
         assert found.frame == bytes(icmp)
 
 
-def test_queries(node: PacketNode, places: Places) -> None:
+def test_icmp_that_is_no_error_is_left_alone(node: PacketNode, places: Places) -> None:
     """ICMP that is no error is left alone, whatever its data look like."""
     _, _, request = masqueraded(node, places, "udp")
     for number in errors.QUERIES[places.version]:

@@ -59,7 +59,7 @@ def test_lost_without_loop(node: PacketNode, where: str, client: str) -> None:
     assert became(dropped) == ("drop", {"reject_limited": 1})
 
 
-def test_router(node: PacketNode, where: str, client: str) -> None:
+def test_a_connection_with_replies_continues(node: PacketNode, where: str, client: str) -> None:
     """A connection whose replies pass continues, however old it gets and whoever ends it."""
     asked = segment(client, where, "PA", payload=b"x")
     for flags in ("PA", "A", "FA", "R"):

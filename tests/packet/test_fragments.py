@@ -70,7 +70,7 @@ def test_both_ways(node: PacketNode, places: Places, client: str, where: str) ->
     assert ends(again) == ends(asked)
 
 
-def test_disorder(node: PacketNode, client: str, where: str) -> None:
+def test_fragments_after_the_first_follow_it(node: PacketNode, client: str, where: str) -> None:
     """Fragments before the first one are left alone, those after it follow it."""
     first, second, third = fragments(client, where)
     assert untouched(node, third)
@@ -79,8 +79,7 @@ def test_disorder(node: PacketNode, client: str, where: str) -> None:
     assert not untouched(node, third)
 
 
-def test_repeated(node: PacketNode, client: str, where: str) -> None:
-    """Repeated fragments are translated again."""
+def test_repeated_fragments_are_translated_again(node: PacketNode, client: str, where: str) -> None:
     pieces = fragments(client, where)
     once = [ends(node.through(pieces[0]))] + [bytes(node.through(p)) for p in pieces[1:]]
     again = [ends(node.through(pieces[0]))] + [bytes(node.through(p)) for p in pieces[1:]]
@@ -106,7 +105,7 @@ def test_id_of_another(node: PacketNode, places: Places, client: str, where: str
     assert not untouched(node, other[1])
 
 
-def test_late(node: PacketNode, client: str, where: str) -> None:
+def test_a_late_fragment_is_left_alone(node: PacketNode, client: str, where: str) -> None:
     """A fragment that comes later than the reassembly timeout is left alone."""
     first, second, _ = fragments(client, where)
     node.through(first)

@@ -23,7 +23,7 @@ def datapath(compiled: Compiled) -> Iterator[Loaded]:
         yield found
 
 
-def test_connection(node: PacketNode, places: Places) -> None:
+def test_a_connection_is_dropped(node: PacketNode, places: Places) -> None:
     """A connection without room for its flow is dropped."""
     where = serve(node, places, "cluster", cluster=[at(places.there, 8080)])
     first, second = at(places.pod, 1), at(places.pod, 2)
@@ -35,7 +35,7 @@ def test_connection(node: PacketNode, places: Places) -> None:
     assert ends(node.through(reply(asked), "uplink", "pods")) == f"{where} > {first}"
 
 
-def test_attempt(node: PacketNode, places: Places) -> None:
+def test_a_drop_says_nothing_about_the_backend(node: PacketNode, places: Places) -> None:
     """A dropped connection says nothing about its backend (path/attempt.h)."""
     where = serve(node, places, "cluster", cluster=[at(places.there, 8080)])
     gate = node.maps["flow_gate"].get(0)
@@ -46,7 +46,7 @@ def test_attempt(node: PacketNode, places: Places) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["udp", "sctp"])
-def test_datagram(node: PacketNode, places: Places, protocol: str) -> None:
+def test_a_datagram_is_sent_without_state(node: PacketNode, places: Places, protocol: str) -> None:
     """A datagram is sent without state; its reply is not translated."""
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 5353)])
     node.ingress(opening(protocol, at(places.pod, 1), where), "pods")

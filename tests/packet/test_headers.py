@@ -52,7 +52,7 @@ def untouched(node: PacketNode, packet: Packet | bytes) -> bool:
 
 
 @pytest.mark.parametrize("words", range(1, 11))
-def test_options(node: PacketNode, protocol: str, words: int) -> None:
+def test_ipv4_options_move_the_ports(node: PacketNode, protocol: str, words: int) -> None:
     """IPv4 options move the ports, up to the maximum of ten words."""
     pod, where = served(node, V4, protocol)
     request = opening(protocol, pod, where)
@@ -84,8 +84,7 @@ def extended(pod: str, where: str, headers: list[Packet]) -> Packet:
 
 
 @pytest.mark.parametrize("headers", EXTENSIONS.values(), ids=EXTENSIONS)
-def test_extensions(node: PacketNode, headers: list[Packet]) -> None:
-    """IPv6 extension headers are skipped."""
+def test_ipv6_extension_headers_are_skipped(node: PacketNode, headers: list[Packet]) -> None:
     pod, where = served(node, V6)
     asked = node.through(extended(pod, where, headers), "pods", "uplink")
     assert ends(asked) == f"{pod} > {at(V6.there, 8080)}"
@@ -97,7 +96,7 @@ def test_too_many_extensions(node: PacketNode) -> None:
     assert untouched(node, extended(pod, where, [IPv6ExtHdrDestOpt()] * (WALKED + 1)))
 
 
-def test_authenticated(node: PacketNode) -> None:
+def test_an_authenticated_packet_is_not_changed(node: PacketNode) -> None:
     """An authenticated packet (RFC 4302) must not be changed."""
     pod, where = served(node, V6)
     request = extended(pod, where, [IPv6ExtHdrDestOpt()])
@@ -204,7 +203,7 @@ def test_other_protocols(node: PacketNode, places: Places, number: int) -> None:
     assert untouched(node, request)
 
 
-def test_mapped(node: PacketNode) -> None:
+def test_mapped_addresses_in_ipv6_are_not_ipv4(node: PacketNode) -> None:
     """IPv6 between mapped addresses is not IPv4: it matches no flow and no frontend."""
     served(node, V4)
     mapped = [f"::ffff:{host}" for host in (V4.pod, V4.cluster_ip)]

@@ -50,7 +50,7 @@ def is_malformed(node: PacketNode, frame: bytes) -> bool:
     return all(way == ("pass", frame, {"malformed": 1}) for way in ways)
 
 
-def test_cut(node: PacketNode, places: Places, request_: Packet) -> None:
+def test_a_cut_packet_is_malformed(node: PacketNode, places: Places, request_: Packet) -> None:
     """The packet is cut after any byte, with a length field that is larger."""
     whole = bytes(request_)
     for size in range(header(places), len(whole)):
@@ -125,7 +125,7 @@ def test_udp_length(node: PacketNode, places: Places) -> None:
         assert node.ingress(bytes(request), "pods").action == "pass"
 
 
-def test_damaged(node: PacketNode, places: Places, protocol: str) -> None:
+def test_a_wrong_checksum_stays_wrong(node: PacketNode, places: Places, protocol: str) -> None:
     """A damaged packet stays recognizable: its checksum stays wrong."""
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
     whole = opening(protocol, at(places.pod, 50123), where)

@@ -135,7 +135,7 @@ def test_crossed(valid: list[bytes], send: Send, data: some.DataObject) -> None:
     send(one[:seam] + other[seam:])
 
 
-def test_beginning(valid: list[bytes], send: Send) -> None:
+def test_most_unchanged_packets_are_translated(valid: list[bytes], send: Send) -> None:
     """Most start packets of those tests are translated."""
     outcomes = [send(frame) for frame in valid]
     changed = [o for o, f in zip(outcomes, valid, strict=True) if o and o.frame != f]

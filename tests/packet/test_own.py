@@ -11,7 +11,7 @@ from tests.packet.places import Places
 from tests.packet.services import serve
 
 
-def test_unallocated(node: PacketNode, places: Places, protocol: str) -> None:
+def test_an_unallocated_address_is_dropped(node: PacketNode, places: Places, protocol: str) -> None:
     """A packet to an unallocated service address is dropped, unless it is only forwarded."""
     request = opening(protocol, at(places.node, 50123), at(places.unallocated, 80))
     left = node.egress(request, into=None)
@@ -20,7 +20,7 @@ def test_unallocated(node: PacketNode, places: Places, protocol: str) -> None:
         assert node.egress(request, into="pods") == ("pass", bytes(request), {"passed": 1})
 
 
-def test_forbidden(node: PacketNode, places: Places, protocol: str) -> None:
+def test_source_ranges_apply_to_the_node(node: PacketNode, places: Places, protocol: str) -> None:
     """loadBalancerSourceRanges apply to the node too (kube-proxy.md 7)."""
     lists: dict[str, Any] = {"cluster": [at(places.there, 8080)]}
     where = serve(node, places, "balancer", protocol, "restricted", **lists)
@@ -45,7 +45,7 @@ def test_no_local_endpoint(node: PacketNode, places: Places, protocol: str, kind
         assert left == ("pass", bytes(request), {"passed": 1})
 
 
-def test_connection(node: PacketNode, places: Places) -> None:
+def test_segments_of_a_connection_pass(node: PacketNode, places: Places) -> None:
     """Segments of an existing connection pass."""
     for flags in ("A", "PA", "FA", "R"):
         request = segment(at(places.node, 50123), at(places.unallocated, 80), flags)

@@ -58,7 +58,7 @@ def test_every_kind(
     [("S", b"", 1), ("S", b"fast open", 10), ("SEC", b"", 1), ("SF", b"", 2), ("SPU", b"odd", 4)],
 )
 @pytest.mark.parametrize("seq", [0, 1000, 0xFFFFFFFF])
-def test_reset(
+def test_a_syn_is_reset(
     node: PacketNode, places: Places, flags: str, payload: bytes, taken: int, seq: int
 ) -> None:
     """A SYN is reset: sequence number 0, everything acknowledged (RFC 9293 3.10.7.1)."""
@@ -72,7 +72,7 @@ def test_reset(
 
 
 @pytest.mark.parametrize("padding", [0, 6, 22])
-def test_padding(node: PacketNode, places: Places, padding: int) -> None:
+def test_padding_is_not_sent_back(node: PacketNode, places: Places, padding: int) -> None:
     """The padding of a frame is not data, and is not sent back."""
     where = serve(node, places, "balancer")
     request = segment(at(places.client, 50123), where, payload=b"x")
@@ -103,7 +103,7 @@ def test_unreachable(node: PacketNode, places: Places, protocol: str) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 1400])
-def test_sizes(node: PacketNode, places: Places, size: int) -> None:
+def test_datagrams_may_have_any_size(node: PacketNode, places: Places, size: int) -> None:
     """Datagrams may have any size, even no data."""
     where = serve(node, places, "cluster", "udp")
     request = opening("udp", at(places.client, 50123), where)

@@ -35,7 +35,7 @@ def node(node: PacketNode) -> PacketNode:
 
 @pytest.mark.parametrize("port", [80, 8080])
 @pytest.mark.parametrize("sender", ["pod", "client"])
-def test_conversation(
+def test_the_sum_is_right_both_ways(
     node: PacketNode, places: Places, protocol: str, sender: str, port: int
 ) -> None:
     """The sum is right in both directions, with and without masquerading, and with any port."""
@@ -54,8 +54,7 @@ def test_no_checksum(node: PacketNode, places: Places, sender: str) -> None:
     assert ends(node.through(reply(asked))) == f"{where} > {client}"
 
 
-def test_fragments(node: PacketNode, places: Places) -> None:
-    """In later fragments only addresses change."""
+def test_in_later_fragments_only_addresses_change(node: PacketNode, places: Places) -> None:
     client = at(places.client, 50123)
     where = serve(node, places, "cluster", "udp", cluster=[at(places.there, 5353)])
     for piece in fragments(client, where):

@@ -40,7 +40,7 @@ def test_inside_span_alone(node: PacketNode, places: Places, protocol: str) -> N
 
 
 @pytest.mark.parametrize("size", [0, 3, 20, 56, 1400])
-def test_echo(node: PacketNode, places: Places, size: int) -> None:
+def test_a_ping_to_a_cluster_ip_is_refused(node: PacketNode, places: Places, size: int) -> None:
     """A ping to a cluster IP is refused, one to an unallocated address dropped (6.3)."""
     request = ping(places, places.cluster_ip, size)
     came = node.ingress(request, "pods")

@@ -50,7 +50,7 @@ def summed(packet: Packet) -> Packet:
     return type(packet)(bytes(packet))
 
 
-def test_refused(node: PacketNode, client: str, where: str) -> None:
+def test_a_reset_has_no_number_of_its_own(node: PacketNode, client: str, where: str) -> None:
     """A backend that refuses a connection resets it, without a number of its own."""
     refusal = reply(node.through(segment(client, where)), "RA")
     refusal[TCP].seq = 0

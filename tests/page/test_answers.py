@@ -96,7 +96,7 @@ def test_no_path_is_opened(node: Node, path: str) -> None:
     assert "only the command takes a path" in found.said["error"]
 
 
-def test_history(node: Node) -> None:
+def test_history_can_be_of_one_service(node: Node) -> None:
     """The history can be of one Service, since a time."""
     node.answers["history"] = {"begins": "then", "changes": [], "earlier": 0, "notes": []}
     said = get(guarded(node), "/api/history", service="default/web", since="10m").said
@@ -343,7 +343,7 @@ def found(**query: Any) -> Any:
         ("refused", ["a/refused", "a/web", "b/broken", "b/busy"]),
     ],
 )
-def test_order(sort: str, order: list[str]) -> None:
+def test_services_with_a_problem_come_first(sort: str, order: list[str]) -> None:
     """By default Services with a problem come first. In reverse order equal ones are still sorted
     by name.
     """
@@ -365,7 +365,7 @@ def test_order(sort: str, order: list[str]) -> None:
         ({"problems": True, "namespace": "b"}, ["b/broken"]),
     ],
 )
-def test_filters(query: dict[str, Any], names: list[str]) -> None:
+def test_services_are_filtered(query: dict[str, Any], names: list[str]) -> None:
     """Services are filtered by words of name, address and port; by namespace; by having a
     problem.
     """

@@ -81,7 +81,7 @@ def check_holes(ranges: SlotAllocator, used: set[int]) -> None:
 
 @given(some.lists(some.tuples(some.booleans(), _sizes, _indexes), max_size=40))
 @settings(max_examples=scaled(150), deadline=None)
-def test_holes(moves: list[tuple[bool, int, int]]) -> None:
+def test_free_ranges_are_disjoint_and_complete(moves: list[tuple[bool, int, int]]) -> None:
     """After any allocations and releases, free ranges are disjoint, sorted, joined and complete."""
     ranges, taken = SlotAllocator(SLOTS), list[Range]()
     for giving, size, index in moves:

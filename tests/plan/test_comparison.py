@@ -59,7 +59,7 @@ def world() -> World:
     "table", ["services", "backend_slots", "service_names", "backend_names", "slots", "cluster_ips"]
 )
 @pytest.mark.parametrize("how", [MISSING, DIFFERS])
-def test_corrected(world: World, table: str, how: str) -> None:
+def test_a_row_corrects_only_its_entry(world: World, table: str, how: str) -> None:
     """A missing or different entry is found by its key, and its row corrects only that entry."""
     entries = getattr(world.maps, table)
     key, before = next(iter(entries.items()))

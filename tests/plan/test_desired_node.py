@@ -22,7 +22,7 @@ def local(detector: LocalDetector, *pod_cidrs: str) -> DesiredNode:
     return DesiredNode((ETH, VETH), (VETH,), {Family.IPV4: V4}, detector, networks)
 
 
-def test_devices() -> None:
+def test_only_served_devices_are_there() -> None:
     """Only served devices are there, with all addresses; a family without one is unspecified."""
     by_prefix = LocalDetector(LocalMode.NAME_PREFIX, name_prefix="veth")
     assert local(LocalDetector()).devices() == {3: services.DeviceEntry(V4, NO_V6, HOST_ONLY)}

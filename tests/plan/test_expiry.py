@@ -118,7 +118,7 @@ def sweep(store: Entries, timeouts: Timeouts) -> None:
 
 @given(worlds())
 @settings(max_examples=scaled(400), deadline=None)
-def test_sweep(drawn: tuple[Timeouts, list[Known]]) -> None:
+def test_only_flows_older_than_the_timeout_go(drawn: tuple[Timeouts, list[Known]]) -> None:
     """With any timeouts, no entry goes while one of its flow is younger than the timeout, all of an
     expired flow's entries go, and a complete flow goes once all its entries are that old.
     """

@@ -33,7 +33,7 @@ def test_only_what_changed() -> None:
     assert {b.service for _, b in plan.slots} == {node.planner.actual[name("db")].id}
 
 
-def test_translations() -> None:
+def test_netfilter_gets_and_loses_endpoints() -> None:
     """Netfilter gets a new backend's endpoint with its plan, and loses a removed one's when its id
     is free; a plan that reuses the id brings the new endpoint.
     """

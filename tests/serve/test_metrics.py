@@ -25,7 +25,7 @@ def metrics() -> Metrics:
 
 
 @pytest.mark.parametrize("accept", ["", "*/*", "text/html", "text/plain;version=0.0.4"])
-def test_text(metrics: Metrics, accept: str) -> None:
+def test_without_openmetrics_the_answer_is_text(metrics: Metrics, accept: str) -> None:
     """Without OpenMetrics in Accept the answer is the text format, as from kube-proxy."""
     shown = metrics.exposition(accept)
     assert shown.content_type == "text/plain; version=0.0.4; charset=utf-8"
@@ -75,7 +75,7 @@ def test_what_cannot_be_read_is_left_out(
     assert "opening program 7" in caplog.text
 
 
-def test_close(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_closing_no_map_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then no map is read, and counted metrics are still shown; closing twice is no error."""
     made = Metrics()
     maps = fake_maps()
@@ -113,7 +113,7 @@ def test_close_waits_for_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not close.is_alive() and not scrape.is_alive()
 
 
-def test_requests(metrics: Metrics) -> None:
+def test_requests_are_counted_by_code(metrics: Metrics) -> None:
     """Requests are counted by code, method and host; without an answer client-go's code counts."""
     before = values(metrics)
     metrics.request("GET", "https://10.96.0.1:443/api/v1/nodes", 200, 0.3)

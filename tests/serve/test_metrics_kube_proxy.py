@@ -66,7 +66,7 @@ def test_buckets(metrics: Metrics, row: Row) -> None:
 
 
 @pytest.mark.parametrize("case", ["full", "partial"])
-def test_sync(metrics: Metrics, case: str) -> None:
+def test_a_sync_is_observed_once_per_family(metrics: Metrics, case: str) -> None:
     """A sync is observed once per family, as its own kind and as any, with a timestamp."""
     before = values(metrics)
     metrics.synced(0.01, full=case == "full")

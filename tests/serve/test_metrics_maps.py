@@ -81,7 +81,7 @@ def program(world: dict[str, Map], planner: Planner, services: int) -> None:
     planner.written(0.0)
 
 
-def test_verdicts(world: dict[str, Map], metrics: Metrics) -> None:
+def test_each_verdict_has_its_counter(world: dict[str, Map], metrics: Metrics) -> None:
     """Each verdict of layout.h has its counter."""
     before = values(metrics)
     for number in layout.VERDICTS:
@@ -90,7 +90,7 @@ def test_verdicts(world: dict[str, Map], metrics: Metrics) -> None:
     assert found == {"ebpflb_verdicts_total": {name: n + 1 for n, name in layout.VERDICTS.items()}}
 
 
-def test_room(metrics: Metrics) -> None:
+def test_each_limited_map_has_use_and_size(metrics: Metrics) -> None:
     """Every map that can fill up has its use and size; a map of one element has neither."""
     found = values(metrics)
     sizes = {

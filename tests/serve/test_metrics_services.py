@@ -171,7 +171,7 @@ def test_series_end_with_the_service(world: World) -> None:
     made.close()
 
 
-def test_off(world: World) -> None:
+def test_without_the_option_no_metric_exists(world: World) -> None:
     """Without the option no metric exists, and no counter is read."""
     world.program(service("web", 1))
     reads: list[Any] = []

@@ -149,7 +149,7 @@ def test_no_space() -> None:
     assert [row.problem for row in port.frontends] == [reason]
 
 
-def test_summary() -> None:
+def test_a_row_counts_every_entry_once() -> None:
     """A row has ports in kubectl's format, and counts every entry once."""
     service = builders.service(type="NodePort", ports=[{"port": 80, "nodePort": 30080}])
     row = summary(

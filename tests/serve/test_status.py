@@ -45,7 +45,7 @@ def publish(paths: Paths, **more: object) -> None:
     status.StatusFile(paths).write(some(**more))
 
 
-def test_read(paths: Paths, held: IO[str]) -> None:
+def test_the_file_reads_back_as_written(paths: Paths, held: IO[str]) -> None:
     """The file reads back as written, including errors."""
     errors = {"source_errors": {"api": "gone"}, "not_programmed": {"a/b": "full"}}
     publish(paths, **errors, sync_error="no", lists_complete=True)
@@ -116,7 +116,7 @@ def test_a_run_directory_that_is_removed(
     assert line.startswith(f"{paths.run} was removed and is created again: ")
 
 
-def test_running(paths: Paths, held: IO[str]) -> None:
+def test_an_agent_runs_while_it_holds_its_lock(paths: Paths, held: IO[str]) -> None:
     """An agent runs while it holds its lock; its status stays after its end."""
     publish(paths)
     assert status.is_running(paths)

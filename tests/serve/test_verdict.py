@@ -26,7 +26,7 @@ def facts(published: AgentStatus | None, **more: Any) -> Facts:
     return Facts(published=published, **usual | more)
 
 
-def test_ok() -> None:
+def test_ok_needs_an_agent_without_errors() -> None:
     """This needs a running agent with complete lists, no error and attached programs."""
     assert judge(facts(status(last_received={"Service": NOW.isoformat()}))) == (Verdict.OK, [])
 
@@ -86,7 +86,7 @@ def test_ok() -> None:
         ),
     ],
 )
-def test_degraded(fields: dict[str, Any], cause: Cause, words: str) -> None:
+def test_each_problem_alone_is_degraded(fields: dict[str, Any], cause: Cause, words: str) -> None:
     """Each problem alone makes it DEGRADED, and is named."""
     verdict, (reason,) = judge(facts(status(**fields)))
     assert (verdict, reason.verdict, reason.cause) == (Verdict.DEGRADED, Verdict.DEGRADED, cause)
@@ -222,6 +222,6 @@ def test_an_agent_that_does_not_apply_changes_now(
         (172800, "2 d"),
     ],
 )
-def test_span(seconds: int, text: str) -> None:
+def test_the_unit_is_the_largest_with_two(seconds: int, text: str) -> None:
     """The unit is the largest with at least two."""
     assert span(timedelta(seconds=seconds)) == text

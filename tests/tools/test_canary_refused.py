@@ -18,7 +18,7 @@ from ebpflb.tools.ask import NoAnswer
         (200, b'{"other":1}', "the agent is of another version"),
     ],
 )
-def test_refused(
+def test_the_message_has_the_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int, body: bytes, said: str
 ) -> None:
     """The message is the agent's reason, or that another version has no canary."""

@@ -59,7 +59,7 @@ def row_of(maps: dict[str, Map], made: Made) -> dict[str, object]:
     return row
 
 
-def test_plain(maps: dict[str, Map]) -> None:
+def test_a_row_has_both_ends_and_the_state(maps: dict[str, Map]) -> None:
     """One row has client, frontend, backend, reply and state."""
     row = row_of(maps, PLAIN)
     assert row.pop("age_seconds") == pytest.approx(60, abs=20)

@@ -63,7 +63,7 @@ def test_by_its_backend(net: Namespace, world: World, to: str, is_stale: bool) -
     assert deleted(world) == is_stale
 
 
-def test_ipv6(net: Namespace, world: World) -> None:
+def test_entries_of_ipv6_are_deleted_too(net: Namespace, world: World) -> None:
     world.serve(ELSEWHERE6, frontend=VIP6)
     tracked(str(VIP6.address), 53, f"[{ELSEWHERE6.address}]:5353", source=4001)
     tracked(str(VIP6.address), 53, "[fd00:244::8]:5353", source=4002)
@@ -238,7 +238,7 @@ def test_the_kernel_lists_the_entries_of_a_removed_endpoint(
     assert ports == ({4001, 4002} if v6 else {4001})
 
 
-def test_many(net: Namespace, world: World) -> None:
+def test_thousands_are_deleted_in_one_search(net: Namespace, world: World) -> None:
     """Thousands of stale entries among others are deleted in one search."""
     backends = [
         Backend(ip_address(f"10.244.7.{n}"), 53, frozenset({"cluster"}), n, SERVICE)

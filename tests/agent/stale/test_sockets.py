@@ -48,7 +48,7 @@ pytestmark = [
 ]
 
 
-def test_ended(world: World) -> None:
+def test_a_stale_socket_is_ended(world: World) -> None:
     """The translated socket is ended and its entry deleted; sockets without entries stay."""
     client, direct, loose = world.remember(world.direct()), world.direct(), world.open()
     world.end()
@@ -306,13 +306,13 @@ def test_frontends(world: World, served: Frontend, asked: Frontend, is_served: b
     assert (served in found.keys(asked)) == is_served
 
 
-def test_torn(world: World) -> None:
+def test_a_slot_of_another_service_tells_nothing(world: World) -> None:
     """If a slot now belongs to another service, the frontend's endpoints are unknown."""
     world.maps["slots"].write([(0, ELSEWHERE._replace(service=SERVICE + 1))])
     assert ServedFrontends(world.maps).endpoints(VIP) is CHANGING
 
 
-def test_many(world: World) -> None:
+def test_all_are_found_in_a_large_map(world: World) -> None:
     """All stale ones are found in a large map, each kind of peer is judged once."""
     judged = list[PeerFrontend]()
 

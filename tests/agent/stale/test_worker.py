@@ -236,7 +236,7 @@ def test_sockets_end_though_conntrack_fails_and_the_other_way_round(
     assert world.worker.error is None
 
 
-def test_shadow(net: Namespace, world: World) -> None:
+def test_beside_a_kube_proxy_nothing_is_deleted(net: Namespace, world: World) -> None:
     """Beside a kube-proxy, its entries and the sockets that it serves are left alone, even sockets
     whose entries are gone.
     """

@@ -61,12 +61,12 @@ def at(cgroup: Path) -> dict[str, list[int]]:
         os.close(target)
 
 
-def test_root() -> None:
+def test_the_root_is_found_beside_cgroup_v1() -> None:
     """The root of cgroup v2 is found, also if cgroup v1 is mounted too."""
     assert (cgroup_links.cgroup_root() / "cgroup.controllers").exists()
 
 
-def test_replace(
+def test_new_programs_replace_old_ones(
     home: StateDir, cgroup: Path, loaded: list[Program], others: list[Program]
 ) -> None:
     """New programs replace the old ones in the same links."""
@@ -152,7 +152,7 @@ print(stream.getpeername(), stream.recv(9))
 """
 
 
-def test_serves(
+def test_a_process_reaches_the_backend(
     home: StateDir, cgroup: Path, loaded: list[Program], all_maps: dict[str, Map]
 ) -> None:
     """A process in the cgroup reaches the backend, and sees the service."""

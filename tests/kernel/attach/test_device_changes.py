@@ -126,7 +126,7 @@ def test_taken_off(
     assert attached_devices(home_of(made)) == {by: len(ALL)}
 
 
-def test_unpinned(
+def test_a_program_without_its_pin_stays(
     agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program], said: Said
 ) -> None:
     """A program that lost its pin, or the record of its filters, stays at its device while the

@@ -130,7 +130,7 @@ def test_no_gap(agent: Agent, ns: Namespace, flood: socket.socket) -> None:
             device_namespace.close(each)
 
 
-def test_variants(home: StateDir, ns: Namespace, by: str) -> None:
+def test_devices_without_a_link_header_get_others(home: StateDir, ns: Namespace, by: str) -> None:
     """Devices without a link header get the other programs, after all devices with one."""
     asked, programs = [], pair()
 

@@ -102,7 +102,7 @@ def foreign_link(ns: Namespace, other_program: Program) -> Iterator[int]:
     os.close(link)
 
 
-def test_first(
+def test_with_tcx_ours_run_first(
     home: StateDir,
     ns: Namespace,
     foreign_link: int,

@@ -56,7 +56,7 @@ def test_only_a_small_array_stays_mapped(
     assert mapped() == before
 
 
-def test_closed(memory: ArrayMemory) -> None:
+def test_after_closing_the_descriptor_is_unused(memory: ArrayMemory) -> None:
     """After closing, no read or write uses the descriptor, which may belong to another file."""
     memory.close()
     with pytest.raises(ValueError, match="closed"):

@@ -88,7 +88,7 @@ def test_round_trip(struct: str, data: some.DataObject) -> None:
     assert record(struct).unpack(packed) == value
 
 
-def test_bytes() -> None:
+def test_addresses_and_ports_are_in_network_order() -> None:
     """Addresses and ports are in network order, other numbers in host order; padding is zero."""
     mapped = bytes(10) + b"\xff\xff"
     frontend = Frontend(IPv4Address("10.1.2.3"), 80, 6)
@@ -108,7 +108,7 @@ def test_long_names_are_cut() -> None:
 
 
 @given(address=some.ip_addresses())
-def test_address(address: Address) -> None:
+def test_an_address_has_16_bytes(address: Address) -> None:
     """An address has 16 bytes; an IPv4-mapped one is read as the IPv4 address."""
     packed = layout.address_bytes(address)
     assert len(packed) == 16
@@ -120,7 +120,7 @@ class Swapped(NamedTuple):
     base: int
 
 
-def test_mismatch() -> None:
+def test_other_fields_than_the_structs_are_refused() -> None:
     """A NamedTuple whose fields differ from the struct's is refused at its declaration."""
     with pytest.raises(TypeError, match=r"Swapped.*struct range\('base', 'size'\)"):
         Record("struct range", Swapped)

@@ -53,14 +53,14 @@ def test_half_open_flows() -> None:
         ("flows=65536", '"flows=65536" is not flows=ENTRIES with 66560 to '),
     ],
 )
-def test_invalid(text: str, reason: str) -> None:
+def test_the_error_has_the_valid_form(text: str, reason: str) -> None:
     """The error says what is wrong, and the valid form."""
     with pytest.raises(ValueError) as error:
         addresses.parse_map_sizes(text)
     assert str(error.value).startswith(reason)
 
 
-def test_record(tmp_path: Path) -> None:
+def test_the_usual_sizes_need_no_record(tmp_path: Path) -> None:
     """The usual sizes need no record; an unreadable record counts as none."""
     sizes = addresses.parse_map_sizes("flows=80000,slots=4096")
     state_dir.write_sizes(tmp_path, sizes)

@@ -56,7 +56,7 @@ def test_kernel_agrees(all_maps: dict[str, Map], name: str) -> None:
     assert bpf.ffi.string(info.name).decode() == name
 
 
-def test_delete(table: Map) -> None:
+def test_delete_counts_existing_keys(table: Map) -> None:
     """delete() returns how many of the keys existed."""
     table.write([(1, 10), (2, 20)])
     assert (table.delete([1, 3]), table.delete([1])) == (1, 0)
@@ -64,7 +64,7 @@ def test_delete(table: Map) -> None:
 
 
 @pytest.mark.parametrize("size", [64, 4 * BATCH])
-def test_slices(table: Map, size: int) -> None:
+def test_slices_hold_each_entry_once(table: Map, size: int) -> None:
     """Slices hold each entry once, and are not too large."""
     pairs = [(n, 7 * n) for n in range(1000)]
     table.write(pairs)
@@ -76,7 +76,7 @@ def test_slices(table: Map, size: int) -> None:
     assert sorted(zip(*numbers, strict=True)) == pairs
 
 
-def test_full(opener: Opener) -> None:
+def test_a_full_map_is_a_kernel_error(opener: Opener) -> None:
     """A full map is a KernelError with the errno E2BIG."""
     small = opener(MapSpec("small", "HASH", "__u32", "__u32", 4, ("NONE",)))
     with pytest.raises(KernelError) as refusal:
@@ -123,7 +123,7 @@ def per_cpu(*numbers: int) -> bytes:
     return b"".join((n * 10**cpu).to_bytes(8, "little") for cpu in cpus for n in numbers)
 
 
-def test_counters(opener: Opener) -> None:
+def test_a_counter_is_the_sum_over_all_cpus(opener: Opener) -> None:
     """A counter is the sum over all CPUs, field by field; zeroing it zeroes them all."""
     spec = layout.MAPS["flow_stats"]._replace(entries=4)
     counters = opener(spec)

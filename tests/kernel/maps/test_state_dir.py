@@ -52,7 +52,7 @@ def pin_other(path: Path, fd: int) -> None:
     os.close(fd)
 
 
-def test_upgrade(home: StateDir, opening: Open) -> None:
+def test_only_maps_of_the_same_layout_are_adopted(home: StateDir, opening: Open) -> None:
     """Only persistent maps of another layout whose own layout is the same are adopted."""
     specs = {name: SPEC._replace(name=name) for name in ("small", "other")}
     specs["persistent"] = SPEC._replace(name="persistent", persistent=True)
@@ -87,7 +87,7 @@ def test_wrong_pin(home: StateDir, opening: Open, other: MapSpec) -> None:
     assert map_id(opening()["small"]) == map_id(opened)
 
 
-def test_looking(home: StateDir, opening: Open) -> None:
+def test_read_maps_opens_read_only_arrays(home: StateDir, opening: Open) -> None:
     """``read_maps`` opens the same maps, with arrays that cannot be written."""
     opening(layout.MAPS)
     found = home.read_maps()
@@ -98,7 +98,7 @@ def test_looking(home: StateDir, opening: Open) -> None:
         map_.close()
 
 
-def test_remove(home: StateDir, opening: Open) -> None:
+def test_the_whole_directory_is_removed(home: StateDir, opening: Open) -> None:
     """Maps, links, old layouts and the directory itself are removed."""
     opening()
     pin_other(home.links_directory / "connect4", state_dir.create_map(SPEC))

@@ -87,19 +87,19 @@ def left(table: SweptTable) -> Entries:
     return dict(table.flows.items())
 
 
-def test_hooks() -> None:
+def test_hooks_have_the_numbers_of_the_header() -> None:
     """The hooks have the numbers of layout.h."""
     assert {hook.value: hook.name.lower() for hook in Hook} == layout.names("hook", "HOOK_")
 
 
-def test_kinds() -> None:
+def test_kinds_equal_those_of_the_header() -> None:
     """The kinds of entries equal those of the header."""
     assert {kind.value: kind.name.lower() for kind in FlowKind} == layout.names(
         "flow_kind", "FLOW_"
     )
 
 
-def test_sweep(table: SweptTable) -> None:
+def test_expired_flows_are_removed_whole(table: SweptTable) -> None:
     """Expired flows are removed with all their entries; others stay unchanged."""
     due = [closed(n, masqueraded=n % 2 > 0, changed=n % 3 > 0) for n in range(1, 400)]
     keep = [closed(n, idle=29) for n in range(400, 600)] + [Made(1000).plain(3600)]
@@ -208,7 +208,7 @@ def test_killed_meanwhile(table: SweptTable, removed: bool) -> None:
     assert left(table) == {}
 
 
-def test_evicted(table: SweptTable) -> None:
+def test_evictions_are_counted_from_the_rest(table: SweptTable) -> None:
     """Evicted entries follow from those created, deleted, swept and left; the sum never falls."""
     put(table, *(Made(n).plain(0) for n in range(1, ENTRIES)))
     held = len(left(table))

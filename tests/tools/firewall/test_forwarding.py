@@ -102,7 +102,7 @@ def test_dropped_by_default(rules: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("rules", ACCEPTED.values(), ids=ACCEPTED)
-def test_accepted(rules: tuple[str, ...]) -> None:
+def test_without_a_rule_the_policy_decides(rules: tuple[str, ...]) -> None:
     """The policy decides; no rule matches the request."""
     assert outcome(table(*rules)) == {ACCEPT}
 
@@ -187,7 +187,7 @@ def of_nft(chains: dict[str, list[Any]], policy: str = "accept") -> Table:
     return read_nft(json.dumps({"nftables": objects}))
 
 
-def test_firewalld() -> None:
+def test_firewalld_accepts_translated_packets() -> None:
     """It accepts packets translated by conntrack, and rejects others to a zone's devices."""
     there = of_nft(FIREWALLD)
     assert outcome(there) == {ACCEPT}
