@@ -65,7 +65,7 @@ def flags() -> list[Flag]:
     return [flag for kind in (Options, Paths) for _, flag, _ in flags_of(kind)]
 
 
-def test_names() -> None:
+def test_each_option_has_a_name() -> None:
     """Each option has a name; one for a directory also has an environment variable."""
     names = [flag.name for flag in flags()]
     assert len(set(names)) == len(names)

@@ -87,7 +87,7 @@ def test_hold(datapath: Datapath, name: str, first: dict[Any, Any], second: dict
     assert held(datapath, "settings")[0].writes == writes
 
 
-def test_set(datapath: Datapath) -> None:
+def test_settings_change_as_given(datapath: Datapath) -> None:
     """The settings change as given; the count of writes stays."""
     span = prefix_of(ip_network("10.96.0.0/16"))
     datapath.write_settings(Settings(flags=frozenset({"masquerade_all"})))

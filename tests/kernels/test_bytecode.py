@@ -14,13 +14,13 @@ from ebpflb.kernel.programs import precompile
 SWITCH = re.compile(r"(?m)^#\s*ifn?def (?!EBPFLB_|DIALECT_|__)(\w+)")
 
 
-def test_sources() -> None:
+def test_every_compiled_file_is_listed() -> None:
     """The list has every file of hooks/ that is compiled."""
     found = layout.SOURCES.glob("hooks/*.c")
     assert {str(path.relative_to(layout.SOURCES)) for path in found} == set(precompile.VARIANTS)
 
 
-def test_variants() -> None:
+def test_every_switch_is_both_on_and_off() -> None:
     """Every switch of the C code is both on and off, except one for tests."""
     files = [path for path in layout.SOURCES.rglob("*.[ch]") if "stub" not in path.parts]
     switches = {f"-D{name}" for path in files for name in SWITCH.findall(Path(path).read_text())}

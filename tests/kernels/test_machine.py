@@ -32,7 +32,7 @@ def verdict(result: machine.Result) -> str:
     return lane.judge(KERNEL, result).error
 
 
-def test_good(boot: Boot) -> None:
+def test_passed_and_skipped_tests_are_reported(boot: Boot) -> None:
     """With status 0 and results, the numbers of passed and skipped tests are reported."""
     result = boot(f"echo '{JUNIT.format(0)}' >$out/junit.xml; echo 0 >$out/status")
     error, summary = lane.judge(KERNEL, result)[1:]
@@ -76,7 +76,7 @@ def test_a_run_that_proves_nothing_is_named(boot: Boot, script: str, said: str) 
     assert verdict(boot(script)).startswith(said)
 
 
-def test_hang(boot: Boot) -> None:
+def test_a_machine_without_an_end_is_stopped(boot: Boot) -> None:
     """A machine that does not end is stopped, and its last lines are shown."""
     result = boot("echo waiting >$out/console; exec sleep 1000", limit=0.5)
     assert verdict(result) == "no end after 0.5 s; the console ended with\n    waiting"

@@ -47,7 +47,7 @@ def test_tests_of_the_lane_exist() -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_script(script: Path) -> None:
+def test_every_script_is_valid_and_executable(script: Path) -> None:
     """Every script of the lab is executable, and bash can parse it."""
     assert os.access(script, os.X_OK)
     assert script.read_text().splitlines()[1] == "# SPDX-License-Identifier: Apache-2.0"

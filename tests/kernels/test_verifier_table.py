@@ -11,8 +11,7 @@ ROW = Row("hooks/socket.c", "plain", "connect4", "0.26.0")
 BCCS = ("0.26.0", "0.31.0")  # of Debian 12 and 13: LLVM 14 and 19
 
 
-def test_summary() -> None:
-    """The number is the verifier's own."""
+def test_the_number_is_the_verifiers_own() -> None:
     log = "processed 2983 insns (limit 1000000) max_states_per_insn 4 total_states 211\n"
     assert verifier.processed(log) == 2983
     with pytest.raises(ValueError, match="no summary"):
@@ -47,7 +46,7 @@ def test_not_there() -> None:
         assert line.endswith("not in the table yet: make verifier-table")
 
 
-def test_table() -> None:
+def test_the_table_is_complete() -> None:
     """The checked-in table has a number for every source, BCC, and kernel of the list."""
     table = verifier.read()
     for column in (verifier.STACK, *listing.kernels()):

@@ -31,7 +31,7 @@ from ebpflb.model.addresses import (
         ("64:ff9b::192.0.2.001", "64:ff9b::c000:201"),
     ],
 )
-def test_address(text: str, plain: str) -> None:
+def test_leading_zeros_are_decimal(text: str, plain: str) -> None:
     """Leading zeros are decimal, and an IPv4-mapped address is the IPv4 address."""
     assert addresses.parse_address(text) == ip_address(plain)
 
@@ -63,7 +63,7 @@ def test_not_an_address(text: str) -> None:
         ("::ffff:10.1.2.3/104", "10.0.0.0/8"),
     ],
 )
-def test_network(text: str, plain: str) -> None:
+def test_a_cidr_is_masked_to_its_network(text: str, plain: str) -> None:
     """A CIDR is masked to its network; an IPv4-mapped one is the IPv4 network."""
     assert addresses.parse_network(text) == ip_network(plain)
 
@@ -147,7 +147,7 @@ def test_as_go_writes_it(text: str, written: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "30", "s", ".s", "1d", "-", " 1s", "1s ", "1 s", "9999999h"])
-def test_refused(text: str) -> None:
+def test_an_invalid_duration_is_rejected(text: str) -> None:
     """A duration that Go does not accept is rejected, with an example in the message."""
     with pytest.raises(ValueError, match="is not a duration such as 30s or 1h30m"):
         parse_duration(text)
@@ -184,7 +184,7 @@ def test_whole_seconds(text: str, seconds: int) -> None:
         ("", []),
     ],
 )
-def test_spans(text: str, numbers: list[int]) -> None:
+def test_a_list_has_numbers_and_ranges(text: str, numbers: list[int]) -> None:
     """A list has single numbers and ranges with commas between, or is empty."""
     assert [number for span in parse_ranges(text) for number in span] == numbers
 
@@ -202,7 +202,7 @@ def test_format_is_the_inverse(numbers: set[int]) -> None:
     assert parse_numbers(format_numbers(numbers)) == numbers
 
 
-def test_format() -> None:
+def test_neighbours_are_one_range() -> None:
     """Neighbours are one range, as the kernel writes it."""
     assert format_numbers({80, 20000, 20001, 20002, 443}) == "80,443,20000-20002"
     assert parse_numbers("\n") == set()

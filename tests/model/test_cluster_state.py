@@ -39,7 +39,7 @@ def node(*addresses: str) -> Changed:
     return changed(Kind.NODE, HERE, listed)
 
 
-def test_complete(cluster: ClusterState) -> None:
+def test_all_but_service_cidrs_must_be_listed(cluster: ClusterState) -> None:
     """Services, slices and the node must have been listed; ServiceCIDRs need not."""
     for kind in (Kind.SERVICE, Kind.ENDPOINT_SLICE, Kind.SERVICE_CIDR):
         cluster.apply(Replaced(kind, {}))
@@ -101,7 +101,7 @@ def test_an_object_that_was_never_valid_has_no_good_state(cluster: ClusterState)
         assert str(warning).endswith("spec.ports: no array (ignored: it has never been valid here)")
 
 
-def test_unreadable(cluster: ClusterState) -> None:
+def test_an_undecodable_object_stays_as_it_was(cluster: ClusterState) -> None:
     """An object that cannot even be decoded is named like an invalid one, and stays as it was."""
     cluster.apply(changed(Kind.SERVICE, WEB, builders.service()))
     before = list(ports_of(cluster, WEB))

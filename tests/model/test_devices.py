@@ -55,7 +55,7 @@ NODE = both("192.0.2.2", "2001:db8::1")
         (("ETH0",), ""),
     ],
 )
-def test_served(patterns: tuple[str, ...], names: str) -> None:
+def test_an_exclusion_always_wins(patterns: tuple[str, ...], names: str) -> None:
     """All devices are served, or those that match a pattern; an exclusion always wins; loopback
     never is.
     """

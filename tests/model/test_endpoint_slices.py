@@ -32,7 +32,7 @@ def test_service_of(labels: dict[str, str], service: Key | None) -> None:
     assert endpoint_slices.service_of(builders.slice(labels=labels)) == service
 
 
-def test_remarks() -> None:
+def test_every_skipped_entry_is_named() -> None:
     """Every skipped entry is named with its path."""
     slice = builders.slice(
         entry("10.1.0.1"),
@@ -51,7 +51,7 @@ def test_remarks() -> None:
     )
 
 
-def test_fqdn() -> None:
+def test_a_slice_of_host_names_is_skipped() -> None:
     """A slice of host names is skipped completely, with one warning."""
     slice = builders.slice(entry("example.org"), family="FQDN")
     assert endpoint_slices.read(slice)[1] == ("addressType: FQDN endpoints are not served",)
@@ -66,7 +66,7 @@ def test_fqdn() -> None:
         ({"ports": [{"port": 1, "protocol": "ICMP"}]}, "ports[0].protocol", '"ICMP" is not one of'),
     ],
 )
-def test_invalid(changes: dict[str, Any], field: str, reason: str) -> None:
+def test_an_invalid_field_is_named(changes: dict[str, Any], field: str, reason: str) -> None:
     """A field that no API server would have let through is named with its path."""
     with pytest.raises(errors.InvalidObject) as refusal:
         endpoint_slices.read(builders.slice(**changes))

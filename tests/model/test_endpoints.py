@@ -42,7 +42,7 @@ def texts(found: tuple[Endpoint, ...]) -> list[str]:
     return [f"{endpoint.address}:{endpoint.port}" for endpoint in found]
 
 
-def test_union() -> None:
+def test_all_slices_of_a_service_count() -> None:
     """All slices of a service count, whoever wrote them."""
     first = builders.slice(entry("10.1.0.1"), entry("10.1.0.2"), name="a")
     second = builders.slice(entry("10.1.0.3"), name="b")
@@ -63,7 +63,7 @@ def test_same_name_and_protocol() -> None:
     assert texts(merge([one, two], udp)) == ["10.1.0.1:81"]
 
 
-def test_family() -> None:
+def test_each_family_sees_its_own_slices() -> None:
     """Each family sees the slices of its own address type."""
     four = builders.slice(entry("10.1.0.1"), name="a")
     six = builders.slice(entry("fd00::1"), name="b", family="IPv6")
@@ -116,7 +116,7 @@ def test_conditions(conditions: dict[str, Any] | None, expected: tuple[bool, ...
 @pytest.mark.parametrize(
     ("node", "local"), [(HERE, True), ("elsewhere", False), ("", False), (None, False)]
 )
-def test_local(node: str | None, local: bool) -> None:
+def test_an_endpoint_of_this_node_is_local(node: str | None, local: bool) -> None:
     """An endpoint is local if its nodeName is this node."""
     slice = builders.slice(entry("10.1.0.1", nodeName=node))
     assert [found.local for found in merged(slice)] == [local]

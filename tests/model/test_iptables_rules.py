@@ -33,7 +33,7 @@ def removal(text: str) -> Removal:
     return Removal(table)
 
 
-def test_parse() -> None:
+def test_chains_and_rules_are_read() -> None:
     """Chains are read, the kernel's with their policy, and rules without counters."""
     (table,) = parse_rules(NAT)
     assert table.name == "nat"
@@ -47,7 +47,7 @@ def test_target_in_words() -> None:
     assert removal(NAT).table.rules[2].target == "RETURN"
 
 
-def test_all() -> None:
+def test_all_chains_of_kube_proxy_are_deleted() -> None:
     """All of kube-proxy's chains are emptied, the jumps to them and then the chains deleted."""
     found = removal(NAT)
     assert found
@@ -109,7 +109,7 @@ def test_new_connections() -> None:
         assert not IptablesRule("INPUT", f"{words} -j KUBE-SERVICES").is_bare
 
 
-def test_nothing() -> None:
+def test_without_kube_proxy_nothing_is_done() -> None:
     """Without kube-proxy, and in tables that it never used, nothing is done."""
     assert not removal("*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-FIREWALL - [0:0]\nCOMMIT\n")
     assert not removal(NAT.replace("*nat", "*raw"))

@@ -46,13 +46,13 @@ def test_own_chains(name: str) -> None:
     assert is_chain(name)
 
 
-def test_sets() -> None:
+def test_sets_have_names_for_both_families() -> None:
     """Sets have names for both families; those of IPv6 are cut to the kernel's limit."""
     assert {"KUBE-CLUSTER-IP", "KUBE-6-CLUSTER-IP", "KUBE-6-LOAD-BALANCER-SOURCE-CID"} <= SETS
     assert max(map(len, SETS)) <= 31
 
 
-def test_gone() -> None:
+def test_rules_alone_are_leftovers() -> None:
     """Rules alone are leftovers: the message has them, their effect, and how to remove them."""
     found = Detection(rules=RULES)
     assert not found.running
@@ -61,7 +61,7 @@ def test_gone() -> None:
     assert "`ebpflb cleanup --kube-proxy` removes them" in found.log_message
 
 
-def test_unseen() -> None:
+def test_invisible_processes_prove_nothing() -> None:
     """If the node's processes are invisible, rules alone do not prove that no kube-proxy runs."""
     found = Detection(rules=RULES, unseen=True)
     assert found.state.startswith("has left table ip kube-proxy") and "unknown" in found.state
@@ -76,7 +76,7 @@ def test_unseen() -> None:
         (Detection(rules=RULES, rules_returned=True), "its rules have come back"),
     ],
 )
-def test_runs(found: Detection, evidence: str) -> None:
+def test_any_of_three_signs_means_running(found: Detection, evidence: str) -> None:
     """A process, an answer, or rules that come back mean a running kube-proxy."""
     assert found.running
     assert found.log_message == (
@@ -102,7 +102,7 @@ def test_left_to_it(found: Detection, said: str | None) -> None:
     assert (said in message and "cleanup" not in message) if message and said else message is said
 
 
-def test_renewed() -> None:
+def test_rules_that_appear_later_are_no_leftovers() -> None:
     """Rules of the first detection may be leftovers; those that appear later are not."""
     none, some = Detection(), Detection(rules=RULES)
     assert not some.compared_with(None).running
@@ -135,7 +135,7 @@ CLUSTER6 = VirtualServer("TCP", ip_address("fd00:96::a"), 80, 1)
 OTHER = VirtualServer("TCP", ip_address("192.0.2.1"), 443)
 
 
-def test_parse() -> None:
+def test_servers_have_their_open_connections() -> None:
     """Virtual servers of both families have the open connections of all their destinations.
 
     Firewall marks are left out.
@@ -144,7 +144,7 @@ def test_parse() -> None:
     assert parse_virtual_servers("") == []
 
 
-def test_split() -> None:
+def test_servers_of_kube_proxy_are_told_apart() -> None:
     """kube-proxy's servers are at its device's addresses and at its NodePorts, per protocol."""
     device = {CLUSTER.address, CLUSTER6.address}
     ours, others = split(parse_virtual_servers(TABLE), device, {"UDP": {30080}, "TCP": {30081}})

@@ -18,7 +18,7 @@ def pods(detector: LocalDetector) -> list[str]:
     return [device.name for device in KNOWN.values() if detector.is_pod_device(device, KNOWN)]
 
 
-def test_default() -> None:
+def test_without_a_cidr_nothing_is_a_pods() -> None:
     """Without a cluster CIDR no traffic counts as a pod's."""
     assert not LocalDetector().networks(NODE)
     assert not LocalDetector().by_device
@@ -34,14 +34,14 @@ def test_default() -> None:
         (LocalMode.NAME_PREFIX, ()),
     ],
 )
-def test_networks(mode: LocalMode, networks: tuple[object, ...]) -> None:
+def test_each_mode_uses_its_own_cidrs(mode: LocalMode, networks: tuple[object, ...]) -> None:
     """Each mode uses its own CIDRs, or none."""
     detector = LocalDetector(mode, CLUSTER, "cni0", "veth")
     assert detector.networks(NODE) == networks
     assert detector.by_device == (not networks)
 
 
-def test_bridge() -> None:
+def test_traffic_of_the_bridge_counts() -> None:
     """Traffic of the bridge and its ports counts."""
     assert pods(LocalDetector(LocalMode.BRIDGE, bridge="cni0")) == ["cni0", "veth1"]
 

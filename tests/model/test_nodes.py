@@ -53,7 +53,7 @@ def test_pod_cidrs(spec: dict[str, Any], expected: list[str]) -> None:
     assert [str(each) for each in nodes.pod_cidrs(builders.node(**spec))] == expected
 
 
-def test_primary() -> None:
+def test_the_first_address_of_each_family_counts() -> None:
     """The first address of each family counts, and the first family is the node's own."""
     listed = [ip_address(text) for text in ("fd00::7", "10.0.0.7", "fd00::8", "10.0.0.8")]
     assert list(nodes.primary_addresses(listed).items()) == [

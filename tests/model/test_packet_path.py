@@ -25,7 +25,7 @@ from ebpflb.model.packet_path import Engine, PacketMark, decide, unsuited
         ("netfilter", None, "a bridge", Engine.NETFILTER, "although a bridge"),
     ],
 )
-def test_decision(
+def test_auto_takes_netfilter_where_it_works(
     chosen: str, missing: str | None, unsuited: str | None, engine: Engine, reason: str
 ) -> None:
     """auto takes netfilter unless it cannot work, or should not be used, on this node."""
@@ -60,7 +60,7 @@ def test_forms(text: str, mark: PacketMark) -> None:
 
 
 @pytest.mark.parametrize("text", ["x", "1/", "/1", "2/1", "0/1", "0x100000000", "-1", "1/0"])
-def test_refused(text: str) -> None:
+def test_a_mark_outside_its_mask_is_refused(text: str) -> None:
     """A mark is refused if it has bits outside its mask, or none."""
     with pytest.raises(ValueError, match=r"MARK/MASK|MARK must"):
         packet_path.parse_mark(text)

@@ -136,7 +136,7 @@ def test_fallbacks_are_independent() -> None:
     assert (names(chosen.cluster), names(chosen.local)) == ("b", "a")
 
 
-def test_serving() -> None:
+def test_every_serving_endpoint_is_in_it() -> None:
     """Every serving endpoint is in it, whatever its readiness or node (11.1)."""
     endpoints = (
         endpoint("a", zones="z2"),

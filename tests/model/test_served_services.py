@@ -55,7 +55,7 @@ def test_what_is_no_selector_is_named(selector: str) -> None:
         services.parse_requirements(selector)
 
 
-def test_namespaces() -> None:
+def test_without_a_list_all_are_served() -> None:
     """Each listed namespace is served; without a list, all are."""
     assert chosen("", "other, default")
     assert not chosen("", "other")

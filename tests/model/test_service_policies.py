@@ -76,12 +76,12 @@ def test_externally_accessible(spec: dict[str, Any], accessible: bool) -> None:
     ],
     ids=["unsaid", "default", "empty", "a day", "None"],
 )
-def test_affinity(spec: dict[str, Any], seconds: int) -> None:
+def test_the_timeout_defaults_to_three_hours(spec: dict[str, Any], seconds: int) -> None:
     """The timeout is taken only for ClientIP and defaults to three hours (1.4)."""
     assert builders.only_port(builders.service(**spec)).affinity_seconds == seconds
 
 
-def test_protocols() -> None:
+def test_a_port_name_is_used_once_per_protocol() -> None:
     """One port name may be used once for each of the three protocols."""
     listed = ["TCP", "UDP", "SCTP"]
     ports = [{"port": 53, "protocol": protocol} for protocol in listed]
@@ -137,7 +137,7 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("spec", "field", "reason"), INVALID)
-def test_invalid(spec: dict[str, Any], field: str, reason: str) -> None:
+def test_an_invalid_field_is_named(spec: dict[str, Any], field: str, reason: str) -> None:
     """A field that no API server would have let through is named with its path."""
     with pytest.raises(errors.InvalidObject) as refusal:
         services.parse(builders.service(**spec))

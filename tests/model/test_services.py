@@ -38,7 +38,7 @@ def test_another_proxys_service(value: str) -> None:
     ],
     ids=["headless", "headless without ports", "ExternalName with an IP"],
 )
-def test_skipped(spec: dict[str, Any]) -> None:
+def test_headless_services_have_no_service_port(spec: dict[str, Any]) -> None:
     """Headless and ExternalName services have no service port (1.2)."""
     service = builders.service(**spec)
     assert not services.is_ours(service)
@@ -83,7 +83,7 @@ def test_a_manifest_without_node_port() -> None:
     ],
     ids=["IPv4", "IPv6", "both", "the first counts", "clusterIP alone", "IPv6 clusterIP alone"],
 )
-def test_families(spec: dict[str, Any], found: dict[int, str]) -> None:
+def test_cluster_ips_match_ip_families(spec: dict[str, Any], found: dict[int, str]) -> None:
     """clusterIPs is paired with ipFamilies; clusterIP counts only where there are none (1.3)."""
     parsed = services.parse(builders.service(**spec))
     assert {port.name.family: str(port.cluster_ip) for port in parsed.ports} == found

@@ -48,7 +48,7 @@ def unready(target: str, zones: str = "") -> Endpoint:
         "terminating one for this zone does not count",
     ],
 )
-def test_zones(endpoints: list[Endpoint], kept: str) -> None:
+def test_zone_mode_needs_all_hints(endpoints: list[Endpoint], kept: str) -> None:
     """In zone mode every ready endpoint has a hint, and at least one is for this zone."""
     assert cluster(*endpoints) == kept
 
@@ -95,7 +95,7 @@ def test_zone_hint_of_no_name() -> None:
         "an unready one needs no hint",
     ],
 )
-def test_nodes(endpoints: list[Endpoint], kept: str) -> None:
+def test_node_mode_comes_before_zone_mode(endpoints: list[Endpoint], kept: str) -> None:
     """Node mode comes first, by the same rule; if it is off, zone mode is tried."""
     assert cluster(*endpoints) == kept
 

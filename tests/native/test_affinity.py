@@ -22,7 +22,7 @@ def goes(node: NativeNode, *, netns: int = POD, to: str = SERVICE) -> str:
     return node.socket(netns=netns).connect(to).place
 
 
-def test_sticks(node: NativeNode) -> None:
+def test_a_namespace_keeps_its_backend(node: NativeNode) -> None:
     """All sockets of a namespace get one backend; all but the first count as affinity's."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     assert len({goes(node) for _ in range(20)}) == 1
@@ -56,7 +56,7 @@ def test_services_are_separate(node: NativeNode) -> None:
 
 
 @pytest.mark.parametrize("seconds", [1, 10_800, MONTH, 86_400, 0xFFFFFFFF])
-def test_edge(node: NativeNode, seconds: int) -> None:
+def test_affinity_is_valid_to_its_last_moment(node: NativeNode, seconds: int) -> None:
     """The affinity is valid until the timeout has passed, including its last moment."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=seconds)
     home = goes(node)
@@ -67,8 +67,7 @@ def test_edge(node: NativeNode, seconds: int) -> None:
     assert node.kernel.get("service_stats", 1)[:2] == (3, 1)
 
 
-def test_slides(node: NativeNode) -> None:
-    """Each new flow starts the timeout again."""
+def test_each_new_flow_starts_the_timeout_again(node: NativeNode) -> None:
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     home = goes(node)
     for _ in range(10):

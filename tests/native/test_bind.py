@@ -44,14 +44,13 @@ TAKEN = [
 
 
 @pytest.mark.parametrize("at", TAKEN)
-def test_taken(both: NativeNode, at: str) -> None:
+def test_a_bind_to_a_served_nodeport_fails(both: NativeNode, at: str) -> None:
     """Where the NodePort is served the bind fails, if the hook can set the errno."""
     assert is_taken(both, at) == both.kernel.names_errno
 
 
 @pytest.mark.parametrize("at", TAKEN)
-def test_pod(both: NativeNode, at: str) -> None:
-    """In a pod's namespace every port is free."""
+def test_in_a_pod_every_port_is_free(both: NativeNode, at: str) -> None:
     assert not is_taken(both, at, netns=POD)
 
 
@@ -75,7 +74,7 @@ def test_guard_off(both: NativeNode, at: str) -> None:
         ("0.0.0.0:32885", "tcp"),  # 30080 with its bytes swapped
     ],
 )
-def test_free(both: NativeNode, at: str, protocol: str) -> None:
+def test_other_ports_and_addresses_are_free(both: NativeNode, at: str, protocol: str) -> None:
     """Other ports, protocols and addresses are free."""
     assert not is_taken(both, at, protocol=protocol)
 

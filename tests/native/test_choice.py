@@ -28,7 +28,7 @@ def publish_sized(node: NativeNode, base: int, size: int) -> None:
 
 @pytest.mark.parametrize("base", [0, 1, 1000])
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 255, 256, 1000, 65_535, 65_536, 500_000])
-def test_ends(node: NativeNode, base: int, size: int) -> None:
+def test_extreme_numbers_give_the_ends(node: NativeNode, base: int, size: int) -> None:
     """The lowest random number gives the first slot of the list, the highest the last."""
     publish_sized(node, base, size)
     node.kernel.dice = lambda: 0
@@ -53,7 +53,7 @@ def test_inside(new_node: Callable[[], NativeNode], size: int, number: int) -> N
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 10, 48])
-def test_uniform(node: NativeNode, size: int) -> None:
+def test_even_numbers_choose_evenly(node: NativeNode, size: int) -> None:
     """Evenly spread random numbers choose every backend equally often, within one."""
     node.publish(1, [WEB], cluster=[f"10.1.0.1:{n + 1}" for n in range(size)])
     draws = 20 * size

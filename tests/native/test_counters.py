@@ -33,7 +33,7 @@ def busy(node: NativeNode) -> NativeNode:
     return node
 
 
-def test_verdicts(busy: NativeNode) -> None:
+def test_each_hook_call_has_one_verdict(busy: NativeNode) -> None:
     """Each hook call ends in one verdict; a bind only if it failed, a restore only if it did."""
     expected = {
         "translated": 5,
@@ -83,7 +83,7 @@ def test_ids_beyond_the_counters(node: NativeNode, protocol: str) -> None:
 
 
 @pytest.mark.parametrize(("cpu", "part"), [(0, 0), (31, 31), (32, 0), (239, 15)])
-def test_parts(node: NativeNode, cpu: int, part: int) -> None:
+def test_each_cpu_counts_in_its_own_part(node: NativeNode, cpu: int, part: int) -> None:
     """Each CPU counts in its own part; CPUs beyond the last part share them."""
     node.publish(1, [WEB], cluster=[ONE])
     node.kernel.cpu = cpu

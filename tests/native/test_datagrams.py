@@ -21,7 +21,7 @@ def dns(node: NativeNode) -> NativeNode:
     return node
 
 
-def test_kept(dns: NativeNode) -> None:
+def test_a_sockets_datagrams_keep_their_backend(dns: NativeNode) -> None:
     """A socket's datagrams to one frontend go to one backend: one flow, one choice."""
     socket = dns.socket("udp")
     home = socket.sendmsg(ADDRESS).place
@@ -147,7 +147,7 @@ def left(node: NativeNode) -> int:
 
 
 @pytest.mark.parametrize("count", [1, 2, CHAIN])
-def test_release(node: NativeNode, count: int) -> None:
+def test_a_released_socket_has_no_flows(node: NativeNode, count: int) -> None:
     """The release of a socket forgets all its flows, up to the chain's length."""
     node.publish(1, frontends(count), cluster=MANY)
     socket = node.socket("udp")

@@ -31,7 +31,7 @@ def node_port(node: NativeNode) -> NativeNode:
         ("[::ffff:172.30.0.1]:80", "[::ffff:10.1.0.1]:8080"),
     ],
 )
-def test_exact(node: NativeNode, to: str, goes: str) -> None:
+def test_a_frontend_is_found_by_address_and_port(node: NativeNode, to: str, goes: str) -> None:
     """A frontend is found by address and port; IPv6 sockets reach IPv4 ones as v4-mapped."""
     node.publish(1, ["172.30.0.1:80"], cluster=[BACKEND])
     node.publish(2, ["[fd00:30::1]:80"], cluster=[BACKEND6])
@@ -134,7 +134,7 @@ def test_unknown_host(node_port: NativeNode, netns: int, goes: str) -> None:
     assert node_port.socket(netns=netns).connect("127.0.0.1:30080").place == goes
 
 
-def test_withdrawn(node: NativeNode) -> None:
+def test_a_removed_frontend_is_not_translated(node: NativeNode) -> None:
     """The address of a removed frontend is not translated."""
     node.publish(1, ["172.30.0.1:80"], cluster=[BACKEND])
     node.withdraw(1, "172.30.0.1:80")

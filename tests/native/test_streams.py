@@ -12,7 +12,7 @@ def two_services(node: NativeNode) -> None:
     node.publish(2, [ADDRESS], cluster=[TWO])
 
 
-def test_life(node: NativeNode) -> None:
+def test_a_connection_closes_with_its_socket(node: NativeNode) -> None:
     """A connection opens on its backend and closes with its socket."""
     two_services(node)
     socket = node.socket()
@@ -23,7 +23,7 @@ def test_life(node: NativeNode) -> None:
     assert not node.kernel.sockets()
 
 
-def test_reconnect(node: NativeNode) -> None:
+def test_connecting_again_closes_the_former(node: NativeNode) -> None:
     """Connecting again closes the former connection, to the same service or another."""
     two_services(node)
     socket = node.socket()

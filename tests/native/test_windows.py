@@ -190,7 +190,7 @@ def test_real_fin(
     control=some.sampled_from([RST, RST | ACK, FIN | ACK, FIN]),
     primed=some.lists(some.sampled_from([SYN, ACK, 0]), max_size=3),
 )
-def test_guessed(
+def test_guessed_numbers_end_nothing(
     new_node: NewNode,
     numbers: tuple[int, int],
     history: list[Any],

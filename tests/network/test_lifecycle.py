@@ -38,7 +38,7 @@ def hooks(cluster: Cluster) -> dict[str, list[str]]:
     return cgroup_links.foreign_programs(cluster.node.cgroup, ())
 
 
-def test_terminated(cluster: Cluster, pod: Sockets) -> None:
+def test_sigterm_leaves_everything_serving(cluster: Cluster, pod: Sockets) -> None:
     """SIGTERM ends the agent with status 0 and leaves everything serving."""
     before = hooks(cluster)
     cluster.agent.stop()
@@ -48,7 +48,7 @@ def test_terminated(cluster: Cluster, pod: Sockets) -> None:
     assert len(requests.backends(pod, VIP)) == 3
 
 
-def test_cleanup(cluster: Cluster, pod: Sockets) -> None:
+def test_cleanup_leaves_nothing(cluster: Cluster, pod: Sockets) -> None:
     """After `ebpflb cleanup` no hook, pin or file is left, and the VIP is not served."""
     cluster.agent.stop()
     assert cluster.ebpflb("cleanup").returncode == 0

@@ -115,7 +115,7 @@ def test_nothing_fails(two: TwoNodes, who: str, protocol: str, v6: bool) -> None
 
 @families
 @pytest.mark.parametrize("who", CLIENTS)
-def test_bulk(two: TwoNodes, who: str, v6: bool) -> None:
+def test_a_megabyte_returns_unchanged(two: TwoNodes, who: str, v6: bool) -> None:
     """A megabyte is sent and returned unchanged, with large segments."""
     client: Host = getattr(two, who)
     where = Frontends(NUMBER).to(CLIENTS[who], two.near, v6=v6)

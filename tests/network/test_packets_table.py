@@ -16,7 +16,7 @@ case = cells.fixture(CASES)
 @families
 @protocols
 @cells.rows(CASES)
-def test_row(
+def test_a_client_meets_what_the_row_says(
     two: TwoNodes, case: Case, who: str, number: int, kind: str, cell: str, v6: bool, send: Send
 ) -> None:
     """A client meets what the row says, and each request is counted."""

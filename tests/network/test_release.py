@@ -45,8 +45,7 @@ def closed(cluster: Cluster) -> int:
 
 
 @every_kind
-def test_closed(pod: Sockets, send: requests.Send) -> None:
-    """Used sockets are closed."""
+def test_used_sockets_are_closed(pod: Sockets, send: requests.Send) -> None:
     for address in ALL:
         send(pod, address)
 

@@ -70,7 +70,7 @@ def forwarded(places: TwoPlaces) -> int:
 @each_set_up
 @families
 @endpoints
-def test_replies(places: TwoPlaces, name: str, v6: bool) -> None:
+def test_replies_reach_the_client(places: TwoPlaces, name: str, v6: bool) -> None:
     """Replies reach the client in every protocol, even in fragments."""
     where = places.to(name, v6=v6)
     sends: list[Send] = [requests.tcp, requests.udp, requests.connected_udp, requests.fragmented]

@@ -54,7 +54,7 @@ def node_address(cluster: Cluster, v6: bool) -> str:
 
 @option(engines=ENGINES)
 @families
-def test_without(cluster: Cluster, outside: Sockets, v6: bool) -> None:
+def test_by_default_the_client_gets_no_reply(cluster: Cluster, outside: Sockets, v6: bool) -> None:
     """By default a client outside keeps its address, which the endpoint cannot reach."""
     where = node_address(cluster, v6)
     with requests.tcp_socket(outside, where) as client:

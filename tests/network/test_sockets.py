@@ -81,7 +81,7 @@ def test_everyone_serves(pod: Sockets, send: Send, address: str) -> None:
 
 @every_kind
 @pytest.mark.parametrize("address", OF_THE_NODE)
-def test_nodeports(sockets: Sockets, send: Send, address: str) -> None:
+def test_nodeports_reach_an_endpoint(sockets: Sockets, send: Send, address: str) -> None:
     """Pods and node reach an endpoint through the node's own address."""
     name, peer, _ = send(sockets, address, NODEPORT)
     assert name in NAMES

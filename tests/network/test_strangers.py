@@ -118,7 +118,7 @@ clients = pytest.mark.parametrize(
 
 @families
 @clients
-def test_udp(
+def test_datagrams_never_reach_the_other_host(
     two: TwoNodes, place: Place, leaver: Host, who: str, kind: str, how: str, v6: bool
 ) -> None:
     """A connected socket's datagrams never reach the other host after the change."""

@@ -127,7 +127,7 @@ def test_restart_under_load(two: TwoNodes, pressed: None) -> None:
             agent.start()
 
 
-def test_churn(two: TwoNodes, pressed: None) -> None:
+def test_nothing_fails_as_endpoints_change(two: TwoNodes, pressed: None) -> None:
     """Nothing fails while endpoints are added and removed."""
     sets: list[tuple[Host, ...]] = [(two.here,), (two.there,), (two.here, two.there)]
     for _ in range(20):

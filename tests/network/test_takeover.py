@@ -60,7 +60,7 @@ def are_answered(clients: list[Socket]) -> None:
 
 
 @every_mode
-def test_takeover(node: KubeProxyNode, load: Load) -> None:
+def test_no_connection_fails_in_a_takeover(node: KubeProxyNode, load: Load) -> None:
     """No connection fails or ends while ebpflb starts and the rules are removed; new ones are
     ebpflb's. UDP sockets served by kube-proxy's rules are still answered, perhaps by another
     endpoint.

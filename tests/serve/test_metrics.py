@@ -128,7 +128,7 @@ def test_requests_are_counted_by_code(metrics: Metrics) -> None:
     assert found[f"{name}_bucket"]["10.96.0.1:443 0.5 GET"] == 1
 
 
-def test_checks(metrics: Metrics) -> None:
+def test_slis_have_the_outcome_of_each_check(metrics: Metrics) -> None:
     """/metrics/slis has the last outcome of each check and how often it came out how."""
     for ok in (True, True, False):
         metrics.check("ping", "healthz", ok=ok)
@@ -140,7 +140,7 @@ def test_checks(metrics: Metrics) -> None:
     assert b"kubernetes_healthcheck" not in metrics.exposition().body
 
 
-def test_told(metrics: Metrics) -> None:
+def test_facts_are_in_the_next_scrape(metrics: Metrics) -> None:
     """Counts and facts of the agent's parts are in the next scrape, each with its labels."""
     before = values(metrics)
     metrics.socket_destroy_supported(True)

@@ -78,8 +78,7 @@ def counted(error: str = "") -> Counts:
     return counts
 
 
-def test_percentiles() -> None:
-    """Percentiles are exact to five per cent."""
+def test_percentiles_are_exact_to_five_per_cent() -> None:
     assert counted().percentile(0.5) == pytest.approx(1.0, rel=0.05)
     assert counted().percentile(0.99) == pytest.approx(100.0, rel=0.05)
     assert Counts().percentile(0.5) == 0.0

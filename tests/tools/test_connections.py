@@ -136,7 +136,7 @@ def test_choice(maps: dict[str, Map], only: FlowFilter, count: int) -> None:
     assert conntrack.count() == 3 - count
 
 
-def test_metrics(maps: dict[str, Map]) -> None:
+def test_fill_is_shown_before_flows_are_counted(maps: dict[str, Map]) -> None:
     """conntrack's fill is shown at once, its flows after they have been counted."""
     say(VIP, 53, 4001)
     say(VIP, 54, 4001)

@@ -220,7 +220,7 @@ def test_every_map(maps: dict[str, Map]) -> None:
     assert list(dump_maps(maps, ("slots", "choices")).maps) == ["slots", "choices"]
 
 
-def test_rows(maps: dict[str, Map]) -> None:
+def test_every_row_is_as_recorded(maps: dict[str, Map]) -> None:
     """Every row is as recorded, sorted: `EBPFLB_RECORD=1 pytest` of this file records them."""
     found = dump_maps(maps, tuple(ROWS.keys() - {"translations", "devices"})).maps
     shown = json.loads(json.dumps({each: found[each] for each in sorted(found)}))
@@ -236,7 +236,7 @@ def test_rows(maps: dict[str, Map]) -> None:
     assert text == RECORDED.read_text()
 
 
-def test_translations(maps: dict[str, Map]) -> None:
+def test_rows_of_netfilter_have_names(maps: dict[str, Map]) -> None:
     """Rows of netfilter's table have names; a removed id has only its endpoint."""
     with nodes.fresh(f"ebpflb-test-{os.getpid()}-translations"):
         assert rows(maps, "translations") == []

@@ -19,8 +19,7 @@ NAME = f"ebpflb-test-{os.getpid()}-bridge"
     not Path("/proc/sys/net/bridge").exists(), reason="this kernel is without br_netfilter"
 )
 @pytest.mark.parametrize("on", list(Family))
-def test_sysctls(on: Family) -> None:
-    """Each family has a sysctl of its own."""
+def test_each_family_has_its_own_sysctl(on: Family) -> None:
     with nodes.fresh(NAME):
         for family, name in SYSCTLS.items():
             sysctls.sysctl_path(name).write_text(f"{int(family is on)}\n")

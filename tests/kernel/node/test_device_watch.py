@@ -85,7 +85,7 @@ def devices() -> dict[str, Device]:
     return {device.name: device for device in list_devices().devices}
 
 
-def test_kinds(ip: Ip) -> None:
+def test_loopback_and_headerless_devices_are_recognized(ip: Ip) -> None:
     """Loopback is recognized, and a device whose packets have no Ethernet header; the others have a
     MAC address.
     """
@@ -98,8 +98,7 @@ def test_kinds(ip: Ip) -> None:
     assert len({device.index for device in found.values()}) == 3
 
 
-def test_master(ip: Ip) -> None:
-    """A port knows its bridge."""
+def test_a_port_knows_its_bridge(ip: Ip) -> None:
     ip("link add v0 type veth peer name w0")
     ip("link set v0 master d0")
     found = devices()
@@ -185,7 +184,7 @@ def test_how_often_bridge_settings_are_polled(ip: Ip, monkeypatch: pytest.Monkey
     assert often < rarely < seconds() == math.inf
 
 
-def test_sources(ip: Ip) -> None:
+def test_sources_are_in_the_kernels_order(ip: Ip) -> None:
     """Traffic leaves from global, primary, usable addresses, in the kernel's order."""
     for address in ("169.254.1.1/16 scope link", "192.0.2.1/24", "192.0.2.2/24", "198.51.100.1/24"):
         ip(f"address add {address} dev d0")

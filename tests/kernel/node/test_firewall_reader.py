@@ -44,7 +44,7 @@ def titles() -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.usefixtures("namespace")
-def test_nft() -> None:
+def test_tables_of_every_family_are_read() -> None:
     """Tables of every family are read; without tables there is no result."""
     assert titles() == ([], [])
     HERE.nft(TABLE + TABLE.replace("inet", "netdev"))
@@ -53,7 +53,7 @@ def test_nft() -> None:
 
 @pytest.mark.usefixtures("namespace")
 @pytest.mark.parametrize("tool", nodes.TOOLS, ids=lambda tool: tool.name)
-def test_iptables(tool: nodes.Tool) -> None:
+def test_each_variant_is_read_by_its_own_tool(tool: nodes.Tool) -> None:
     """Each variant that has tables is read by its own tool, and by no other."""
     tool.restore("*raw\n-A PREROUTING -p udp -j DROP\nCOMMIT\n")
     unread = list[str]()

@@ -52,7 +52,7 @@ def made() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("made")
-def test_rules() -> None:
+def test_answered_connections_enter_the_flowtable() -> None:
     """Answered and translated connections to a frontend enter the flowtable, behind all filters."""
     flowtable.write(TABLE, with_frontends(WEB, DNS))
     said = run("nft", "list", "table", *TABLE)
@@ -64,7 +64,7 @@ def test_rules() -> None:
 
 
 @pytest.mark.usefixtures("made")
-def test_contents() -> None:
+def test_a_change_adds_and_removes() -> None:
     """A change adds devices, and adds and removes frontends; a missing device changes nothing."""
     both = indexes("up0", "up1")
     flowtable.change(TABLE, EMPTY, wanted := Contents(both, frozenset({WEB, DNS})))
@@ -81,7 +81,7 @@ def test_contents() -> None:
 
 
 @pytest.mark.usefixtures("made")
-def test_many() -> None:
+def test_more_than_one_message_is_written() -> None:
     """Frontends and devices that exceed one message are written completely, also as a change."""
     names = [f"d{number}" for number in range(300)]
     run("ip", "-batch", "-", said="".join(f"link add {name} type dummy\n" for name in names))

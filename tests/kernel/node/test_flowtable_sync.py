@@ -149,7 +149,7 @@ def test_what_differs_is_named(kernel: FakeKernel, it: FlowtableSync, report_onl
     assert it.look(needed=True, report_only=report_only) == []
 
 
-def test_differences() -> None:
+def test_a_missing_existing_device_is_a_difference() -> None:
     """A device that the kernel removed is no difference; a missing existing one is."""
     made = Contents({"lo": 1, "gone0": 7}, packed(WEB))
     assert differences(Contents(DEVICES, packed(WEB)), made) == []

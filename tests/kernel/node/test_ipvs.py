@@ -51,7 +51,7 @@ def test_node_ports_of_sctp(family: str, member: str) -> None:
     assert kube_proxy.service_ports(name) == {30090}
 
 
-def test_device() -> None:
+def test_the_device_goes_with_its_addresses() -> None:
     """The device of the ipvs mode goes with its addresses (a bridge here, as any kernel has)."""
     for words in (f"link add {DEVICE} type bridge", f"address add 10.96.0.10 dev {DEVICE}"):
         run("ip", *words.split())

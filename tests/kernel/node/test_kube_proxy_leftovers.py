@@ -50,7 +50,7 @@ def ipvs_mode(tool: Tool) -> None:
 every_mode = pytest.mark.parametrize("mode", [iptables_mode, ipvs_mode])
 
 
-def test_tools() -> None:
+def test_this_machine_has_all_tools() -> None:
     """This machine has all four tools, so every case below runs."""
     assert [tool.name for tool in TOOLS] == [
         f"{family}-{variant}"

@@ -42,7 +42,7 @@ def emitted() -> Iterator[SimpleQueue[Detection]]:
     watcher.stop()
 
 
-def test_process(tmp_path: Path) -> None:
+def test_a_process_called_kube_proxy_counts(tmp_path: Path) -> None:
     """A process called kube-proxy in our network namespace counts."""
     with answering.process(tmp_path) as pid:
         assert detect().pids == (pid,)
@@ -59,14 +59,14 @@ def test_process_of_another_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", PROXY_MODES)
-def test_answers(mode: str) -> None:
+def test_an_answer_with_a_mode_counts(mode: str) -> None:
     """A program that answers /proxyMode with a mode counts, even without a visible process."""
     with answering.answer(mode):
         assert detect() == Detection(proxy_modes=((f"127.0.0.1:{PROXY_MODE_PORT}", mode),))
         assert detect().running
 
 
-def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_server_causes_no_long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that accepts a connection and does not answer causes no long wait."""
     monkeypatch.setattr("ebpflb.kernel.node.kube_proxy.TIMEOUT", 0.05)
     with create_server(("127.0.0.1", PROXY_MODE_PORT)):
@@ -74,7 +74,7 @@ def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
-def test_chains(tool: nodes.Tool) -> None:
+def test_chains_alone_are_leftovers(tool: nodes.Tool) -> None:
     """Chains without a process or an answer are leftovers, in each family and variant."""
     load(tool, rules.IPTABLES_MODE)
     assert detect() == Detection(rules=(f"chains of {tool.name}",))

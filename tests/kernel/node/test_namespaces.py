@@ -48,7 +48,7 @@ def here() -> str:
     return os.readlink(OWN_NETNS)
 
 
-def test_each(named: list[str], nameless: str) -> None:
+def test_each_namespace_is_visited_once(named: list[str], nameless: str) -> None:
     """Namespaces with names and with processes are visited once each, our own first.
 
     Another test's process may change its namespace meanwhile, so only ours are counted.
@@ -132,7 +132,7 @@ def test_without_the_capability(named: list[str]) -> None:
     assert "CAP_SYS_ADMIN is missing" in done.stderr
 
 
-def test_linked(named: list[str]) -> None:
+def test_only_linked_namespaces_are_pods(named: list[str]) -> None:
     """Only namespaces to which a device of ours leads count as pods."""
     here, there = (f"{PREFIX}-{number}" for number in range(2))
     with nodes.entered(here):

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("fresh_netns")
 @pytest.mark.parametrize(
     ("rule", "translated"), [("dnat to 127.0.0.1:54", True), ("ct state new accept", False)]
 )
-def test_translates(rule: str, translated: bool) -> None:
+def test_translated_connections_count(rule: str, translated: bool) -> None:
     """Connections to a translated address count; those that are only tracked do not."""
     assert not watch.has_dnat_connections()
     run("ip", "link", "set", "lo", "up")

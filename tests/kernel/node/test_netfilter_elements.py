@@ -61,7 +61,7 @@ def _shown(name: str) -> str:
     return run("nft", "list", "set" if "end" in name[:3] else "map", "inet", TABLE.table, name)
 
 
-def test_write(elements: Elements) -> None:
+def test_backends_are_added_and_removed(elements: Elements) -> None:
     """Backends of both families are added and removed; existing or missing ones are no error."""
     for _ in range(2):
         elements.repair(_compare(elements, WEB, DNS, LAST))
@@ -75,7 +75,7 @@ def test_write(elements: Elements) -> None:
 
 
 @pytest.mark.parametrize("new", ["10.0.0.9", "10.0.0.2", "fd00::9"])
-def test_replaces(elements: Elements, new: str) -> None:
+def test_an_id_gets_another_endpoint(elements: Elements, new: str) -> None:
     """An id is removed and added with another endpoint, also one of the other family."""
     elements.write([WEB, DNS])
     replaced: Backend = (1, parse_address(new), 9090)
@@ -120,7 +120,7 @@ def test_a_missing_table(elements: Elements) -> None:
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_many(elements: Elements, version: int) -> None:
+def test_more_than_one_transaction_is_written(elements: Elements, version: int) -> None:
     """Elements that exceed one transaction are written, read, compared, repaired and removed."""
     many = _many(20_000, version)
     elements.write(many)
@@ -140,7 +140,7 @@ def test_many(elements: Elements, version: int) -> None:
     assert _compare(elements) == []
 
 
-def test_differences(elements: Elements) -> None:
+def test_differences_are_described_and_repaired(elements: Elements) -> None:
     """Changed, missing and unknown elements are described and repaired."""
     elements.write([WEB, DNS, LAST])
     for command in (

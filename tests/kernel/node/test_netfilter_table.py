@@ -168,7 +168,7 @@ KINDS = pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_STREAM],
 @FAMILIES
 @KINDS
 @pytest.mark.usefixtures("elements")
-def test_translates(addresses: Addresses, kind: int) -> None:
+def test_a_packet_goes_to_its_endpoint(addresses: Addresses, kind: int) -> None:
     """A packet with a choice goes to the endpoint with its client's address; replies come back."""
     _choose(addresses)
     assert _ask(addresses, kind, 5555) == (addresses.client, 5555)
@@ -177,7 +177,7 @@ def test_translates(addresses: Addresses, kind: int) -> None:
 @FAMILIES
 @KINDS
 @pytest.mark.usefixtures("elements")
-def test_masquerades(addresses: Addresses, kind: int) -> None:
+def test_the_endpoint_sees_the_nodes_address(addresses: Addresses, kind: int) -> None:
     """With the flag the endpoint sees the node's address and a port of the range; the packet's mark
     is cleared.
     """
@@ -206,7 +206,7 @@ def test_several_ranges_of_ports(table: NetfilterTable) -> None:
 
 @FAMILIES
 @pytest.mark.usefixtures("elements")
-def test_sctp(addresses: Addresses) -> None:
+def test_an_sctp_packet_is_translated(addresses: Addresses) -> None:
     """An SCTP packet gets the endpoint's address and port."""
     if not probe.can_translate_sctp():
         pytest.skip("this kernel has no NAT for SCTP")
@@ -441,7 +441,7 @@ def test_an_owned_table() -> None:
 
 
 @pytest.mark.usefixtures("node")
-def test_remove() -> None:
+def test_all_tables_are_removed() -> None:
     """All tables of the engine are removed; missing ones are no error."""
     remove()
     with closing(nodes.SharedTable(OPTIONS)) as table:

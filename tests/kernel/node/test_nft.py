@@ -13,14 +13,14 @@ from tests.kernel.node.nodes import run
 pytestmark = pytest.mark.usefixtures("fresh_netns")
 
 
-def test_tables() -> None:
+def test_only_tables_of_ip_families_are_listed() -> None:
     """Only tables of the IP families are listed, with their family."""
     for family in ("ip", "ip6", "inet", "arp", "bridge"):
         run("nft", "add", "table", family, "mine")
     assert nft.tables() == {Name("ip", "mine"), Name("ip6", "mine"), Name("inet", "mine")}
 
 
-def test_chains() -> None:
+def test_a_chain_belongs_to_table_and_family() -> None:
     """A chain belongs to its table and family."""
     run("nft", "add", "table", "ip", "mine")
     run("nft", "add", "table", "ip", "other")
@@ -33,7 +33,7 @@ def test_chains() -> None:
     assert not nft.has_chain(Name("ip", "mine"), "on")
 
 
-def test_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_table_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that cannot be read is not reported as missing; without nf_tables there is none."""
     refusal = OSError(EMFILE, "Too many open files")
 
@@ -49,7 +49,7 @@ def test_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not nft.has_chain(Name("ip", "mine"), "one")
 
 
-def test_delete() -> None:
+def test_a_table_is_deleted_whole() -> None:
     """A table is deleted with its content; a missing one is no error."""
     run("nft", "-f", "-", said="table ip mine {\n chain c {\n jump d\n }\n chain d {\n }\n}\n")
     for _ in range(2):

@@ -10,7 +10,7 @@ from tests.kernel.node import nodes
 NAME = f"ebpflb-test-{os.getpid()}-policy"
 
 
-def test_marks() -> None:
+def test_marks_are_read_with_their_masks() -> None:
     """Marks of both families are read with their masks; rules without a mark are not counted."""
     with nodes.fresh(NAME):
         assert routes.rule_marks() == set()

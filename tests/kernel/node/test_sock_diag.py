@@ -162,7 +162,7 @@ def test_connects_anew(opened: ExitStack, diag: SockDiag, fixed: bool) -> None:
     assert not fixed or here.getsockname()[1] == port
 
 
-def test_many(opened: ExitStack, diag: SockDiag) -> None:
+def test_a_long_list_is_read_completely(opened: ExitStack, diag: SockDiag) -> None:
     """A list of several messages is read completely."""
     there = server(opened, PLACES["v4"], socket.SOCK_DGRAM)
     every = {cookie(client(opened, there)) for _ in range(700)}

@@ -65,7 +65,7 @@ def reserved() -> str:
     return sysctls.RESERVED.read_text().strip()
 
 
-def test_reserved(record: Path) -> None:
+def test_the_range_is_added_and_released(record: Path) -> None:
     """The range is added to others' reserved ports, and released without touching those."""
     sysctls.RESERVED.write_text("8080,20005-20010\n")
     sysctls.reserve_ports(record, 20000, 20019)
@@ -98,7 +98,7 @@ def test_not_writable(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason == f"{record.parent}/missing: No such file or directory"
 
 
-def test_refused(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_port_is_not_removed_later(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A port that could not be added is not removed later; an earlier one is."""
 
     def refuse(*_: object) -> None:

@@ -19,7 +19,7 @@ legacy = pytest.mark.parametrize(
 
 
 @legacy
-def test_chain(tool: Tool) -> None:
+def test_a_chain_is_found_by_its_whole_name(tool: Tool) -> None:
     """A chain is found only in its own family and table, by its whole name."""
     family = FAMILIES[tool.family]
     load(tool, rules.IPTABLES_MODE)
@@ -34,7 +34,7 @@ def test_chain(tool: Tool) -> None:
 
 
 @legacy
-def test_large(tool: Tool) -> None:
+def test_a_large_table_is_read_completely(tool: Tool) -> None:
     """A table of many rules is read completely."""
     chains = [f"CHAIN-{number}" for number in range(2000)]
     lines = ["*nat", *(f":{chain} - [0:0]" for chain in chains), "COMMIT", ""]
@@ -43,7 +43,7 @@ def test_large(tool: Tool) -> None:
 
 
 @legacy
-def test_tables(tool: Tool) -> None:
+def test_asking_makes_no_tables(tool: Tool) -> None:
     """Only existing tables are returned, and asking makes none."""
     family = FAMILIES[tool.family]
     assert not firewall.legacy_has_chain(family, "nat", "PREROUTING")

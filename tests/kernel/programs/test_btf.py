@@ -44,13 +44,13 @@ def made() -> Making:
     return made
 
 
-def test_members(made: Making) -> None:
+def test_offsets_are_in_bytes(made: Making) -> None:
     """Offsets are in bytes, whatever other types come before; a bit field's size does not count."""
     made.members(STRUCT, made.text("task"), (made.text("a"), 64), (made.text("b"), 3 << 24 | 128))
     assert read_members(made.raw(), "task") == {"a": 8, "b": 16}
 
 
-def test_missing(made: Making) -> None:
+def test_a_missing_struct_is_a_value_error(made: Making) -> None:
     """A struct that is absent or only declared, and a file that is no BTF, are a ValueError."""
     made.add(7, made.text("task"))
     for raw in (made.raw(), made.raw()[:10], b"\0" * 100):

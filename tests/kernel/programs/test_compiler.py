@@ -44,7 +44,7 @@ def replace(path: Path, old: str, new: str) -> int:
     return text[: text.index(old)].count("\n") + 1
 
 
-def test_programs(compiled: Compiled) -> None:
+def test_each_program_becomes_bytecode(compiled: Compiled) -> None:
     """Each PROGRAM line becomes bytecode, in whole instructions, for a section that exists."""
     text = (layout.SOURCES / SOURCE).read_text()
     assert text.count("\nPROGRAM(") == len(compiled.programs) == len(SECTIONS)
@@ -71,7 +71,7 @@ def test_programs(compiled: Compiled) -> None:
         ),
     ],
 )
-def test_mistake(
+def test_a_mistake_has_its_file_and_line(
     sources: Path, tmp_path: Path, file: str, old: str, new: str, complaint: str
 ) -> None:
     """A mistake is shown as the compiler reports it, with its file and line."""
@@ -115,8 +115,7 @@ class TestNotCached:
         """The folder of the sources does not matter."""
         assert not self.is_compiled(cache, sources)
 
-    def test_flags(self, cache: Path) -> None:
-        """Other flags change the key."""
+    def test_other_flags_change_the_key(self, cache: Path) -> None:
         assert self.is_compiled(cache, layout.SOURCES, "-DMORE")
 
     @pytest.mark.parametrize(

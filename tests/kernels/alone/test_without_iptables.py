@@ -58,8 +58,7 @@ def test_agent_serves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["check", "doctor", "cleanup"])
-def test_commands(command: str) -> None:
-    """Commands need neither program."""
+def test_commands_need_neither_program(command: str) -> None:
     words = [sys.executable, "-m", "ebpflb", command]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr

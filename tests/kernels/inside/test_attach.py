@@ -113,7 +113,7 @@ def test_devices(way: Tcx | Clsact, ns: Namespace, loaded: Loaded, variant: str)
     loader.close(found)
 
 
-def test_answers(
+def test_a_device_answers_for_given_addresses(
     way: Tcx | Clsact, ns: Namespace, home: StateDir, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A device answers for the addresses that it was given, until they are withheld; a second

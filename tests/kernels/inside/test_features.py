@@ -40,7 +40,7 @@ def test_can_run(results: list[CheckResult]) -> None:
 
 
 @pytest.mark.skipif(KERNEL not in LACKS, reason="what this kernel lacks is not known beforehand")
-def test_lacks(results: list[CheckResult]) -> None:
+def test_exactly_missing_features_are_reported(results: list[CheckResult]) -> None:
     """Exactly the features that this kernel lacks are reported missing."""
     assert {result.feature for result in results if not result.ok} == LACKS[KERNEL]
 

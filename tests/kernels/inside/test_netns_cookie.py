@@ -34,7 +34,7 @@ def elsewhere(cache: Path, cgroup_root: Path) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
-def test_agrees(cache: Path) -> None:
+def test_program_and_kernel_agree(cache: Path) -> None:
     """The program and the kernel agree, if the kernel has the option."""
     assert cgroup_links.cookie_by_program(cache) == cgroup_links.netns_cookie(cache)
 

@@ -34,7 +34,7 @@ def test_everything_loads(counts: verifier.Counts) -> None:
 
 @pytest.mark.skipif("LAB_RENEW" in os.environ, reason="the table is being renewed")
 @pytest.mark.skipif(KERNEL is None, reason="this machine's kernel is none of the lab's")
-def test_budget(counts: verifier.Counts) -> None:
+def test_no_program_exceeds_its_budget(counts: verifier.Counts) -> None:
     """No program exceeds the table by more than a tenth; the message has both numbers."""
     assert KERNEL is not None
     over = verifier.complaints(counts, verifier.read(), KERNEL)
