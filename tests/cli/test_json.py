@@ -41,6 +41,13 @@ def outside(cluster: Cluster) -> Host:
     return cluster.lab.outside("outside", 7)
 
 
+@pytest.fixture
+def flows(cluster: Cluster, outside: Host) -> None:
+    """A client outside has just connected to the NodePort, in both families."""
+    for address in (cluster.node.v4, cluster.node.v6):
+        cluster.request(outside, "tcp", address, NODEPORT, 2)
+
+
 def printed(cluster: Cluster, words: str, *more: str) -> str:
     first = words.split()[0]
     where = cluster.agent.where[: 2 if first in ("flows", "maps") else 4]
@@ -53,12 +60,10 @@ def printed(cluster: Cluster, words: str, *more: str) -> str:
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_every_word_is_described(cluster: Cluster, outside: Host, words: str) -> None:
+def test_every_word_is_described(cluster: Cluster, flows: None, words: str) -> None:
     """Each word has the type that the page says, all lists have one shape, and the columns of the
     widest table are words of the items.
     """
-    for address in (cluster.node.v4, cluster.node.v6):
-        cluster.request(outside, "tcp", address, NODEPORT, 2)
     command, text = COMMANDS[words], printed(cluster, words, "-o", "json")
     if command in OF_ONE_OBJECT:
         found = [json.loads(text)]
@@ -83,10 +88,10 @@ def inside(value: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("words", [it for it in COMMANDS if COMMANDS[it] not in ("maps", "status")])
-def test_no_word_is_described_that_is_not_there(cluster: Cluster, words: str) -> None:
+def test_no_word_is_described_that_is_not_there(cluster: Cluster, flows: None, words: str) -> None:
     """The page describes no word of a former version."""
     command, text = COMMANDS[words], printed(cluster, words, "-o", "json")
     found = json.loads(text)
-    rare = {"lists", "reason", "slice", "notes", "cause", "source", "destination"}
+    rare = {"reason", "slice", "notes", "cause"}
     described = {name for name, word in WORDS.items() if command in word.commands}
     assert described - rare <= inside(found)
