@@ -102,7 +102,7 @@ class Segment:
             self._send_icmp(body, IPv6Address("ff02::1").packed)
 
     def join(self, address: Address) -> None:
-        """Let the device, and switches, take solicitations for an IPv6 address."""
+        """Let the device and switches accept solicitations for an IPv6 address."""
         if address.version == 6 and self._ndp and (group := _group(address)) not in self._joined:
             self._joined.add(group)
             member = group + pack("=I", self.device.index)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which nodes of the segment live, by what is heard from them. Pure.
+"""Tell which nodes of the segment live, from what is heard of them. Pure.
 
 Each agent sends a beacon several times a second. A node whose beacons stop is asked for its own
 address, which its kernel answers: so a node without an agent, or one that is too busy for its agent
