@@ -107,7 +107,7 @@ export const show = (body, { query, signal, tell, news }) => {
   const fill = (found) => {
     node = found.node;
     const senders = [[NODE, "this node"], [OUTSIDE, "a client outside"], ...found.pods.map((it) => [it.name, `pod ${it.name} (${it.addresses[0]})`])];
-    from = choice("From", "from", senders, asked("from") || NODE, "another address, pod or PID");
+    from = choice("From", "from", senders, asked("from") || NODE, "another address or pod");
     form.replaceChildren(service.node, place, from.node, field("From port", port), button);
     if (!service.input.value) return null;
     const wanted = asked("to") && target(asked("to").split("/")[0], asked("to").split("/")[1] ?? "tcp", node);
