@@ -94,7 +94,7 @@ def idle_workers(maps: Any, inbox: Inbox) -> Workers:
     def end(key: bytes) -> int:
         return 0
 
-    return Workers(maps, cast(Any, None), inbox.put, end, time.monotonic)
+    return Workers(maps, cast(Any, None), end, time.monotonic)
 
 
 def fork_agents(count: int, first: int, start: Callable[[int], None]) -> list[int]:

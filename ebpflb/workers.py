@@ -15,7 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from itertools import islice
+from functools import partial
 from typing import ClassVar, Protocol, TypeVar
 
 from ebpflb.errors import EbpflbError, in_words, log_once
@@ -176,46 +176,37 @@ class DueWorker(Worker):
         return False
 
 
-class StepWorker(DueWorker):
-    """Take the steps of an iterator, in a thread that the first ``begin`` starts."""
+class StepWorker:
+    """Take the steps of an iterator, in a thread that ends with the last one."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, time.monotonic)
-        self._steps: Iterator[None] | None = None
-        self._is_stepping = False
-
-    @property
-    def due(self) -> float:
-        return math.inf if self._steps is None else -math.inf
+        self._name = name
+        self._halted = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def begin(self, steps: Iterator[None]) -> None:
         """Take these steps instead of those that are left."""
-        with self.changed:
-            self._steps = steps
-            self.changed.notify_all()
-        if not self.thread.ident:
-            self.start()
+        self.halt()
+        self._halted = halted = threading.Event()
+
+        def take() -> None:
+            while not halted.is_set() and next(steps, _END) is not _END:
+                pass
+
+        attempt = partial(parts.attempt, self._name, take)
+        self._thread = threading.Thread(target=attempt, name=self._name, daemon=True)
+        self._thread.start()
 
     def halt(self) -> None:
         """Forget the steps that are left; return when none is being taken."""
-        with self.changed:
-            self._steps = None
-            self.changed.wait_for(lambda: not self._is_stepping)
+        self._halted.set()
+        if self._thread:
+            self._thread.join()
 
-    def turn(self) -> None:
-        with self.changed:
-            if (steps := self._steps) is None:
-                return
-            self._is_stepping = True
-        is_over = True
-        try:
-            is_over = all(False for _ in islice(steps, 1))
-        finally:
-            with self.changed:
-                self._is_stepping = False
-                if is_over and self._steps is steps:
-                    self._steps = None
-                self.changed.notify_all()
+    stop = halt
+
+
+_END = object()  # of an iterator
 
 
 class DescriptorWorker(Worker):

@@ -13,6 +13,7 @@ import pytest
 
 from ebpflb import workers
 from ebpflb.errors import NodeError
+from ebpflb.lab.agents import wait_until
 from ebpflb.workers import DescriptorWorker, DueWorker, PeriodicWorker, StepWorker
 from tests.kit.failing import Failing
 
@@ -257,9 +258,7 @@ def test_a_failed_step_holds_nothing_up(failing: Failing) -> None:
 
     worker = StepWorker("steps")
     worker.begin(steps())
-    with worker.changed:
-        assert worker.changed.wait_for(lambda: worker.due == math.inf, PATIENCE)
-    worker.halt()
+    wait_until("it has failed", lambda: bool(failing.told))
     worker.begin(others())
     assert ended.wait(PATIENCE)
     worker.stop()

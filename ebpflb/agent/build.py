@@ -40,7 +40,7 @@ from ebpflb.agent.reporter import (
     Stale,
 )
 from ebpflb.agent.service_sync import ServiceSync
-from ebpflb.agent.stale import ConnectionsReset, StaleWorker
+from ebpflb.agent.stale import StaleWorker
 from ebpflb.agent.sync import DevicesAttached, Sync
 from ebpflb.cluster.api_servers import ApiServers
 from ebpflb.cluster.event_recorder import EventRecorder, MakeServer, server_factory
@@ -48,7 +48,6 @@ from ebpflb.cluster.source import Source, make_source
 from ebpflb.config.fields import to_builtins
 from ebpflb.config.translation import EXTERNAL_IPS
 from ebpflb.history.recorder import History
-from ebpflb.kernel import probe
 from ebpflb.kernel.attach import answerer
 from ebpflb.kernel.attach.answerer import Answerer
 from ebpflb.kernel.datapath import Datapath
@@ -281,12 +280,13 @@ class _Builder:
         self._start(self._servers, readiness)
         return Agent(inbox, parts, sync.take_turn, publisher.publish, health.turned)
 
-    def _start_workers(self, *others: Works) -> None:
+    def _start_workers(self, stale: StaleWorker, *others: Works) -> None:
         options, inbox, maps = self._options, self._inbox, self._maps
         end_flow = self._frame_program(precompile.FLOW_END).run
         self._start(
             Sweeper(maps, flow_timeouts(options.conntrack), end_flow),
             UnreleasedSockets(maps, options.paths.cache),
+            stale,
             *others,
             EndedConnections(maps, options.paths.cache),
             UntrackedWatch(inbox.put, self._cluster.untracked),
@@ -297,8 +297,9 @@ class _Builder:
             kube_proxy.KubeProxyWatch(inbox.put),
             self._nat_watch,
             Monitoring(options.paths, self._datapath, self._node_sync, inbox.put),
-            DeviceWatch(inbox.put, route_sources=not probe.route_source()),
+            DeviceWatch(inbox.put),
         )
+        self._metrics.socket_destroy_supported(stale.ends_udp)  # known since its start
 
     def _audit(self, reporter: Reporter) -> Audit:
         inbox, service_sync = self._inbox, self._service_sync
@@ -310,20 +311,14 @@ class _Builder:
         return Audit(checks, drift_found, report_only=self._options.audit == REPORT)
 
     def _stale_worker(self) -> StaleWorker:
-        def on_reset(done: ConnectionsReset) -> None:
-            self._metrics.connections_reset(done.kind, done.number)
-            self._inbox.put(done)
-
-        worker = StaleWorker(
+        return StaleWorker(
             self._maps,
             Namespaces().each,
             self._frame_program(precompile.SOCKET_END).run,
             self._metrics.stale_flows_ended,
-            on_reset,
+            self._metrics.connections_reset,
             shadow=self._options.shadow,
         )
-        self._metrics.socket_destroy_supported(worker.ends_udp)
-        return worker
 
     def _pool_addresses(self) -> list[PoolAddresses]:
         """Return the part of --l2-pool, with its workers started; none without the option."""

@@ -29,6 +29,7 @@ from ebpflb.stopping import parts
 
 log = logging.getLogger(__name__)
 
+MOST_TAKING = 0.01  # seconds, for the messages of one turn
 ANSWER_SECONDS = 2.0  # a loop that is starting, or waiting for the kernel, does not answer
 _Answer = TypeVar("_Answer")
 
@@ -131,7 +132,8 @@ class Inbox:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._messages: SimpleQueue[object] = SimpleQueue()
-        self._put_at: deque[float] = deque()  # of messages not handled yet
+        self._put_at: deque[float] = deque()  # of messages that have not had their effect yet
+        self._taken = 0  # messages, by the last call of ``waiting``
 
     def put(self, message: object) -> None:
         self._put_at.append(self._clock())
@@ -153,10 +155,21 @@ class Inbox:
         except Empty:
             return None
 
-    def handled(self, count: int) -> None:
-        """Note that the oldest ``count`` taken messages have had their effect."""
-        for _ in range(count):
+    def waiting(self, seconds: float, most: float = MOST_TAKING) -> Iterator[object]:
+        """Yield the waiting messages; wait for the first one up to ``seconds``.
+
+        Messages that take longer than ``most`` seconds are left to the next call, so that what is
+        known by then can be written. The messages of the previous call have had their effect.
+        """
+        for _ in range(self._taken):
             self._put_at.popleft()
+        self._taken = 0
+        message, begun = self.take(seconds), self._clock()
+        while message is not None:
+            self._taken += 1
+            yield message
+            is_late = self._clock() - begun > most
+            message = None if is_late else self.take(0.0)
 
     @property
     def age(self) -> float:
@@ -165,56 +178,6 @@ class Inbox:
             return self._clock() - self._put_at[0]
         except IndexError:
             return 0.0
-
-
-GATHERING = 0.005  # seconds for which changes of a burst wait for others to share their sync
-MOST_TAKING = 0.01  # seconds, for the messages of one turn
-_CLOSE = 0.005  # maximum seconds between two turns of a burst, without the gathering
-_MANY = 5  # such turns in succession are a burst
-
-
-class Bursts:
-    """Take messages from the inbox; in a burst, above some 200 per second, several at a time.
-
-    A message that comes alone, among a few others, or among 100 per second, never waits. ``clock``
-    is a monotonic clock, in seconds.
-    """
-
-    def __init__(
-        self,
-        inbox: Inbox,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = lambda seconds: time.sleep(seconds),
-    ) -> None:
-        self._inbox, self._clock, self._sleep = inbox, clock, sleep
-        self._last = -math.inf  # when a turn with messages began
-        self._close = 0  # such turns in succession
-        self._taken = 0  # messages taken by the last call
-
-    def waiting(self, seconds: float, most: float = MOST_TAKING) -> Iterator[object]:
-        """Yield the waiting messages; wait for the first one up to ``seconds``.
-
-        Messages that take longer than ``most`` seconds are left to the next call, so that what is
-        known by then can be written. The messages of the previous call count as handled.
-        """
-        self._inbox.handled(self._taken)
-        self._taken = 0
-        message = self._inbox.take(seconds)
-        if message is None:
-            return
-        self._gather()
-        begun = self._clock()
-        while message is not None:
-            self._taken += 1
-            yield message
-            is_late = self._clock() - begun > most
-            message = None if is_late else self._inbox.take(0.0)
-
-    def _gather(self) -> None:
-        if gathering := GATHERING if self._close >= _MANY else 0.0:
-            self._sleep(gathering)
-        apart, self._last = self._clock() - self._last - gathering, self._clock()
-        self._close = self._close + 1 if apart < _CLOSE else 0
 
 
 # When Python's cyclic garbage collector runs, and what malloc(3) keeps: the whole policy.
@@ -287,7 +250,7 @@ class Agent:
         self.parts, self._take_turn = parts, take_turn
         self._publish_fields, self._turned, self._clock = publish, turned, clock
         self._last = Turn()
-        self.burst = Bursts(inbox, clock)
+        self._inbox = inbox
         self.stopped = False
         self.failing_parts: dict[str, str] = {}
         self._rests_until: defaultdict[Part, float] = defaultdict(lambda: -math.inf)
@@ -339,7 +302,7 @@ class Agent:
         """Yield the messages in the inbox; wait for the first one until a part is due."""
         most = MOST_TAKING if self._last.attached else math.inf  # a start takes all first
         until = min(map(self._due, self.parts))
-        return self.burst.waiting(max(until - self._clock(), 0.0), most)
+        return self._inbox.waiting(max(until - self._clock(), 0.0), most)
 
     def _take(self, message: object) -> None:
         match message:

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import chain, islice
-from operator import add
 from typing import Any, NamedTuple, TypeVar
 
 from ebpflb.agent.loop import Part
@@ -45,6 +44,8 @@ from ebpflb.plan.service_entries import ServiceEntries, SlowStarts, existing
 from ebpflb.plan.space import Shares
 from ebpflb.plan.stale import DELETED, Change, Watched
 from ebpflb.stopping import parts
+
+log = logging.getLogger(__name__)
 
 # The Services that remain to be planned, in the order in which namespaces have their turns.
 #
@@ -217,48 +218,6 @@ class Backlog:
             del self._busy[namespace], self._queues[namespace]
 
 
-# The log's lines about plans and writes.
-#
-# The first plan after a quiet second is logged at once. Plans that follow within a second of a line
-# share the next line: under many changes a line for each costs more than its plan.
-
-log = logging.getLogger(__name__)
-
-LOG_LINE_SECONDS = 1.0  # between two lines
-
-
-class WriteLog:
-    """``clock`` is a monotonic clock, in seconds."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._next = clock()
-        self._sums: list[float] = []  # of the plans since the last line
-
-    @property
-    def due(self) -> float:
-        """When ``turn`` has a line to log, by the clock; infinity means never."""
-        return self._next if self._sums else math.inf
-
-    def wrote(self, plan: Plan, planning: float, writing: float) -> None:
-        """Note a plan in the maps, and the seconds of making and of writing it."""
-        frontends, removed = len(plan.services), len(plan.removed_services)
-        slots, backends = len(plan.slots), len(plan.removed_backend_names)
-        new = 1, frontends, removed, slots, backends, 1e3 * planning, 1e3 * writing
-        self._sums = [*map(add, self._sums or [0] * len(new), new)]
-
-    def turn(self) -> None:
-        """Log the writes since the last line, if that is a second ago."""
-        if self._clock() >= self.due:
-            line = (
-                "wrote %d %s: %d frontends (%d removed), %d slots, %d backends removed; "
-                "planned in %.1f ms, written in %.1f ms"
-            )
-            count, *sums = self._sums
-            log.info(line, count, "change" if count == 1 else "changes", *sums)
-            self._sums, self._next = [], self._clock() + LOG_LINE_SECONDS
-
-
 _PORT_COST, _FRONTEND_COST = 16, 2  # of a step, without its endpoints and source ranges
 MOST_JOINED = 4 * SLICE_COST  # of the ports that are planned together
 _WORTH_A_STEP = 512  # cost: steps of less are joined
@@ -332,7 +291,6 @@ class ServiceSync(Part):
         self._lacking: set[Key] = set()
         self._shares = Shares(node_sync.options.namespace_share)
         self._canary: frozenset[PortName] = frozenset()
-        self.write_log = WriteLog(clock)
         self.slow_starts = SlowStarts()
         self._changed: dict[PortName, ServiceEntries] = {}  # the next result of ``take_changed``
         self._watched: dict[PortName, Change] = {}  # the next result of ``take_watched``
@@ -393,11 +351,10 @@ class ServiceSync(Part):
     @property
     def due(self) -> float:
         """When ``turn`` has something to do, by the clock."""
-        return min(self.write_log.due, self.slow_starts.due)
+        return self.slow_starts.due
 
     def turn(self) -> None:
-        """Log the writes; let weights grow, with the next sync."""
-        self.write_log.turn()
+        """Let weights grow, with the next sync."""
         for name in self.slow_starts.take_due(self.planner.actual, self._clock()):
             if (key := Key(name.namespace, name.service)) in self.cluster.services:
                 self.cluster.changed_services.add(key)
@@ -543,7 +500,9 @@ class ServiceSync(Part):
             planned = self._clock()
             if plan:
                 self._write_plan(plan)
-                self.write_log.wrote(plan, planned - began, self._clock() - planned)
+                seconds = planned - began, self._clock() - planned
+                rows = {name: len(its) for name, its in plan.parts()}
+                log.debug("planned in %.4f s, written in %.4f s: %s", *seconds, rows)
             self.planner.written(self._clock())
         except KernelError:
             raise

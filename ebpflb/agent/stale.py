@@ -41,7 +41,7 @@ from ebpflb.kernel.stale import (
 from ebpflb.model.addresses import Family, family
 from ebpflb.model.annotations import BY_CONNTRACK, BY_SOCKETS
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.stale import Change, Endpoint, Removal, Resets, Stale
+from ebpflb.plan.stale import Change, Removal, Resets, Stale
 from ebpflb.workers import DescriptorWorker, DueWorker
 
 log = logging.getLogger(__name__)
@@ -55,16 +55,7 @@ _NONE: Mapping[PortName, Change] = {}
 OnSearch = Callable[[Family, float, int], None]
 
 
-class ConnectionsReset(NamedTuple):
-    """A number of open connections of one kind to a removed endpoint were reset."""
-
-    service: PortName
-    endpoint: Endpoint
-    kind: str
-    number: int
-
-
-OnReset = Callable[[ConnectionsReset], None]
+OnReset = Callable[[str, int], None]  # a kind of connections, and how many were reset
 
 
 class Scope(IntEnum):
@@ -103,7 +94,7 @@ class StaleWorker:
         each_namespace: EachNamespace,
         end_socket: EndSocket,
         on_search: OnSearch = lambda *_: None,
-        on_reset: OnReset = lambda _: None,
+        on_reset: OnReset = lambda *_: None,
         *,
         shadow: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -280,7 +271,9 @@ class SearchWorker(DueWorker):
             if frontend.protocol == Protocol.UDP:
                 of_udp[family(address)] += count
             elif name := stale.reset_by(frontend, (address, port)):
-                self._report_reset(ConnectionsReset(name, (address, port), self.kind, count))
+                line = "%s: %d %s to %s port %d reset: it is no longer an endpoint"
+                log.info(line, name, count, self.kind, address, port)
+                self.told.on_reset(self.kind, count)
             else:
                 unanswered += count
         if of_udp:
@@ -290,12 +283,6 @@ class SearchWorker(DueWorker):
             log.info(line, unanswered, self.kind)
         for each in {*searched, *of_udp}:
             self.told.on_search(each, seconds, of_udp[each])
-
-    def _report_reset(self, done: ConnectionsReset) -> None:
-        address, port = done.endpoint
-        line = "%s: %d %s to %s port %d reset: it is no longer an endpoint"
-        log.info(line, done.service, done.number, done.kind, address, port)
-        self.told.on_reset(done)
 
     def _succeed(self, following: list[Search]) -> None:
         """Schedule these searches; clear the error and reset the pause."""

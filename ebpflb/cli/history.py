@@ -120,7 +120,6 @@ def _service(change: ServiceChange, *, wide: bool) -> str:
         ("+", change.frontends_added),
         ("-", change.frontends_removed),
         ("~", change.frontends_changed),
-        ("reset: ", change.connections_reset),
     ]
     return ", ".join(word for sign, names in parts for word in _some(sign, names, wide=wide))
 

@@ -28,7 +28,6 @@ MOST_CAUSES = 50
 MOST_SERVICES = 1000
 MOST_NAMED = 100  # endpoints or frontends of a sort
 AGAIN = WriteCause("again", "what could not be written before")
-REMOVED = WriteCause("removed", "endpoint")
 AUDIT = WriteCause("audit", "what differed from the plan")
 DEVICES = WriteCause("changed", "devices and addresses")
 CANARY = WriteCause("tried", "the canary")
@@ -72,11 +71,6 @@ class History:
             report(drifts)
 
         return explained
-
-    def reset(self, name: PortName, endpoint: str, count: str) -> None:
-        """Record reset connections to a removed endpoint; nothing was written."""
-        reset = [f"{count} to {endpoint}"]
-        self._record([REMOVED], [ServiceChange(service_name(name, 0), connections_reset=reset)])
 
     def commit(self, before: Before, now: Before, *, keep: bool = False) -> None:
         """Record a turn of the loop: service ports that were written, and all in the maps now.

@@ -57,7 +57,6 @@ class ServiceChange(msgspec.Struct):
     frontends_added: list[str] = []
     frontends_removed: list[str] = []
     frontends_changed: list[str] = []
-    connections_reset: list[str] = []  # the number, and the endpoint
 
 
 class Change(msgspec.Struct):

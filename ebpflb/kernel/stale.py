@@ -32,7 +32,7 @@ from ebpflb.entries.flows import (
     Tuple,
 )
 from ebpflb.entries.flows import Ends as FlowEnds
-from ebpflb.entries.services import Frontend, Range, ServiceEntry, Settings, SourceRange
+from ebpflb.entries.services import Frontend, Range, ServiceEntry
 from ebpflb.errors import NodeError
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.readers import FrontendKeys, RememberedSockets
@@ -47,8 +47,6 @@ from ebpflb.plan.stale import CHANGING, Endpoint, Endpoints, Ends
 
 Maps = Mapping[str, Map]
 Ended = Counter[tuple[Frontend, Endpoint]]
-
-_WHOLE_ADDRESS = 64 + 128  # bits: the service's id, the NodePort field, and the address
 
 
 def service_find(maps: Maps, frontend: Frontend) -> ServiceEntry | None:
@@ -81,26 +79,18 @@ def policy_is_local_only(service: ServiceEntry) -> bool:
     return "local" in service.flags and "external" not in service.flags
 
 
-def policy_admits(maps: Maps, service: ServiceEntry, frontend: Frontend) -> bool:
-    """Whether the service's source ranges admit the node itself. bpf/rules/policy.h."""
-    settings: Settings = maps["settings"].get(0)
-    node = settings.node_v4 if frontend.address.version == 4 else settings.node_v6
-    nodeport = int("nodeport" in service.flags)
-    key = SourceRange(_WHOLE_ADDRESS, service.id, nodeport, node)
-    return maps["source_ranges"].get(key) is not None
-
-
 def socket_range(service: ServiceEntry) -> Range:
     """Return the slots from which a socket gets its backend. bpf/path/select_backend.h."""
     return service.local if policy_is_local_only(service) else service.cluster
 
 
 def serves(maps: Maps, frontend: Frontend) -> bool:
-    """Whether a socket of the node that connects to the frontend now gets a backend."""
+    """Whether a socket of the node that connects to the frontend now gets a backend.
+
+    Source ranges were asked before: a socket that they do not admit is never connected.
+    """
     service = service_find(maps, frontend)
-    if service is None or not socket_range(service).size:
-        return False
-    return "restricted" not in service.flags or policy_admits(maps, service, frontend)
+    return service is not None and socket_range(service).size > 0
 
 
 class ServedFrontends:

@@ -15,7 +15,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -23,7 +23,7 @@ from pathlib import Path
 from ebpflb.errors import EbpflbError, NodeError, in_words
 from ebpflb.files import DOCS
 from ebpflb.kernel.attach import cgroup_links
-from ebpflb.kernel.attach.cgroup_links import HeldLinks, cgroup_root
+from ebpflb.kernel.attach.cgroup_links import HeldLinks
 from ebpflb.kernel.attach.device_programs import attacher
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.state_dir import StateDir
@@ -105,31 +105,6 @@ def _datagram(client: socket.socket, endpoint: socket.socket, to: _SocketAddress
             answer: tuple[bytes, _SocketAddress] = client.recvfrom(1)
             return answer[1]
     raise TimeoutError
-
-
-@contextmanager
-def inside(cgroup: Path) -> Iterator[None]:
-    """Run in that cgroup (a path as in /proc/PID/cgroup), or below it. Raises NodeError."""
-    if namespaces.in_cgroup(_OWN, cgroup):
-        yield
-        return
-    root = cgroup_root()
-    lines = (_OWN / "cgroup").read_text().splitlines()
-    before = next((it[len("0::/") :] for it in lines if it.startswith("0::/")), "")
-    try:
-        _enter(root / cgroup.relative_to("/"))
-    except OSError as error:
-        text = f"doctor is outside {cgroup}, whose sockets are served, and cannot move into it"
-        raise NodeError(f"{text}: {in_words(error)}") from error
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            _enter(root / before)
-
-
-def _enter(cgroup: Path) -> None:
-    (cgroup / "cgroup.procs").write_text("0")
 
 
 SERVED_SECONDS = 10.0  # until the agent has to serve a new device
@@ -243,11 +218,12 @@ class _Canary:
             raise NoAnswer("the agent has withdrawn the canary meanwhile: try again")
 
     def _from_node(self, targets: list[tuple[Address, int]]) -> Iterator[CheckResult]:
-        try:
-            with inside(cgroup_links.cgroup_of(self._state)):
-                yield from self._tried("sockets", self._fault, targets)
-        except NodeError as error:
-            yield _not_tried("canary: sockets", error)
+        cgroup = cgroup_links.cgroup_of(self._state)
+        if namespaces.in_cgroup(_OWN, cgroup):
+            yield from self._tried("sockets", self._fault, targets)
+        else:
+            why = f"doctor is outside of the cgroup {cgroup}, whose sockets are served"
+            yield _not_tried("canary: sockets", why, "run doctor in this cgroup")
 
     def _not_served(self) -> CheckResult | None:
         """Wait until both devices have programs; return an error if the agent attaches none."""

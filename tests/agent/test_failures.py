@@ -42,7 +42,6 @@ def test_full_map(harness: Harness) -> None:
         "own_addresses",
         "link_addresses",
         "devices",
-        "route_sources",
         "service_ranges",
         "timeouts",
     }

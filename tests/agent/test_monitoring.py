@@ -119,28 +119,20 @@ def test_programs_that_cannot_be_loaded_change_nothing(
     assert node.others is Variant.loaded[0].programs
 
 
-def test_the_usual_programs_are_back_when_the_last_monitor_ends(node: Node, ask: Ask) -> None:
-    """Two monitors share one variant."""
-    assert (ask(), ask()) == ("", "")
+def test_the_usual_programs_are_back_when_the_monitor_ends(node: Node, ask: Ask) -> None:
+    """Meanwhile another one is refused, and afterwards it may begin."""
+    assert ask("refused") == ""
+    assert ask("passed") == "another `ebpflb monitor` runs on this node"
     [variant] = Variant.loaded
-    ask.connected.pop().close()
-    assert ask() == "" and node.exchanged == [variant.programs]
-    while ask.connected:
-        ask.connected.pop().close()
+    assert variant.asked == [decision_mask(["refused"])]
+    for each in reversed(ask.connected):
+        each.close()
     wait_until("they are back", lambda: node.exchanged == [variant.programs, None])
+    assert ask() == ""
 
 
-def test_the_programs_tell_what_one_of_the_monitors_wants(node: Node, ask: Ask) -> None:
-    """The programs emit what any monitor wants, also after another one has ended."""
-    assert (ask("refused"), ask("passed")) == ("", "")
-    [variant] = Variant.loaded
-    assert variant.asked[-1] == decision_mask(["refused", "passed"])
-    ask.connected.pop().close()
-    wait_until("it is forgotten", lambda: variant.asked[-1] == decision_mask(["refused"]))
-
-
-def test_monitors_end_when_the_agent_loads_its_programs_again(node: Node, ask: Ask) -> None:
-    """The new programs stay in force, and a monitor that connects again gets their variant."""
+def test_a_monitor_ends_when_the_agent_loads_its_programs_again(node: Node, ask: Ask) -> None:
+    """The new programs stay in force, and a monitor that asks again gets a variant of them."""
     assert ask() == ""
     node.others = None
     assert ask.connected[0].recv(1) == b""

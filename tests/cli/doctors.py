@@ -46,7 +46,8 @@ def on_node(cluster: Cluster, *command: str) -> Done:
 
 def doctor(cluster: Cluster, *words: str) -> Done:
     where = [*cluster.agent.where, "--cgroup-root", str(cluster.node.cgroup)]
-    done = forked.run("doctor", *where, *words, netns=cluster.node.netns)
+    cgroup = cluster.node.cgroup
+    done = forked.run("doctor", *where, *words, netns=cluster.node.netns, cgroup=cgroup)
     return Done(done.returncode, done.stdout, done.stderr)
 
 

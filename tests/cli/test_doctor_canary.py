@@ -53,6 +53,7 @@ def at_work(cluster: Cluster) -> Iterator[tuple[forked.Forked, Any]]:
         started = forked.start(
             ["doctor", *where],
             netns=cluster.node.netns,
+            cgroup=cluster.node.cgroup,
             env=os.environ,
             stdout=out,
             stderr=err,

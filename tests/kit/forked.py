@@ -119,10 +119,13 @@ def start(
     return Forked(server, pid)
 
 
-def run(*words: str, netns: str | None = None) -> "subprocess.CompletedProcess[str]":
-    """Return the output of a command, in this environment; by default in its network namespace."""
+def run(
+    *words: str, netns: str | None = None, cgroup: Path | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Return the output of a command, in this environment; by default where this process is."""
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
-        process = start(words, netns=netns, cwd=os.getcwd(), env=os.environ, stdout=out, stderr=err)
+        where: dict[str, Any] = {"netns": netns, "cgroup": cgroup, "cwd": os.getcwd()}
+        process = start(words, **where, env=os.environ, stdout=out, stderr=err)
         try:
             status = process.wait(120)
         finally:

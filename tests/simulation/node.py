@@ -10,7 +10,7 @@ import errno
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from ipaddress import ip_address
 from math import inf
 from pathlib import Path
@@ -138,7 +138,7 @@ class SimNode:
         self.happenings.while_away()
 
     def _workers(self, maps: Any) -> Workers:
-        return Workers(maps, self.clients, self.put, self.library.lib.end_peer, self.clock)
+        return Workers(maps, self.clients, self.library.lib.end_peer, self.clock)
 
     def _drift_found(self, drifts: list[Drift]) -> None:
         self.doctor.disturb()
@@ -158,8 +158,12 @@ class SimNode:
 
     # The inbox
 
-    def handled(self, count: int) -> None:
-        """Do nothing: no one asks how long messages wait."""
+    def waiting(self, seconds: float, most: float = 0.0) -> Iterator[Any]:
+        """Yield what waits: no time passes meanwhile."""
+        message = self.take(seconds)
+        while message is not None:
+            yield message
+            message = self.take(0.0)
 
     def put(self, message: Any) -> None:
         self.queue.append(message)

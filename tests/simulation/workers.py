@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from socket import AF_INET, AF_INET6, ntohs
 from typing import Any
 
-from ebpflb.agent.stale import OnReset, StaleWorker
+from ebpflb.agent.stale import StaleWorker
 from ebpflb.kernel.node.sock_diag import OPENING, Connected
 from ebpflb.kernel.stale import EndSocket
 from tests.simulation.clients import Client, Clients
@@ -48,16 +48,12 @@ class OpenSockets:
 class Workers:
     """``stale`` takes its turn when it is due."""
 
-    def __init__(
-        self, maps: Any, clients: Clients, on_reset: OnReset, end_socket: EndSocket, clock: Clock
-    ) -> None:
+    def __init__(self, maps: Any, clients: Clients, end_socket: EndSocket, clock: Clock) -> None:
         def each_namespace(*_: object) -> Iterator[Any]:
             yield OpenSockets(None)
             yield OpenSockets(clients, clock)
 
-        self.stale = StaleWorker(
-            maps, each_namespace, end_socket, on_reset=on_reset, clock=clock, cpu_clock=clock
-        )
+        self.stale = StaleWorker(maps, each_namespace, end_socket, clock=clock, cpu_clock=clock)
         self._clock = clock
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ebpflb.agent import stale
-from ebpflb.agent.stale import PASS_TIMES, ConnectionsReset, StaleWorker
+from ebpflb.agent.stale import PASS_TIMES, StaleWorker
 from ebpflb.entries.services import Frontend
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.kernel.netfilter import conntrack
@@ -46,12 +46,12 @@ class Idle:
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.cpu, self.failures = 100.0, 0.0, 0
         self.searched = list[dict[str, Any]]()
-        self.reset = list[ConnectionsReset]()
+        self.reset = list[tuple[str, int]]()
         self.worker = StaleWorker(
             world.maps,
             world.each,
             world.socket_end.run,
-            on_reset=self.reset.append,
+            on_reset=lambda *done: self.reset.append(done),
             clock=lambda: self.now,
             cpu_clock=lambda: self.cpu,
         )
@@ -171,7 +171,7 @@ def test_open_connections_when_the_grace_ends(idle: Idle, monkeypatch: pytest.Mo
     while not idle.reset:
         idle.turn()
     assert 10.0 <= idle.now - begun < 10.1
-    assert idle.reset == [ConnectionsReset(NAME, GONE, "conntrack", 2)]
+    assert idle.reset == [("conntrack", 2)]
     assert all(each["are_open"] for each in idle.searched)
     assert len(idle.searched) == 3
     idle.turn()
