@@ -131,7 +131,7 @@ GCC_VARIANT := $(GCC) -O1
 define LINTED
 $(CLANG) -c bpf/hooks/socket.c -o build/socket.o
 $(VARIANT) -DHAVE_SET_RETVAL bpf/hooks/socket.c
-$(VARIANT) -DMONITOR bpf/hooks/socket.c
+$(VARIANT) -DMONITOR -DHAVE_PROCESS bpf/hooks/socket.c
 $(CLANG) -c bpf/hooks/netns_cookie.c -o build/netns-cookie.o
 $(CLANG) -c bpf/hooks/packet.c -o build/packet.o
 $(VARIANT) -DNO_LINK_HEADER -DHAVE_COARSE_CLOCK bpf/hooks/packet.c

@@ -11,8 +11,8 @@ enum device_flag {
 };
 
 /*
- * A device: the addresses for masqueraded flows that leave by it, where neither the kernel nor
- * route_sources names another one; unspecified: none; such flows are dropped (ports_exhausted).
+ * A device: the addresses for masqueraded flows that leave by it, where the kernel names no other
+ * one; unspecified: none; such flows are dropped (ports_exhausted).
  */
 struct device {
 	struct address v4;
@@ -34,17 +34,6 @@ struct prefix {
 	struct address mask;
 };
 SIZE(struct prefix, 32);
-
-/*
- * Destinations of a device whose route or scope needs another source than the device's first
- * address. The key of a longest-prefix match: length counts the bits of all fields after it.
- */
-struct route {
-	__u32 length;
-	__u32 ifindex;
-	struct address destination;
-};
-SIZE(struct route, 24);
 
 enum setting_flag {
 	SETTING_GUARD_NODEPORTS = 1,	/* bind() to a NodePort in the node's own network namespace fails */

@@ -18,7 +18,10 @@
 
 static void *(*const ring_reserve)(void *ring, __u64 size, __u64 flags) = (void *)131;
 static void (*const ring_submit)(void *event, __u64 flags) = (void *)132;
-static __u64 (*const current_task)(void) = (void *)35;
+#ifdef HAVE_PROCESS
+static __u64 (*const current_pid_tgid)(void) = (void *)14;
+static long (*const current_comm)(void *name, __u32 size) = (void *)16;
+#endif
 
 static __always_inline void event_lost(void)
 {
@@ -28,13 +31,13 @@ static __always_inline void event_lost(void)
 		*lost += 1;
 }
 
-/* Reads the process from its task: before 6.1 programs at cgroups have no helper that names it. */
-static __always_inline void event_process(struct event *event, const struct monitor *monitor)
+/* Before 6.1 programs at cgroups have no helpers that name the process. */
+static __always_inline void event_process(struct event *event)
 {
-	__u64 task = current_task();
-
-	read_kernel(&event->process, 4, (void *)(task + monitor->process_offset));
-	read_kernel(event->comm, sizeof(event->comm), (void *)(task + monitor->comm_offset));
+#ifdef HAVE_PROCESS
+	event->process = current_pid_tgid() >> 32;
+	current_comm(event->comm, sizeof(event->comm));
+#endif
 }
 
 static __always_inline struct monitor *monitor_read(void)
@@ -69,8 +72,8 @@ static __always_inline void event_begin(struct event *event, const enum event_ho
 	event->comm[0] = 0;
 	event->verdict = verdict;
 	event->hook = hook;
-	if (hook < EVENT_INGRESS && monitor->process_offset)
-		event_process(event, monitor);
+	if (hook < EVENT_INGRESS)
+		event_process(event);
 }
 
 /* Submits the event; the time is taken last. */

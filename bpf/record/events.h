@@ -26,7 +26,7 @@ struct event {
 	__u64 time;		/* when the hook began: nanoseconds of CLOCK_MONOTONIC */
 	__u64 netns;		/* cookie, of a call; 0 of a packet */
 	__u32 took;		/* nanoseconds */
-	__u32 process;		/* of a call, where it can be read */
+	__u32 process;		/* of a call, from Linux 6.1 on */
 	__u32 ifindex;		/* of a packet */
 	__u32 service;		/* ids; 0: none, or it was not looked up */
 	__u32 backend;
@@ -42,17 +42,11 @@ struct event {
 };
 SIZE(struct event, 120);
 
-/*
- * The monitor's question: written before the programs are attached, and when another monitor
- * comes.
- */
+/* The monitor's question: written before the programs are attached. */
 struct monitor {
 	__u32 verdicts;		/* a bit for each */
-	__u32 process_offset;	/* of tgid in struct task_struct; 0: it is not known */
-	__u32 comm_offset;
-	__u32 pad;
 };
-SIZE(struct monitor, 16);
+SIZE(struct monitor, 4);
 
 /* A ring buffer of this many bytes (5.8). If it is full, events are lost, and counted. */
 DEFINE_MAP(events, RINGBUF, __u32, struct event, 4194304, NONE)

@@ -52,7 +52,6 @@ enum step_policy {
 /* The origin of a masqueraded flow's source address. */
 enum step_source {
 	STEP_BY_ROUTE = 1,	/* the kernel's route */
-	STEP_BY_ROUTE_SOURCES,	/* the map route_sources */
 	STEP_BY_DEVICES,	/* the map devices */
 };
 

@@ -2,7 +2,7 @@
 /*
  * The source address of a masqueraded request: the one that the kernel's route to the backend would
  * select, by the route's own source (src), by the next hop, or for IPv6 by RFC 6724. Where programs
- * cannot ask for it (before 6.7) the agent has asked (ebpflb/kernel/node/routes.py).
+ * cannot ask for it (before 6.7) it is the device's own (map devices).
  */
 #ifndef EBPFLB_RULES_ROUTE_H
 #define EBPFLB_RULES_ROUTE_H
@@ -74,23 +74,11 @@ static __always_inline void route_answer(const struct bpf_fib_lookup *route,
 	record_at(STEP_SOURCE, STEP_BY_ROUTE, source);
 }
 
-/*
- * Reads the source that the agent found for a destination beyond a device. The source is
- * unspecified if there is none.
- */
-static __always_inline void device_source(__u32 ifindex, const struct address *destination,
-					  bool v6, struct address *source)
+/* Reads the device's own source. The source is unspecified if there is none. */
+static __always_inline void device_source(__u32 ifindex, bool v6, struct address *source)
 {
-	struct route key = { .length = 32 + 128, .ifindex = ifindex, .destination = *destination };
-	struct address *found = LOOKUP(struct address, route_sources, &key);
-	struct device *device;
+	struct device *device = LOOKUP_NUMBER(struct device, devices, ifindex);
 
-	if (found) {
-		*source = *found;
-		record_at(STEP_SOURCE, STEP_BY_ROUTE_SOURCES, source);
-		return;
-	}
-	device = LOOKUP_NUMBER(struct device, devices, ifindex);
 	if (device)
 		*source = v6 ? device->v6 : device->v4;
 	record_at(STEP_SOURCE, STEP_BY_DEVICES, source);
@@ -115,7 +103,7 @@ static __always_inline void route_source_here(struct __sk_buff *ctx, const struc
 	if (is_routed(result) && route->ifindex == ctx->ifindex)
 		route_answer(route, source);
 	if (address_is_any(source))
-		device_source(ctx->ifindex, to, packet->v6, source);
+		device_source(ctx->ifindex, packet->v6, source);
 }
 
 #endif

@@ -2,8 +2,8 @@
 """The agent's part of ``ebpflb monitor``.
 
 While a monitor is connected, the monitoring variant of the programs is attached. A thread listens,
-loads the variant and hands the descriptors of its ring buffer to the monitors, which read it
-themselves; only the loop exchanges the programs, as in an upgrade.
+loads the variant and hands the descriptors of its ring buffer to the monitor, which reads it
+itself; only the loop exchanges the programs, which takes as long as an upgrade's exchange.
 """
 
 import logging
@@ -12,8 +12,7 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from functools import partial, reduce
-from operator import or_
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -38,7 +37,7 @@ EXCHANGE_SECONDS = 30.0  # until an unresponsive loop is given up
 
 
 class Monitoring(DescriptorWorker):
-    """Serves monitors; if it cannot listen, the agent continues without it."""
+    """The server of one monitor at a time; if it cannot listen, the agent continues without it."""
 
     def __init__(
         self,
@@ -50,8 +49,8 @@ class Monitoring(DescriptorWorker):
         """``put`` belongs to the loop's inbox."""
         super().__init__("monitor")
         self._paths, self._datapath, self._node_sync, self._put = paths, datapath, node_sync, put
-        self._clients: dict[socket.socket, int] = {}  # with a bit for each verdict that one wants
-        self._variant: Variant | None = None
+        self._client: socket.socket | None = None
+        self._variant: Variant | None = None  # in force as long as there is a client
         self._listening: socket.socket | None = None
         self._call: Call[None] | None = None
 
@@ -70,7 +69,7 @@ class Monitoring(DescriptorWorker):
         self.stopped.set()
         if self._call:
             self._call.cancel()
-        run_all(super().stop, self._end_listening, self._forget_all, self._put_back)
+        run_all(super().stop, self._end_listening, self._forget, self._put_back)
 
     def _end_listening(self) -> None:
         if self._listening:
@@ -86,23 +85,23 @@ class Monitoring(DescriptorWorker):
             try:
                 self._turn()
             except Exception:
-                self._forget_all()
+                self._forget()
                 raise
 
     def _turn(self) -> None:
         assert self._listening
-        seconds = LOOK_SECONDS if self._variant else math.inf
-        ready = self.wait([self._listening, *self._clients], seconds)
-        for client in self._clients.keys() & set(ready):  # it has ended: it has nothing to say
-            self._forget(client)
+        sources = [self._listening, *([self._client] if self._client else [])]
+        ready = self.wait(sources, LOOK_SECONDS if self._variant else math.inf)
+        if self._client in ready:  # it has ended: it has nothing to say
+            self._forget()
         if self._listening in ready:
             self._accept()
         if self.stopped.is_set():
             return
         if self._variant and self._datapath.others is not self._variant.programs:
-            self._forget_all()  # the agent has loaded its programs again: clients must ask again
+            self._forget()  # the agent has loaded its programs again: the client must ask again
             self._close_variant()
-        elif self._variant and not self._clients:
+        elif self._variant and not self._client:
             self._end()
 
     def _accept(self) -> None:
@@ -118,7 +117,6 @@ class Monitoring(DescriptorWorker):
             log.warning("no monitor can be started: %s", in_words(error))
             with suppress(OSError):
                 client.sendall(_line(MonitorAnswer(in_words(error).splitlines()[0])))
-            self._clients.pop(client, None)
             client.close()
 
     def _serve(self, client: socket.socket) -> None:
@@ -127,17 +125,17 @@ class Monitoring(DescriptorWorker):
         Raises OSError, and the errors of loading the variant: then nothing has changed.
         """
         verdicts = _read_question(client)
-        if self._variant is None:
-            self._node_sync.require_own_programs()
-            self._variant = self._begin(verdicts)
-        self._clients[client] = verdicts
-        self._ask()
-        socket.send_fds(client, [_line(MonitorAnswer())], self._variant.descriptors)
+        if self._client:
+            raise NodeError("another `ebpflb monitor` runs on this node")
+        self._node_sync.require_own_programs()
+        variant = self._variant = self._variant or self._begin()
+        variant.ask(verdicts)
+        socket.send_fds(client, [_line(MonitorAnswer())], variant.descriptors)
+        self._client = client
 
-    def _begin(self, verdicts: int) -> Variant:
+    def _begin(self) -> Variant:
         variant = Variant(self._datapath, self._paths.cache)
         try:
-            variant.ask(verdicts)
             self._exchange(variant.programs)
         except BaseException:
             variant.programs.close()
@@ -145,11 +143,6 @@ class Monitoring(DescriptorWorker):
             raise
         log.info("monitor started: the programs emit events")
         return variant
-
-    def _ask(self) -> None:
-        """Have the programs report the verdicts that any client wants. Raises KernelError."""
-        if self._variant:
-            self._variant.ask(reduce(or_, self._clients.values(), 0))
 
     def _end(self) -> None:
         """Put the usual programs in force again; after a failure the audit tries again."""
@@ -175,15 +168,10 @@ class Monitoring(DescriptorWorker):
         except (TimeoutError, CancelledError):
             raise KernelError("exchanging programs", 0, "the agent's loop is busy") from None
 
-    def _forget_all(self) -> None:
-        for client in list(self._clients):
-            self._forget(client)
-
-    def _forget(self, client: socket.socket) -> None:
-        del self._clients[client]
-        client.close()
-        with suppress(KernelError):
-            self._ask()
+    def _forget(self) -> None:
+        client, self._client = self._client, None
+        if client:
+            client.close()
 
 
 def _read_question(client: socket.socket) -> int:

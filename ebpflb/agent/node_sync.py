@@ -26,7 +26,6 @@ from ebpflb.entries.flows import Timeouts
 from ebpflb.entries.services import Prefix, Settings, service_range
 from ebpflb.errors import CompileError, EbpflbError, KernelError, NodeError, VerifierError
 from ebpflb.kernel.datapath import Datapath
-from ebpflb.kernel.maps.layout import MAPS
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.netfilter import nft, table
 from ebpflb.kernel.netfilter.flowtable import FlowtableSync
@@ -243,7 +242,6 @@ class NodeSync(Part):
             "own_addresses": dict.fromkeys(devices.own_addresses(addresses) | serving, 1),
             "link_addresses": self._desired.link_addresses(),
             "devices": self._desired.devices(),
-            "route_sources": self._desired.sources_by_route(MAPS["route_sources"].entries),
             "timeouts": flow_timeouts(self.options.conntrack).table,
             **self._service_ranges(),
         }
@@ -397,8 +395,8 @@ class NodeSync(Part):
 
     def _desired_node(self) -> DesiredNode:
         known, primary = self.device_list.devices, self.cluster.primary
-        where = known, self._served_devices(), primary, self.options.detector, self._pod_cidrs()
-        return DesiredNode(*where, self.device_list.route_sources)
+        detector, pod_cidrs = self.options.detector, self._pod_cidrs()
+        return DesiredNode(known, self._served_devices(), primary, detector, pod_cidrs)
 
     def _served_devices(self) -> Devices:
         return devices.served(self.device_list.devices, self.options.devices, self._programmed)

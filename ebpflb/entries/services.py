@@ -183,21 +183,10 @@ class ServiceRange(NamedTuple):
     address: Address
 
 
-class RouteKey(NamedTuple):
-    """Destinations behind a device.
-
-    ``length`` counts 32 bits of the device and 128 of the address.
-    """
-
-    length: int
-    ifindex: int
-    destination: Address
-
-
 class DeviceEntry(NamedTuple):
     """The source addresses of masqueraded flows that leave by a device; unspecified means none.
 
-    They are used if neither the kernel nor map route_sources names another address.
+    They are used if the kernel's route names no other address.
     """
 
     v4: Address
@@ -328,9 +317,6 @@ _BITS = 128
 _SERVICE_BITS = 64
 
 
-_DEVICE_BITS = 32
-
-
 @lru_cache(maxsize=256)
 def prefix_of(network: Network) -> Prefix:
     """The network as an address and a mask of 128 bits."""
@@ -356,11 +342,6 @@ def source_range_key(network: Network, service: int, *, nodeport: bool = False) 
     """The network as a key of map source_ranges."""
     length = _SERVICE_BITS + _prefix_length(network)
     return SourceRange(length, service, int(nodeport), network.network_address)
-
-
-def route_key(ifindex: int, network: Network) -> RouteKey:
-    """The network as a key of map route_sources."""
-    return RouteKey(_DEVICE_BITS + _prefix_length(network), ifindex, network.network_address)
 
 
 class CoveringPrefixes:

@@ -30,7 +30,7 @@ from ebpflb.kernel.map_writer import MapWriter
 from ebpflb.kernel.maps.layout import MapSpec
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import Gate
-from ebpflb.kernel.programs import compiler
+from ebpflb.kernel.programs import compiler, precompile
 from ebpflb.kernel.programs.loader import Bytecode, Program, ProgramSet
 from ebpflb.model.devices import Devices
 from ebpflb.model.events import Drift
@@ -128,7 +128,9 @@ class Datapath(MapWriter):
         ``more`` flags choose another variant. Safe in any thread. Raises CompileError.
         """
         flags = packet_flags()
-        of_sockets = (*socket_flags(), *guard_flags(), *more)
+        of_sockets = (*socket_flags(), *guard_flags())
+        if more:  # the kernel that names the process can choose the errno, too
+            of_sockets = (*of_sockets, *more, precompile.PROCESS) if probe.process() else more
         sockets = compiler.compile_source(SOCKET_SOURCE, of_sockets, cache=cache)
         packets = {
             link_header: compiler.compile_source(PACKET_SOURCE, flags + bare + more, cache=cache)

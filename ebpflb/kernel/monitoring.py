@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The monitoring variant of the programs: it uses the node's maps, and three of its own."""
 
-import fcntl
 import hashlib
-import logging
-import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +14,7 @@ from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.readers import Ring
 from ebpflb.kernel.maps.records import Monitor, MonitorEvent
 from ebpflb.kernel.programs import precompile
-from ebpflb.kernel.programs.loader import ProgramSet, read_members
+from ebpflb.kernel.programs.loader import ProgramSet
 
 # The messages of ``ebpflb monitor`` and an agent: a question and an answer, each a line of JSON.
 # With an answer that is no error come the descriptors of the maps HANDED_OVER. The programs stay
@@ -64,10 +61,10 @@ def decision_mask(verdicts: Iterable[str]) -> int:
 
 
 class EventReader:
-    """Read the events of a variant. Readers share them: each event is read by one of them."""
+    """Read the events of a variant."""
 
-    def __init__(self, descriptors: Sequence[int], lock: Path) -> None:
-        """``descriptors`` are those HANDED_OVER; ``lock`` is a directory. Raises OSError."""
+    def __init__(self, descriptors: Sequence[int]) -> None:
+        """``descriptors`` are those HANDED_OVER. Raises OSError."""
         specs = map(layout.MONITOR_MAPS.__getitem__, HANDED_OVER)
         events, lost = map(bpf_map.open_map, specs, descriptors)
         with ExitStack() as opened:
@@ -75,18 +72,12 @@ class EventReader:
             opened.callback(lost.close)
             self._lost, self._ring = lost, Ring(events)
             opened.callback(self._ring.close)
-            self._lock = os.open(lock, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            opened.callback(os.close, self._lock)
             self._lost_before: int = lost.get(0)[0]
             self._opened = opened.pop_all()
 
     def take(self) -> list[MonitorEvent]:
-        """Return the events since the last call of any reader."""
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        try:
-            return self._ring.take_values()
-        finally:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
+        """Return the events since the last call."""
+        return self._ring.take_values()
 
     def lost(self) -> int:
         """Return how many events were lost because the ring buffer was full."""
@@ -94,11 +85,6 @@ class EventReader:
 
     def close(self) -> None:
         self._opened.close()
-
-
-log = logging.getLogger(__name__)
-
-_TASK, _BTF = "task_struct", Path("/sys/kernel/btf/vmlinux")
 
 
 class Variant:
@@ -110,7 +96,6 @@ class Variant:
         Raises CompileError, VerifierError, KernelError, NodeError or OSError.
         """
         code = datapath.compile(cache, more=(precompile.MONITOR,))
-        offsets = _task_offsets()
         with ExitStack() as opened:
             self._maps: dict[str, Map] = {}
             for name, spec in layout.MONITOR_MAPS.items():
@@ -118,12 +103,11 @@ class Variant:
                 opened.callback(made.close)
             self.programs = ProgramSet(code, {**datapath.maps, **self._maps})
             self.programs.packets(False)
-            self._offsets = offsets
             self._opened = opened.pop_all()
 
     def ask(self, verdicts: int) -> None:
         """Select the reported verdicts, by a bit for each. Raises KernelError."""
-        self._maps["monitor"].write([(0, Monitor(verdicts, *self._offsets))])
+        self._maps["monitor"].write([(0, Monitor(verdicts))])
 
     @property
     def descriptors(self) -> list[int]:
@@ -133,18 +117,3 @@ class Variant:
     def close(self) -> None:
         """Close everything except the programs, which their owner closes."""
         self._opened.close()
-
-
-def _task_offsets() -> tuple[int, int]:
-    """Return the offsets of process number and name in a task.
-
-    Zeros if the kernel's BTF lacks them.
-    """
-    try:
-        task = read_members(_BTF.read_bytes(), _TASK)
-        return task["tgid"], task["comm"]
-    except (OSError, ValueError, KeyError) as error:
-        log.warning(
-            "events have no process names, because the kernel's BTF cannot be used: %s", error
-        )
-        return 0, 0

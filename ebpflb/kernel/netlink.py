@@ -7,7 +7,6 @@ import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
 from typing import Union
 
 NETFILTER = 12  # NETLINK_NETFILTER
@@ -95,16 +94,14 @@ def dump(
     protocol: int = socket.NETLINK_ROUTE,
     *,
     strict: bool = False,
-    most: int | None = None,
 ) -> list[bytes]:
     """Return the content of each object that the kernel lists, at one time. Raises OSError.
 
-    ``strict``: rtnetlink lists only the objects that the request's header selects. ``most``: no
-    more objects are read.
+    ``strict``: rtnetlink lists only the objects that the request's header selects.
     """
     for _ in range(_ATTEMPTS):
         with suppress(InterruptedError):
-            return list(islice(_dumped(kind, content, protocol, strict=strict), most))
+            return list(_dumped(kind, content, protocol, strict=strict))
     raise OSError(errno.EAGAIN, "the list changes all the time")
 
 

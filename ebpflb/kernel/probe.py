@@ -19,6 +19,7 @@ from ebpflb.kernel.programs import loader
 from ebpflb.kernel.programs.loader import HOOK_TYPES, PACKET_SECTIONS, SCHED_CLS, HookType
 
 _SET_RETVAL, _COARSE_CLOCK, _FIB_LOOKUP, _READ_KERNEL = 187, 160, 69, 113
+_PROCESS, _COMM = 14, 16  # get_current_pid_tgid, get_current_comm
 _ROUTE_SOURCE = 16  # a flag of bpf_fib_lookup
 _STORE, _ADD, _CALL, _EXIT, _MOVE, _COPY = 0x7A, 0x07, 0x85, 0x95, 0xB7, 0xBF
 _FRAME, _BYTES = 10, 64  # the register with the end of the stack; used bytes of the stack
@@ -69,6 +70,12 @@ def set_retval() -> bool:
 def kernel_read() -> bool:
     """Whether a hook may read the kernel's memory: not with ``lockdown=confidentiality``."""
     return _loads(HOOK_TYPES["cgroup/post_bind6"], _call(_READ_KERNEL, _STACK, _BYTES, 0) + _ALLOW)
+
+
+def process() -> bool:
+    """Whether a hook may ask for the number and the name of the process (6.1)."""
+    both = _call(_PROCESS) + _call(_COMM, _STACK, _BYTES)
+    return _loads(HOOK_TYPES["cgroup/connect4"], both + _ALLOW)
 
 
 def coarse_clock() -> bool:

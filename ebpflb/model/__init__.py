@@ -11,7 +11,6 @@ endpoint_slices  an EndpointSlice as it is stored, read once      (kube-proxy.md
 endpoints        the EndpointSlices of a Service -> its endpoints (kube-proxy.md 2)
 endpoint_health  which endpoints are set aside, by what clients on this node have seen
 facts            what this node observes, and what each fact changes in the plan
-route_sources    the destinations for which the kernel is asked for its source address
 
 annotations      the annotations of ebpflb, and warnings about them
 

@@ -7,8 +7,7 @@ last the node-local listener, if one answers. So each list is one range of slots
 both lists has one slot. The order does not depend on whether an endpoint is on this node.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from ipaddress import IPv4Address, IPv6Address, ip_network
@@ -28,10 +27,8 @@ from ebpflb.entries.services import (
     Flags,
     Frontend,
     Prefix,
-    RouteKey,
     Settings,
     prefix_of,
-    route_key,
     stored_name,
 )
 from ebpflb.model import devices
@@ -41,7 +38,6 @@ from ebpflb.model.api_servers import ApiPlaces
 from ebpflb.model.devices import AddressByFamily, Device, Devices, LocalDetector
 from ebpflb.model.endpoints import FAST, Selection, Steps, in_parts
 from ebpflb.model.nodes import Untracked
-from ebpflb.model.route_sources import RouteSource
 from ebpflb.model.services import PortName, Protocol, ServicePort
 from ebpflb.plan import tables
 
@@ -283,7 +279,7 @@ def _backends(selection: Selection) -> Steps[tuple[DesiredBackend, ...]]:
     return tuple(sorted(backends, key=lambda backend: _ORDER[backend.flags]))
 
 
-# The desired content of the maps for this node: its devices, routes and settings.
+# The desired content of the maps for this node: its devices and settings.
 
 _DETECT = frozenset({"detect_local"})
 
@@ -300,7 +296,6 @@ class DesiredNode(Struct, frozen=True, dict=True):
     primary: AddressByFamily
     detector: LocalDetector
     pod_cidrs: tuple[Network, ...]
-    route_sources: tuple[RouteSource, ...] = ()
 
     @cached_property
     def _by_index(self) -> dict[int, Device]:
@@ -324,25 +319,6 @@ class DesiredNode(Struct, frozen=True, dict=True):
     def link_addresses(self) -> dict[str, int]:
         """The entries of map link_addresses."""
         return {device.mac: 1 for device in self.known if device.mac and not device.loopback}
-
-    def sources_by_route(self, most: int) -> dict[RouteKey, Address]:
-        """Return the entries of map route_sources, at most ``most``.
-
-        The shortest prefixes are kept.
-
-        A device without route sources, such as a bridge's port, has its master's.
-        """
-        if not self.route_sources:
-            return {}
-        found: dict[int, list[RouteSource]] = defaultdict(list)
-        for each in self.route_sources:
-            found[each.ifindex].append(each)
-        entries = {
-            route_key(device.index, each.network): each.source
-            for device in self.served
-            for each in _first(found[m.index] for m in devices.with_masters(device, self._by_index))
-        }
-        return dict(sorted(entries.items(), key=lambda entry: entry[0].length)[:most])
 
     def settings(self, options: Settings, covering: Mapping[Family, Prefix]) -> Settings:
         """Return the map settings; ``options`` has the fields that the operator sets.
@@ -372,10 +348,6 @@ class DesiredNode(Struct, frozen=True, dict=True):
             yield "bridged"
         if device.index in self._masters:
             yield "master"
-
-
-def _first(lists: Iterable[list[RouteSource]]) -> list[RouteSource]:
-    return next(filter(None, lists), [])
 
 
 def _both(addresses: AddressByFamily) -> tuple[Address, Address]:

@@ -39,10 +39,8 @@ from ebpflb.serve.status import AgentStatus
 from ebpflb.version import BUILD_DATE, COMMIT, VERSION
 
 MAX_SERIES = 50  # Services by name: the reason is a full map, and `ebpflb status` names the others
-COUNTED_WHOLE = (
-    *("node_addresses", "own_addresses", "link_addresses", "devices"),
-    *("route_sources", "service_ranges"),
-)  # small maps: read at each scrape
+# Small maps: read at each scrape.
+COUNTED_WHOLE = "node_addresses", "own_addresses", "link_addresses", "devices", "service_ranges"
 
 # By name and labels, as docs/metrics.md has them; a name that ends in "_total" is a counter's.
 READ = {

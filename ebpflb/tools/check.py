@@ -59,7 +59,7 @@ def _optional() -> Iterator[CheckResult]:
     yield feature("errno from hooks", probe.set_retval(), "5.18", lost)
     lost = "each packet reads the exact clock, which is slower"
     yield feature("coarse clock", probe.coarse_clock(), "5.11", lost)
-    lost = "the agent reads all routes to list the sources of masqueraded flows"
+    lost = "the flow tables masquerade to the device's own address, whatever the route says"
     yield feature("source of a route", probe.route_source(), "6.7", lost)
     lost = "a program attached briefly at the start reads it"
     yield feature("SO_NETNS_COOKIE", namespaces.own_cookie() is not None, "5.14", lost)

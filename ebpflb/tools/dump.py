@@ -299,7 +299,6 @@ ROWS: dict[str, Rows] = {
     "cluster_ips": _entries("cluster_ips", "address"),
     "link_addresses": _entries("link_addresses", "mac"),
     "devices": _devices,
-    "route_sources": _entries("route_sources", value="source"),
     "settings": lambda s: [_texts(s.maps["settings"].get(0))],
     "translations": _translations,
     "verdicts": lambda s: (

@@ -312,7 +312,7 @@ class EventStream:
         """Wait until the agent has attached the programs. Raises NodeError that says what to do."""
         self._socket = _connect(paths)
         try:
-            self._reader = EventReader(self._ask(verdicts), paths.run)
+            self._reader = EventReader(self._ask(verdicts))
         except BaseException:
             self._socket.close()
             raise

@@ -116,7 +116,7 @@ LACKS = [
     (probe, "clsact_filters", False, "clsact filters", "required without tcx"),
     (probe, "set_retval", False, "errno from hooks", "bind() to a NodePort succeeds"),
     (probe, "coarse_clock", False, "coarse clock", "the exact clock"),
-    (probe, "route_source", False, "source of a route", "reads all routes"),
+    (probe, "route_source", False, "source of a route", "own address"),
     (namespaces, "own_cookie", None, "SO_NETNS_COOKIE", "a program attached briefly"),
     (sock_diag, "can_destroy", False, "destroying UDP sockets", "keep a removed endpoint"),
     (

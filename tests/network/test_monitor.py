@@ -76,11 +76,9 @@ def test_filters(cluster: Cluster, pod: Sockets, host: Sockets, tmp_path: Path) 
     assert "1 events shown, 0 lost" in monitor.said()
 
 
-def test_killed_monitors_leave_the_usual_programs(
-    cluster: Cluster, pod: Sockets, tmp_path: Path
-) -> None:
-    """While a monitor runs all hooks have other programs, without drift, and the status says so.
-    After kill -9, even of two monitors, the same programs as before are attached.
+def test_a_killed_monitor_leaves_the_usual_programs(cluster: Cluster, tmp_path: Path) -> None:
+    """While one runs all hooks have other programs, which no audit complains of and status tells;
+    after kill -9 the very ones of before.
     """
     before = monitors.programs(cluster.agent)
     with watching(cluster.agent, tmp_path) as first:
@@ -91,13 +89,8 @@ def test_killed_monitors_leave_the_usual_programs(
         wait_until("the status tells", lambda: monitors.is_monitored(cluster.agent))
         said = cluster.ebpflb("status").stdout
         assert "monitor" in said and said.splitlines()[1].startswith("OK"), said
-        (tmp_path / "second").mkdir()
-        with watching(cluster.agent, tmp_path / "second") as second:
-            first.process.kill()
-            first.process.wait(60)
-            requests.tcp(pod, VIP)
-            second.wait_for(lambda it: it["verdict"] == "translated")
-            assert monitors.programs(cluster.agent) == during
+        first.process.kill()
+        first.process.wait(60)
     wait_until("the usual programs", lambda: monitors.programs(cluster.agent) == before)
     wait_until("the status tells", lambda: not monitors.is_monitored(cluster.agent))
     found = status.read(cluster.agent.paths)

@@ -36,7 +36,7 @@ def test_datagram_after_frontends_moved(node: PacketNode, places: Places) -> Non
     client, there = at(places.client, 50123), at(places.there, 8080)
     where = serve(node, places, "nodeport", "udp", cluster=[there])
     node.ingress(opening("udp", client, where))
-    node.put("monitor", 0, Monitor(monitoring.decision_mask(["established"]), 0, 0))
+    node.put("monitor", 0, Monitor(monitoring.decision_mask(["established"])))
     moves(node)
     with closing(Ring(node.maps["events"])) as ring:
         assert node.ingress(datagram(client, where)).verdicts == {"established": 1}

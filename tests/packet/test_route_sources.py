@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A masqueraded flow gets the source that the kernel's route to the backend would choose.
 
-Kernels that programs cannot ask (before 6.7) take it from map route_sources, which the agent fills;
-here it has what the agent would find.
+On kernels that programs cannot ask (before 6.7) it gets the device's own address.
 """
 
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ipaddress import ip_address, ip_network
 
 import pytest
 
-from ebpflb.entries.services import route_key
 from ebpflb.kernel import probe
 from ebpflb.kernel.programs.loader import run_program
 from tests.packet.frames import at, destination, forwarded, host_of, opening, source
@@ -50,24 +47,21 @@ def route(places: Places, backend: str) -> str:
     return f"route add {backend}/{length} via {places.router} src {OTHER[places.version]}"
 
 
-def known(node: PacketNode, network: str, address: str, device: str = "uplink") -> None:
-    """Write a source as the agent does if programs cannot ask the kernel."""
-    key = route_key(node.devices[device], ip_network(network))
-    node.put("route_sources", key, ip_address(address))
+asks = pytest.mark.skipif(not probe.route_source(), reason="no program can ask this kernel")
 
 
+@asks
 def test_source_of_the_route(node: PacketNode, places: Places, protocol: str) -> None:
     """The route's source (``src``) is used, not the device's first address; replies return."""
     other = OTHER[places.version]
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     client = at(places.client, 50123)
     with configured(second_address(places), route(places, places.there)):
-        known(node, places.there, other)
         request = exchange(node, protocol, client, where)
         assert host_of(source(request)) == other
 
 
-@pytest.mark.skipif(not probe.route_source(), reason="no program can ask this kernel")
+@asks
 def test_source_by_mark(node: PacketNode, places: Places, protocol: str) -> None:
     """A rule for the packet's mark selects the route whose source is used (Linux 6.10)."""
     other, family = OTHER[places.version], f"-{places.version}"
@@ -87,24 +81,18 @@ def test_first_address_elsewhere(node: PacketNode, places: Places, protocol: str
     """Destinations beyond another route of the device get the device's address."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.elsewhere, 8080)])
     with configured(second_address(places), route(places, places.there)):
-        known(node, places.there, OTHER[places.version])
         request = exchange(node, protocol, at(places.client, 50123), where)
         assert host_of(source(request)) == places.node
 
 
-@pytest.mark.parametrize("listed", [False, True], ids=["not listed", "listed"])
-def test_no_route(node: PacketNode, places: Places, listed: bool) -> None:
-    """If the kernel has no route by this device, the agent's listed source is used, else the
-    device's address in map devices.
-    """
+def test_no_route(node: PacketNode, places: Places) -> None:
+    """If the kernel knows no route by this device, the device's address in map devices counts."""
     length = 32 if places.version == 4 else 128
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
     node.device("tunnel", *(places.node, "::") if places.version == 4 else ("0.0.0.0", places.node))
-    if listed:
-        known(node, places.there, OTHER[places.version], "tunnel")
     with configured(f"route add unreachable {places.there}/{length} metric 5"):
         left = node.through(opening("tcp", at(places.client, 50123), where), out="tunnel")
-    assert host_of(source(left)) == (OTHER[places.version] if listed else places.node)
+    assert host_of(source(left)) == places.node
 
 
 def test_device_without_address(node: PacketNode, places: Places, protocol: str) -> None:

@@ -27,6 +27,7 @@ def variants(source: str) -> dict[str, tuple[str, ...]]:
         precompile.RETVAL: probe.set_retval,
         precompile.READ: probe.kernel_read,
         precompile.COARSE: probe.coarse_clock,
+        precompile.PROCESS: probe.process,
     }
     missing = {flag for flag, works in lacking.items() if not works()}
     return {

@@ -125,8 +125,6 @@ class MonitorEvent(NamedTuple):
 
 class Monitor(NamedTuple):
     verdicts: int
-    process_offset: int
-    comm_offset: int
 
 
 class ServiceCounters(NamedTuple):
@@ -145,7 +143,6 @@ class BackendCounters(NamedTuple):
 _CLASSES: dict[str, Any] = {
     "struct flow": Flow,
     "struct service": entries.ServiceEntry,
-    "struct route": entries.RouteKey,
     "struct device": entries.DeviceEntry,
     "struct service_name": PortName,
     "struct event": MonitorEvent,

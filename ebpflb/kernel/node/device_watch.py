@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The devices of this network namespace, their addresses and routes, now and as they change."""
+"""The devices of this network namespace and their addresses, now and as they change."""
 
 import errno
 import math
@@ -16,13 +16,11 @@ import msgspec
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel import netlink
-from ebpflb.kernel.node.routes import list_route_sources
 from ebpflb.kernel.node.sysctls import bridge_calls
 from ebpflb.model.addresses import Address
 from ebpflb.model.devices import Device, Devices, masters_for_ports
 from ebpflb.model.events import SourceStatus
 from ebpflb.model.kube_proxy import DEVICE
-from ebpflb.model.route_sources import RouteSource
 from ebpflb.workers import DescriptorWorker, Poller
 
 # rtnetlink's messages (linux/rtnetlink.h, linux/if_link.h, linux/if_addr.h).
@@ -44,7 +42,6 @@ _IFF_LOOPBACK = 8
 _UNFIT = 0x01 | 0x08 | 0x20 | 0x40
 _RT_SCOPE_UNIVERSE = 0
 _ADDRESSES = 1, 5, 9  # RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR
-_ROUTES = 7, 11  # RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_ROUTE
 RELIST_SECONDS = 1.0  # pause after a failed listing
 # How often br_netfilter's sysctls are read, which change without an event: while a bridge may be
 # served instead of its port, and with other bridges, where nothing is urgent.
@@ -54,12 +51,10 @@ _UPLINK_SECONDS, _BRIDGE_SECONDS = 0.25, 5.0
 class DevicesChanged(msgspec.Struct, frozen=True):
     """All devices that exist now, except the one of kube-proxy's ipvs mode.
 
-    That device has every cluster IP, and none of them is an address of the node. ``route_sources``
-    are listed only on request.
+    That device has every cluster IP, and none of them is an address of the node.
     """
 
     devices: Devices
-    route_sources: tuple[RouteSource, ...] = ()
 
     @property
     def addresses(self) -> frozenset[Address]:
@@ -67,9 +62,9 @@ class DevicesChanged(msgspec.Struct, frozen=True):
         return frozenset(address for device in self.devices for address in device.addresses)
 
 
-def list_devices(*, route_sources: bool = False) -> DevicesChanged:
+def list_devices() -> DevicesChanged:
     """Return the devices in this network namespace. Raises NodeError."""
-    return DeviceTable(route_sources=route_sources).read()
+    return DeviceTable().read()
 
 
 class _OwnAddress(NamedTuple):
@@ -87,8 +82,7 @@ class DeviceTable:
     again. A node of 500 pods gets some ten messages for another pod.
     """
 
-    def __init__(self, *, route_sources: bool = False) -> None:
-        self._route_sources = route_sources
+    def __init__(self) -> None:
         self._devices: dict[int, Device] = {}
         self._changed: set[int] | None = None  # since the last ``read``; None: any may have
         self._count = 0  # of devices that were new, for ``Device.number``
@@ -122,12 +116,11 @@ class DeviceTable:
         try:
             self._read(changed)
             devices = tuple(self._devices[index] for index in sorted(self._devices))
-            sources = list_route_sources(devices) if self._route_sources else ()
             self.poll_seconds = _poll_seconds(devices)
         except OSError as error:
             raise NodeError(f"devices cannot be listed: {error.args[-1]}") from error
         self._changed = set()
-        return DevicesChanged(devices, sources)
+        return DevicesChanged(devices)
 
     def _read(self, changed: set[int] | None) -> None:
         if changed is None:
@@ -244,18 +237,12 @@ class DeviceWatch(DescriptorWorker):
     A failed listing is repeated until it succeeds.
     """
 
-    def __init__(
-        self,
-        emit: Callable[[DevicesChanged | SourceStatus], None],
-        *,
-        route_sources: bool = False,
-    ) -> None:
-        """``route_sources``: routes are watched too."""
+    def __init__(self, emit: Callable[[DevicesChanged | SourceStatus], None]) -> None:
         super().__init__("devices")
-        self.emit, self.route_sources = emit, route_sources
-        self._table = DeviceTable(route_sources=route_sources)
+        self.emit = emit
+        self._table = DeviceTable()
         self._emitted: DevicesChanged | None = None
-        self._changes = netlink.Subscription(*_ADDRESSES, *(_ROUTES if route_sources else ()))
+        self._changes = netlink.Subscription(*_ADDRESSES)
         self._poll = Poller("devices", self._report, emit)
 
     def start(self) -> None:

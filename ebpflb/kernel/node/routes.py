@@ -1,30 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the kernel would route a packet, in the network namespace of the thread (rtnetlink)."""
 
-import errno
 import os
 import sys
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address
 from socket import AF_INET, AF_INET6, if_indextoname, socket
 from struct import Struct
 from typing import NamedTuple
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel import netlink
-from ebpflb.model import route_sources
-from ebpflb.model.addresses import Address, Family, Network
-from ebpflb.model.devices import Device, Devices
-from ebpflb.model.route_sources import DeviceRoute, RouteSource
+from ebpflb.model.addresses import Address
 
 # rtnetlink's messages (linux/rtnetlink.h, linux/fib_rules.h).
 _GET_ROUTE, _GET_RULE = 26, 34  # RTM_*
 _HEADER = Struct("=8BI")  # struct rtmsg; that of rules, struct fib_rule_hdr, is as long
-_BITS_PLACE, _TYPE_PLACE = 1, 7  # among its fields
-_HOP = Struct("=H2xI")  # struct rtnexthop: length and device
+_TYPE_PLACE = 7  # among its fields
 _DESTINATION, _SOURCE, _CAME_BY, _LEAVES_BY = 1, 2, 3, 4  # RTA_*
-_GATEWAY, _PRIORITY, _PREFERRED_SOURCE, _HOPS, _TABLE, _MARK = 5, 6, 7, 9, 15, 16
+_GATEWAY, _PRIORITY, _PREFERRED_SOURCE, _TABLE, _MARK = 5, 6, 7, 15, 16
 _RULE_MARK, _RULE_MASK = 10, 16  # FRA_FWMARK, FRA_FWMASK
 _MAIN = 254  # RT_TABLE_MAIN
 _AF = {4: AF_INET, 6: AF_INET6}
@@ -67,7 +61,6 @@ def _ask(
     source: Address | None = None,
     came_by: int = 0,
     mark: int = 0,
-    leaves_by: int = 0,
 ) -> tuple[int, Attributes]:
     """Return the type and the attributes of the route that the kernel selects. Raises OSError."""
     bits = destination.max_prefixlen
@@ -75,7 +68,7 @@ def _ask(
     content += netlink.attribute(_DESTINATION, destination.packed)
     if source:
         content += netlink.attribute(_SOURCE, source.packed)
-    for kind, number in ((_CAME_BY, came_by), (_LEAVES_BY, leaves_by), (_MARK, mark)):
+    for kind, number in ((_CAME_BY, came_by), (_MARK, mark)):
         if number:
             content += netlink.attribute(kind, number.to_bytes(4, sys.byteorder))
     answer = netlink.request(kernel, _GET_ROUTE, content)
@@ -169,84 +162,3 @@ def _read(kind: int, found: Attributes) -> Route:
         ip_address(source) if source else None,
         local=kind == _LOCAL,
     )
-
-
-# Which source the kernel's routes would select, by device and destination.
-#
-# Programs ask the kernel themselves if they can (``probe.route_source``). Otherwise the kernel's
-# answers are listed here, for devices that have more than one address.
-
-MOST_ROUTES = 10_000  # per family; a router may have a million
-_UNICAST = 1  # RTN_UNICAST
-_ANY = {4: bytes(4), 6: bytes(16)}
-_NO_ROUTE = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENODEV, errno.EINVAL, errno.EACCES}
-
-
-def list_route_sources(devices: Devices) -> tuple[RouteSource, ...]:
-    """Return the route sources. Raises OSError."""
-    found: list[RouteSource] = []
-    with netlink.route_socket() as kernel:
-        for family in Family:
-            routes = _routes(family)
-            for device in devices:
-                if not device.loopback:
-                    found += _sources(kernel, device, family, routes[device.index])
-    return tuple(found)
-
-
-def _sources(
-    kernel: socket, device: Device, family: Family, routes: Mapping[Network, DeviceRoute]
-) -> Iterator[RouteSource]:
-    own = [source for source in device.sources if source.version == family]
-    prefixes = route_sources.prefixes(routes.values(), own)
-    answers: dict[Network, Address] = {}
-    for network in prefixes:
-        destination = route_sources.example(network, prefixes)
-        answer = destination and _source(kernel, device.index, destination)
-        if not answer and network in routes:
-            answer = routes[network].source
-        if answer:
-            answers[network] = answer
-    for network, source in route_sources.differing(answers).items():
-        yield RouteSource(device.index, network, source)
-
-
-def _source(kernel: socket, ifindex: int, destination: Address) -> Address | None:
-    """Return the source of a packet that leaves by this device; None if no route does so."""
-    try:
-        kind, found = _ask(kernel, destination, leaves_by=ifindex)
-    except OSError as error:
-        if error.errno in _NO_ROUTE:
-            return None
-        raise
-    leaves = kind == _UNICAST and _number(found, _LEAVES_BY) == ifindex
-    return ip_address(found[_PREFERRED_SOURCE]) if leaves and _PREFERRED_SOURCE in found else None
-
-
-def _routes(family: Family) -> dict[int, dict[Network, DeviceRoute]]:
-    """Return the routes by device and destination; main table first, then by metric."""
-    listed = []
-    for message in netlink.dump(_GET_ROUTE, _header(_AF[family]), most=MOST_ROUTES):
-        header = _HEADER.unpack_from(message)
-        if header[_TYPE_PLACE] == _UNICAST:
-            listed.append((header[_BITS_PLACE], netlink.attributes(message, _HEADER.size)))
-    listed.sort(key=lambda it: (_number(it[1], _TABLE) != _MAIN, _number(it[1], _PRIORITY)))
-    found: defaultdict[int, dict[Network, DeviceRoute]] = defaultdict(dict)
-    for bits, known in listed:
-        network = ip_network((known.get(_DESTINATION, _ANY[family]), bits))
-        source = ip_address(known[_PREFERRED_SOURCE]) if _PREFERRED_SOURCE in known else None
-        for ifindex in _devices(known):
-            found[ifindex].setdefault(network, DeviceRoute(ifindex, network, source))
-    return found
-
-
-def _devices(known: Attributes) -> Iterator[int]:
-    """Yield the route's devices; a route with several paths has several."""
-    if _LEAVES_BY in known:
-        yield _number(known, _LEAVES_BY)
-        return
-    hops, at = known.get(_HOPS, b""), 0
-    while at < len(hops):
-        length, ifindex = _HOP.unpack_from(hops, at)
-        yield ifindex
-        at += netlink.aligned(length)

@@ -22,6 +22,7 @@ from ebpflb.kernel.programs import compiler
 RETVAL, COARSE, BARE = "-DHAVE_SET_RETVAL", "-DHAVE_COARSE_CLOCK", "-DNO_LINK_HEADER"
 READ = "-DHAVE_KERNEL_READ"  # only with RETVAL: the bind guard needs both
 MONITOR = "-DMONITOR"  # while `ebpflb monitor` runs
+PROCESS = "-DHAVE_PROCESS"  # only with RETVAL and MONITOR
 RECORDING = "-DRECORD"  # for `ebpflb explain`, whose packets all have a link header
 EXPLAIN = "hooks/explain.c"
 SOCKET_END = "hooks/socket_end.c"
@@ -48,8 +49,8 @@ VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "set_retval": (RETVAL,),
         "set_retval, kernel read": (RETVAL, READ),
         "monitoring": (MONITOR,),
-        "monitoring, set_retval": (RETVAL, MONITOR),
-        "monitoring, set_retval, kernel read": (RETVAL, READ, MONITOR),
+        "monitoring, set_retval": (RETVAL, MONITOR, PROCESS),
+        "monitoring, set_retval, kernel read": (RETVAL, READ, MONITOR, PROCESS),
     },
     "hooks/netns_cookie.c": {"plain": ()},
     CONNECTION_END: {"plain": ()},

@@ -63,7 +63,6 @@ SENTENCES = {
     "opened=2": "DNAT: no free port",
     "opened=3": "DNAT: full",
     "source=by_route": "SNAT: source {step.address}, as the kernel's route says",
-    "source=by_route_sources": "SNAT: source {step.address}, by the route's source",
     "source=by_devices": "SNAT: source {step.address}, the address of the device",
     "reply_device": "reply: leaves where the request came in, past the routes (--reply-path)",
 }

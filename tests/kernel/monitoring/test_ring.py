@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Events of packets in a ring buffer are immediate, in order, bounded and counted."""
 
-import os
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +13,6 @@ from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import VERDICTS
 from ebpflb.kernel.maps.readers import Ring
 from ebpflb.kernel.maps.records import Monitor
-from ebpflb.kernel.monitoring import EventReader
 from ebpflb.kernel.programs import compiler, loader, precompile
 from ebpflb.kernel.programs.loader import Program
 
@@ -33,7 +28,7 @@ class Watched:
         self.ring = Ring(maps["events"])
 
     def ask(self, *verdicts: str) -> None:
-        self.maps["monitor"].write([(0, Monitor(monitoring.decision_mask(verdicts), 0, 0))])
+        self.maps["monitor"].write([(0, Monitor(monitoring.decision_mask(verdicts)))])
 
     def run(self, times: int) -> None:
         loader.run_program(self._program.fd, FRAME, repeat=times)
@@ -89,41 +84,6 @@ def test_a_full_ring_loses_events_and_counts_them(watched: Watched) -> None:
     assert told + watched.lost() == 100
     watched.run(5)
     assert len(watched.ring.take_values()) == 5
-
-
-def test_readers_share_the_events(
-    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two readers at the same time get each event once in all; both know the losses."""
-    monkeypatch.setitem(layout.MONITOR_MAPS, "events", watched.maps["events"].spec)
-    watched.ask(*monitoring.DECISIONS)
-    reading: list[Ring] = []
-    take_values, most = Ring.take_values, 0
-
-    def slowly(ring: Ring) -> list[Any]:
-        nonlocal most
-        reading.append(ring)
-        time.sleep(0.002)
-        most = max(most, len(reading))
-        found = take_values(ring)
-        reading.remove(ring)
-        return found
-
-    monkeypatch.setattr(Ring, "take_values", slowly)
-    with ExitStack() as opened, ThreadPoolExecutor(2) as threads:
-        readers = []
-        for _ in range(2):
-            fds = [os.dup(watched.maps[name].fd) for name in monitoring.HANDED_OVER]
-            readers.append(EventReader(fds, tmp_path))
-            opened.callback(readers[-1].close)
-        for _ in range(20):
-            watched.run(20)
-            parts = list(threads.map(EventReader.take, readers))
-            assert sorted(map(len, parts)) == [0, 20]
-        watched.run(100)
-        assert sum(map(len, threads.map(EventReader.take, readers))) + readers[0].lost() == 100
-        assert readers[0].lost() == readers[1].lost() > 0
-    assert most == 1
 
 
 def test_what_can_be_asked_for() -> None:
