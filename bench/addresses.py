@@ -120,8 +120,8 @@ def _round(lab: Lab, client: Host, agents: list[LabAgent], number: int) -> float
     process = client.start([sys.executable, "-IS", "-c", _CLIENT, *words], stdout=subprocess.PIPE)
     cable = f"{NODES.name}{NAMES.index(name) + 1}"
     time.sleep(1)
-    pulled = time.monotonic()
     lab.router.ip(f"link set {cable} down")
+    pulled = time.monotonic()  # the command takes longer than a connection
     time.sleep(AWAY)
     process.kill()
     assert process.stdout
@@ -129,7 +129,7 @@ def _round(lab: Lab, client: Host, agents: list[LabAgent], number: int) -> float
     lab.router.ip(f"link set {cable} up")
     served = [float(at) for at, is_served in rows if is_served == "1"]
     last = max(at for at in served if at < pulled)
-    return min(at for at in served if at > pulled + WAIT) - last
+    return min(at for at in served if at >= pulled) - last
 
 
 def _owners(agents: list[LabAgent]) -> set[str]:
