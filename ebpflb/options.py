@@ -59,6 +59,7 @@ class Flag(NamedTuple):
     default_text: str = ""  # in words, if the field's own default does not say it
     metavar: str | None = None
     choices: tuple[str, ...] = ()
+    former: Mapping[str, str] = {}  # a former name of a choice -> the choice
     removed: Mapping[str, str] = {}  # a choice that was removed -> the one that is used instead
     without_value: str = ""  # what the option alone means
     repeated: bool = False  # can be given several times; ``parse`` then takes all texts
@@ -123,8 +124,11 @@ def _parse_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _parse_listen_address(address: str) -> str:
-    if address:
-        parse_host_port(address)
+    host, colon, port = address.rpartition(":")
+    if address and not (colon and port.isdecimal() and 0 < int(port) <= _LAST_PORT):
+        raise ValueError(f'"{address}" is not HOST:PORT')
+    if ":" in host and not host.startswith("["):
+        raise ValueError(f'"{address}": an IPv6 address is written in brackets')
     return address
 
 
@@ -395,7 +399,7 @@ class Options:
         "What translates packets: the kernel's NAT (netfilter), ebpflb's own flow tables"
         " (flows), or netfilter wherever its NAT works with nftables (auto).",
         choices=PACKET_PATHS,
-        removed=FORMER_NAMES,
+        former=FORMER_NAMES,
         chart="packetPath",
         details="See [two engines](architecture.md#two-engines). With `netfilter` (formerly"
         " `conntrack`) the agent does not start where it cannot work, and writes nothing while its"

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from ebpflb.tools.events import Told
 from ebpflb_page.answering import BadInput, as_shown, sentence
 
-MOST_FEEDS = 4  # at once; they share the events
+MOST_FEEDS = 1  # at once: the agent serves one monitor
 MOST_A_SECOND, MOST_KEPT = 200, 400
 _SECONDS, _SILENT = 0.25, 5.0  # between two looks; a client that has gone is noticed after
 ENDED = "the agent has stopped or reloaded its programs: choose Watch again"
@@ -108,9 +108,9 @@ class LiveEvents:
         self.feeds: set[EventFeed] = set()
 
     def response(self, opened: Callable[[], WatchedEvents]) -> "EventsResponse":
-        """Return the response with a new feed. Raises BadInput if too many clients watch."""
+        """Return the response with a new feed. Raises BadInput if another client watches."""
         if len(self.feeds) >= MOST_FEEDS:
-            raise BadInput(f"{MOST_FEEDS} pages are already watching events: close one", 503)
+            raise BadInput("another page is watching events: close it", 503)
         return EventsResponse(EventFeed(opened), self.feeds)
 
 

@@ -18,11 +18,6 @@ DEFINE_MAP(link_addresses, HASH, struct link_address, __u32, 16384, RDONLY_PROG 
 /* This node's devices. */
 DEFINE_MAP(devices, HASH, __u32, struct device, 16384, RDONLY_PROG | NO_PREALLOC)
 
-/*
- * The sources of masqueraded flows by route, where programs cannot ask the kernel (before 6.7) and
- * they may differ from those in devices.
- */
-
 /* The ranges of all cluster IPs. */
 DEFINE_MAP(service_ranges, LPM_TRIE, struct service_range, __u32, 64, RDONLY_PROG | NO_PREALLOC)
 

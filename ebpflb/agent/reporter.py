@@ -8,7 +8,6 @@ They are called once in each turn of the loop, after everything was written. kub
 import logging
 import time
 from collections.abc import Callable, Mapping
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -36,7 +35,7 @@ from ebpflb.serve.status import rfc3339
 
 log = logging.getLogger(__name__)
 
-MOST_PENDING = 100_000  # Services, and slices, that are counted
+MOST_PENDING = 10_000  # Services, and slices, of one namespace that are counted
 
 
 class Reporter(Part):
@@ -58,13 +57,13 @@ class Reporter(Part):
         self._node_unknown = ""
         metrics.queued()  # like kube-proxy at its start
         self._triggers = TriggerTimes(since=clock())
-        self._pending: tuple[set[Key], set[Key]] = set(), set()  # Services, slices
+        self._pending: dict[str, tuple[set[Key], set[Key]]] = {}  # of Services, of slices
 
     def observe(self, turn: Turn) -> None:
         for _, applied in turn.applied:
             self._note_event(applied)
         if turn.applied:
-            self._metrics.pending(*map(len, self._pending))
+            self._count_pending()
             self._health.set_node(self._sync.cluster.node)
         if turn.seconds is not None or self._sync.has_changes:
             self._health.queued()
@@ -82,8 +81,9 @@ class Reporter(Part):
                     self._servers.record_annotation(warning)
         for each in change.slices.values():
             self._observe_trigger(each)
-        for pending, keys in zip(self._pending, (change.services, change.slices), strict=True):
-            pending.update(islice(keys, max(MOST_PENDING - len(pending), 0)))
+        for at, keys in enumerate((change.services, change.slices)):
+            for key in keys:
+                self._note_pending(key, at)
         self._metrics.service_changes(change.service_events)
         self._metrics.endpoint_changes(len(change.slices))
 
@@ -92,9 +92,8 @@ class Reporter(Part):
         service_sync = self._sync.service_sync
         waiting = service_sync.backlog.namespaces
         self._metrics.synced(seconds, full=full)
-        for pending in self._pending:
-            pending -= {key for key in pending if key.namespace not in waiting}
-        self._metrics.pending(*map(len, self._pending))
+        self._pending = {each: its for each, its in self._pending.items() if each in waiting}
+        self._count_pending()
         now = self._clock()
         for family, times in self._triggers.take(waiting).items():
             self._metrics.programmed(family, [now - time for time in times])
@@ -126,6 +125,15 @@ class Reporter(Part):
             log.warning('the Node "%s" exists now', cluster.node_name)
         self._node_unknown = unknown
         return unknown or None
+
+    def _note_pending(self, key: Key, at: int) -> None:
+        keys = self._pending.setdefault(key.namespace, (set(), set()))[at]
+        if len(keys) < MOST_PENDING:
+            keys.add(key)
+
+    def _count_pending(self) -> None:
+        services, slices = (sum(len(its[at]) for its in self._pending.values()) for at in (0, 1))
+        self._metrics.pending(services, slices)
 
     def _observe_trigger(self, change: SliceChange) -> None:
         slice = change.after or change.before

@@ -51,7 +51,7 @@ ALIASES = {"service": "services", "svc": "services", "flow": "flows", "map": "ma
 # Commands of earlier versions.
 REMOVED = {
     "audit": "`ebpflb doctor` answers what it answered; `status` does without an agent.",
-    "top": "`ebpflb ui` shows rates; `watch ebpflb services list` how the counts grow.",
+    "top": "`ebpflb ui` shows rates; `watch ebpflb services get NAME -o wide` how the counts grow.",
 }
 
 
@@ -74,7 +74,7 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         name = ALIASES.get(name, name)
-        if name in REMOVED:
+        if name in REMOVED and not ctx.resilient_parsing:
             raise click.UsageError(f"No such command '{name}'. {REMOVED[name]}", ctx)
         if name not in COMMANDS:
             return None

@@ -177,6 +177,9 @@ class _Choice(click.Choice[str]):
         self._flag = flag
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if new := self._flag.former.get(value):
+            click.echo(f"warning: {self._flag.name}={value} is now called {new}", err=True)
+            value = str(new)
         if ctx and (instead := self._flag.removed.get(value)):
             text = f"was removed; {instead} is used instead"
             removed_settings(ctx)[f"{self._flag.name}={value}"] = text

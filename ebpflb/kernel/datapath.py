@@ -129,8 +129,9 @@ class Datapath(MapWriter):
         """
         flags = packet_flags()
         of_sockets = (*socket_flags(), *guard_flags())
-        if more:  # the kernel that names the process can choose the errno, too
-            of_sockets = (*of_sockets, *more, precompile.PROCESS) if probe.process() else more
+        if more:
+            named = (precompile.PROCESS,) if of_sockets and probe.process() else ()
+            of_sockets = (*of_sockets, *more, *named)
         sockets = compiler.compile_source(SOCKET_SOURCE, of_sockets, cache=cache)
         packets = {
             link_header: compiler.compile_source(PACKET_SOURCE, flags + bare + more, cache=cache)

@@ -13,6 +13,7 @@ from ebpflb.model.addresses import Address
 # Every cluster has these; and the words that `explain` has for clients.
 _KEPT = {"default", "kube-system", "kubernetes", "kube-dns", "node", "outside", "address", "ebpflb"}
 _FIELDS = re.compile(r'"(?:namespace|name|pod|node|target|source_node)": "([^"\\\n]+)"')
+_NODE = re.compile(r"\bNode ([a-z0-9][a-z0-9.-]*)")
 _OBJECT = re.compile(
     r'(?:\b(?:Service|EndpointSlice|Pod) |"service": ")([a-z0-9][a-z0-9.-]*)/([a-z0-9][a-z0-9.-]*)'
 )
@@ -20,7 +21,7 @@ _TOKEN = re.compile(
     r"""(?x) (?P<address> (?<![\w.:]) (?:
             \d{1,3}(?:\.\d{1,3}){3}
           | [0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7}(?:\.\d{1,3}){0,3} ) (?![\w]))
-      | (?P<pair> (?<![\w./-]) [a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]* (?![\w/]))
+      | (?P<pair> (?<![\w./-]) [a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]* (?=/(?:TCP|UDP|SCTP)\b|(?![\w/])))
       | (?P<word> [A-Za-z0-9][\w.-]*)"""
 )
 _MAC_COLONS = 5
@@ -92,5 +93,6 @@ def names_in(text: str) -> Iterator[str]:
     """Yield the names of namespaces, Services, nodes and pods that a text of a command holds."""
     for name in _FIELDS.findall(text):
         yield from name.split("/")
+    yield from _NODE.findall(text)
     for pair in _OBJECT.findall(text):
         yield from pair

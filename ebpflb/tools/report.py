@@ -205,7 +205,7 @@ def _explained(source: Source) -> str:
     for name in named:
         for client in ("node", "outside"):
             try:
-                said = _ebpflb(source.paths, "explain", name, "--from", client, "-owide")
+                said = _ebpflb(source.paths, "explain", name, "--from", client)
             except NodeError as error:
                 said = f"not read: {error}\n"
             parts.append(f"$ ebpflb explain {name} --from {client}\n{said}")

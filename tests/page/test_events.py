@@ -141,8 +141,8 @@ def test_events_are_escaped_and_sent() -> None:
     assert (asked[1].service, str(asked[1].client), asked[2]) == ("default/web", "10.0.0.0/8", ())
 
 
-def test_only_so_many_watch_at_once() -> None:
-    """Some of the agent's monitors stay free for the command."""
+def test_one_page_watches_at_a_time() -> None:
+    """The agent serves one monitor: a second page is refused with a sentence."""
     from ebpflb_page.answering import BadInput
     from ebpflb_page.live_events import MOST_FEEDS, LiveEvents
 

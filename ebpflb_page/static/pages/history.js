@@ -8,7 +8,7 @@ import { Table } from "../table.js";
 import { CANARY, clock, rfc3339 } from "../words.js";
 
 const SINCE = [["", "the beginning"], ["10m", "10 minutes ago"], ["1h", "an hour ago"], ["6h", "6 hours ago"], ["24h", "a day ago"]];
-const SIGNS = [["+", "good", "endpoints_added"], ["-", "bad", "endpoints_removed"], ["~", "quiet", "endpoints_changed"], ["+", "good", "frontends_added"], ["-", "bad", "frontends_removed"], ["~", "quiet", "frontends_changed"], ["reset ", "bad", "connections_reset"]];
+const SIGNS = [["+", "good", "endpoints_added"], ["-", "bad", "endpoints_removed"], ["~", "quiet", "endpoints_changed"], ["+", "good", "frontends_added"], ["-", "bad", "frontends_removed"], ["~", "quiet", "frontends_changed"]];
 const SOME = 3, SAVED = 500;
 
 export const title = () => "History";
