@@ -31,7 +31,6 @@ from ebpflb.model.packet_path import (
     PacketMark,
     parse_mark,
 )
-from ebpflb.model.pools import CLASS, Pools, parse_pools, show_pools
 from ebpflb.model.services import (
     ALL_EXTERNAL_IPS,
     Admission,
@@ -636,20 +635,6 @@ class Options:
         parse=parse_external_ips,
         show=str,
         chart="externalIPs",
-    )
-    l2_pools: Pools = option(
-        (),
-        "--l2-pool",
-        f"Give Services with loadBalancerClass {CLASS} an address from these ranges, and answer for"
-        " it by ARP and NDP on the node that owns it; for namespaces with these labels only if a"
-        " selector follows. Can be repeated.",
-        default_text="none",
-        metavar="RANGE,...[@SELECTOR]",
-        repeated=True,
-        parse=parse_pools,
-        show=show_pools,
-        chart="l2Pools",
-        details="See [load balancer addresses](load-balancer-addresses.md).",
     )
     nodeport_source_ranges: tuple[Network, ...] = option(
         (),

@@ -15,8 +15,6 @@ monitoring        serves `ebpflb monitor`
 endpoint_health   sets endpoints aside that do not answer this node
 node_local        asks the listeners on this node that Services name whether they answer
 node_readiness    says in the API whether Services work on this node
-pool_addresses    answers for load balancer addresses that this node owns (--l2-pool)
-address_writer    gives Services addresses from the pools
 missed_ends       ends sockets and counted connections whose end no program saw
 stale             ends connections that lead to endpoints which no longer serve
 """

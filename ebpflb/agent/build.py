@@ -8,7 +8,6 @@ from typing import Protocol
 
 from ebpflb import stopping
 from ebpflb.agent import engine, loop
-from ebpflb.agent.address_writer import AddressWriter
 from ebpflb.agent.audit import (
     ELEMENTS_NAME,
     TABLE_NAME,
@@ -29,7 +28,6 @@ from ebpflb.agent.monitoring import Monitoring
 from ebpflb.agent.node_local import NodeLocalWatch, answering_in
 from ebpflb.agent.node_readiness import NodeReadiness
 from ebpflb.agent.node_sync import NodeSync, ProgramLoader, flow_timeouts, host_changes
-from ebpflb.agent.pool_addresses import AddressOwner, PoolAddresses
 from ebpflb.agent.reporter import (
     ApiServersFile,
     BesideKubeProxy,
@@ -48,8 +46,6 @@ from ebpflb.cluster.source import Source, make_source
 from ebpflb.config.fields import to_builtins
 from ebpflb.config.translation import EXTERNAL_IPS
 from ebpflb.history.recorder import History
-from ebpflb.kernel.attach import answerer
-from ebpflb.kernel.attach.answerer import Answerer
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import Sweeper
@@ -175,7 +171,7 @@ class _Builder:
         options = self._options
         return make_source(
             self._inbox.put,
-            node_name="" if options.l2_pools else options.node_name,  # "": all Nodes
+            node_name=options.node_name,
             manifests=options.manifests,
             kubeconfig=options.kubeconfig,
             master=options.master,
@@ -266,7 +262,6 @@ class _Builder:
             SourceErrors(self._source.received),
             readiness,
             BesideKubeProxy(options.left_to_kube_proxy),
-            *self._pool_addresses(),
         )
         self._pages |= {
             "/v1/audit": lambda request: answer(doctor.poll()),
@@ -319,25 +314,6 @@ class _Builder:
             self._metrics.connections_reset,
             shadow=self._options.shadow,
         )
-
-    def _pool_addresses(self) -> list[PoolAddresses]:
-        """Return the part of --l2-pool, with its workers started; none without the option."""
-        options, inbox, state = self._options, self._inbox, self._datapath.state
-        if not options.l2_pools:
-            answerer.remove(state)  # what an agent with the option has left
-            return []
-        owner = AddressOwner(
-            options.node_name,
-            options.l2_pools,
-            lambda: Answerer(state, options.paths.cache),
-            inbox,
-        )
-        self._start(owner)
-        if self._writing_server:
-            events = self._servers.events
-            pools = options.l2_pools
-            self._start(AddressWriter(pools, owner, self._writing_server, events, inbox))
-        return [PoolAddresses(options.l2_pools, self._cluster, self._node_sync, owner.show)]
 
     def _endpoint_watch(self) -> EndpointWatch:
         record = self._servers.record_set_aside

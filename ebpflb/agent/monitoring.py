@@ -126,7 +126,7 @@ class Monitoring(DescriptorWorker):
         """
         verdicts = _read_question(client)
         if self._client:
-            raise NodeError("another `ebpflb monitor`, or a page that watches events, is open on this node")
+            raise NodeError("another `ebpflb monitor`, or a page that watches events, runs here")
         self._node_sync.require_own_programs()
         variant = self._variant = self._variant or self._begin()
         variant.ask(verdicts)

@@ -77,7 +77,7 @@ def read_lines(response: BaseHTTPResponse) -> Iterator[bytes]:
 
 log = logging.getLogger(__name__)
 
-API_PATHS: dict[str, str] = {
+API_PATHS = {
     Kind.SERVICE: "/api/v1/services",
     Kind.ENDPOINT_SLICE: "/apis/discovery.k8s.io/v1/endpointslices",
     Kind.NODE: "/api/v1/nodes",
@@ -123,8 +123,8 @@ class Server:
         self._lock = threading.Lock()
         self._closed = False
 
-    def page(self, kind: str, query: dict[str, str]) -> Iterator[bytes]:
-        """Yield one page of a list, as it arrives; ``kind``: one of Kind, or a path.
+    def page(self, kind: Kind, query: dict[str, str]) -> Iterator[bytes]:
+        """Yield one page of a list, as it arrives.
 
         Raises ClusterError, or ResourceExpired for a version or a continue token that the server no
         longer has.
@@ -189,12 +189,12 @@ class Server:
 
     @contextmanager
     def _get(
-        self, kind: str, query: dict[str, str], *, read_timeout: float
+        self, kind: Kind, query: dict[str, str], *, read_timeout: float
     ) -> Iterator[BaseHTTPResponse]:
         with _as_cluster_errors():
             response = self._request(
                 "GET",
-                API_PATHS.get(kind, kind),
+                API_PATHS[kind],
                 fields=query,
                 timeout=Timeout(connect=CONNECT_TIMEOUT, read=read_timeout),
                 preload_content=False,

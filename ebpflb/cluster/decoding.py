@@ -27,14 +27,14 @@ from ebpflb.model.services import PROXY_NAME_LABEL
 
 
 def query(kind: Kind, node_name: str) -> dict[str, str]:
-    """Return the selectors of a list or watch request, for the node of this name; "": for all."""
+    """Return the selectors of a list or watch request, for the node of this name."""
     match kind:
         case Kind.SERVICE:
             absent = f"!{PROXY_NAME_LABEL}"
             return {"labelSelector": absent, "fieldSelector": "spec.clusterIP!=None"}
         case Kind.ENDPOINT_SLICE:
             return {"labelSelector": f"!{HEADLESS_LABEL}"}
-        case Kind.NODE if node_name:
+        case Kind.NODE:
             return {"fieldSelector": f"metadata.name={node_name}"}
     return {}
 
@@ -48,7 +48,7 @@ def is_selected(item: Object, node_name: str) -> bool:
         case EndpointSlice():
             return HEADLESS_LABEL not in labels
         case Node():
-            return node_name in ("", item.metadata.name)
+            return item.metadata.name == node_name
     return True
 
 

@@ -17,7 +17,6 @@ annotations      the annotations of ebpflb, and warnings about them
 Other facts from the objects:
 
 api_servers         the endpoints of default/kubernetes, which are kept
-pools               pools of load balancer addresses, and what Services ask of them
 nodes               a Node -> its zone, addresses, and eligibility     (kube-proxy.md 13.1, 17);
                     what it says of its Services, its listeners, and whether its agent runs
 

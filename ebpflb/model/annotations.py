@@ -301,8 +301,6 @@ OF_SERVICES = frozenset(
         HEALTH_ANNOTATION,
         NODE_LOCAL_ANNOTATION,
         FAILOVER_ANNOTATION,
-        objects.WANTED_IPS[0],
-        objects.SHARED_IP[0],
     }
 )
 OF_SLICES = frozenset({WEIGHT_ANNOTATION})
@@ -362,7 +360,7 @@ def _without_effect(
     """Yield a warning for each annotation of another kind, and for the first unknown one."""
     if not metadata.annotations:
         return
-    others = sorted(metadata.annotations.keys() - its - {objects.TRIGGER_TIME} - objects.OF_OTHERS)
+    others = sorted(metadata.annotations.keys() - its - {objects.TRIGGER_TIME})
     ours = OF_SERVICES | OF_SLICES
     for name in others:
         if name in ours:

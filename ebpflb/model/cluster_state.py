@@ -188,7 +188,6 @@ class ClusterState:
         self.node_local = NodeLocalPorts()
         self.observed: dict[Fact, Values] = dict.fromkeys(Fact, frozenset())
         self.claimed: Claimed = tuple  # who claims each frontend: a Service may ask for more
-        self.address_owners: Mapping[str, str] = {}  # of --l2-pool: address -> node that answers
         self.api_places = NO_API_PLACES
         self._servers: frozenset[tuple[Address, int]] = frozenset()  # the last known API servers
         self.aside: dict[PortName, dict[tuple[Address, int], UnusedReason]] = {}

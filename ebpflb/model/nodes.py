@@ -53,20 +53,6 @@ def eligible(node: objects.Node) -> bool:
     return not node.metadata.deletion_timestamp and not to_be_deleted
 
 
-EXCLUDED_LABEL = "node.kubernetes.io/exclude-from-external-load-balancers"
-
-
-def ready(node: objects.Node) -> bool:
-    """Whether the Node is ready; one that does not say so, as in a manifest, is."""
-    conditions = (node.status and node.status.conditions) or []
-    return all(each.status == "True" for each in conditions if each.type == "Ready")
-
-
-def balanced(node: objects.Node) -> bool:
-    """Whether load balancer addresses may be answered for on the node."""
-    return eligible(node) and EXCLUDED_LABEL not in (node.metadata.labels or {})
-
-
 def addresses(node: objects.Node) -> tuple[Address, ...]:
     """Return the readable addresses: internal before external, in the order of the status."""
     listed = (node.status and node.status.addresses) or []

@@ -16,18 +16,6 @@ from ebpflb.errors import InvalidObject
 
 # How the annotations of ebpflb begin, and the only other one that is used.
 OURS = "ebpflb.io/"
-# The addresses that a Service asks for, and the name under which it shares one (pools.py): our
-# annotation, then those of MetalLB and kube-vip with the same meaning.
-WANTED_IPS = (
-    "ebpflb.io/load-balancer-ips",
-    *("metallb.io/loadBalancerIPs", "metallb.universe.tf/loadBalancerIPs"),
-    "kube-vip.io/loadbalancerIPs",
-)
-SHARED_IP = (
-    "ebpflb.io/allow-shared-ip",
-    *("metallb.io/allow-shared-ip", "metallb.universe.tf/allow-shared-ip"),
-)
-OF_OTHERS = frozenset((*WANTED_IPS[1:], *SHARED_IP[1:]))
 TRIGGER_TIME = "endpoints.kubernetes.io/last-change-trigger-time"  # kube-proxy.md 16.4
 
 
@@ -42,7 +30,7 @@ class Metadata(Struct, frozen=True, gc=False, rename="camel"):
 
 
 class Annotated(Metadata, frozen=True, gc=False, rename="camel"):
-    """Metadata with ``annotations``, reduced to those that are read."""
+    """Metadata with ``annotations``, reduced to those with our prefix and TRIGGER_TIME."""
 
     annotations: dict[str, Any] | None = None
 
@@ -52,8 +40,7 @@ class Annotated(Metadata, frozen=True, gc=False, rename="camel"):
         kept = {
             name: text
             for name, text in every
-            if text is not None
-            and (name.startswith(OURS) or name == TRIGGER_TIME or name in OF_OTHERS)
+            if text is not None and (name.startswith(OURS) or name == TRIGGER_TIME)
         }
         if wrong := [name for name, text in kept.items() if not isinstance(text, str)]:
             raise ValueError(f"annotation {wrong[0]}: expected a string")
@@ -61,13 +48,6 @@ class Annotated(Metadata, frozen=True, gc=False, rename="camel"):
 
     def annotation(self, name: str) -> str | None:
         return self.annotations.get(name) if self.annotations else None
-
-
-class ServiceMetadata(Annotated, frozen=True, gc=False, rename="camel"):
-    """Metadata with what a write of the Service needs."""
-
-    uid: str = ""
-    resource_version: str = ""
 
 
 class ServicePortSpec(Struct, frozen=True, gc=False, rename="camel"):
@@ -103,8 +83,6 @@ class ServiceSpec(Struct, frozen=True, gc=False, rename="camel"):
     external_traffic_policy: str | None = None
     external_failover_policy: str | None = None
     health_check_node_port: int = 0
-    load_balancer_class: str | None = None
-    load_balancer_ip: str | None = field(name="loadBalancerIP", default=None)
 
 
 class LoadBalancerIngress(Struct, frozen=True, gc=False, rename="camel"):
@@ -123,7 +101,7 @@ class ServiceStatus(Struct, frozen=True, gc=False, rename="camel"):
 class Service(Struct, frozen=True, gc=False):
     """v1 Service."""
 
-    metadata: ServiceMetadata
+    metadata: Annotated
     spec: ServiceSpec
     status: ServiceStatus | None = None
 
@@ -182,14 +160,8 @@ class NodeAddress(Struct, frozen=True, gc=False):
     address: str
 
 
-class NodeCondition(Struct, frozen=True, gc=False):
-    type: str
-    status: str
-
-
 class NodeStatus(Struct, frozen=True, gc=False):
     addresses: list[NodeAddress] | None = None
-    conditions: list[NodeCondition] | None = None
 
 
 class Taint(Struct, frozen=True, gc=False):
@@ -203,7 +175,7 @@ class NodeSpec(Struct, frozen=True, gc=False):
 
 
 class Node(Struct, frozen=True, gc=False):
-    """v1 Node: labels, addresses, its pods' addresses, taints, and whether it is ready."""
+    """v1 Node: its zone label, its addresses, its pods' addresses, and its taints."""
 
     metadata: Metadata
     spec: NodeSpec | None = None

@@ -20,8 +20,5 @@ comparison       compares the maps with the plan
 
 tables           the tables from which a service draws instead of its slots: Maglev, and weights
 
-pool_addresses   which Service has which address of a pool, and which node owns it
-living_nodes     which nodes of the segment live
-
 canary           the service ports that `ebpflb doctor` adds for its own check
 """

@@ -43,9 +43,6 @@ class Cause(StrEnum):
     SYNC_ERROR = "sync error"
     NOT_PROGRAMMED = "not programmed"
     CLAIMED_TWICE = "claimed twice"
-    ADDRESS_CONFLICTS = "address conflicts"
-    NOT_ANNOUNCED = "addresses not announced"
-    NO_ADDRESS = "no address"
     DEVICES_NOT_SERVED = "devices not served"
     CHOICES_LOST = "choices lost"
     INVALID_OBJECTS = "invalid objects"
@@ -95,11 +92,6 @@ _LASTING = {
     Cause.OBJECTS_DIFFER: "an object differs from the cluster's | objects differ, as doctor found",
     Cause.NOT_PROGRAMMED: "a Service does not fit | Services do not fit",
     Cause.CLAIMED_TWICE: "an address is claimed twice | addresses are claimed twice",
-    Cause.ADDRESS_CONFLICTS: "another station has a load balancer address | other stations have "
-    "load balancer addresses",
-    Cause.NOT_ANNOUNCED: "load balancer addresses are not announced as they should be: {}",
-    Cause.NO_ADDRESS: "a Service gets no load balancer address | Services get no load balancer "
-    "address",
     Cause.DEVICES_NOT_SERVED: "a device is not served | devices are not served",
     Cause.CHOICES_LOST: "a device's requests are not translated | devices' requests are not "
     "translated",
@@ -125,9 +117,6 @@ def _found(it: AgentStatus) -> dict[Cause, str | Mapping[str, str] | bool | None
         Cause.OBJECTS_DIFFER: it.objects_differ,
         Cause.NOT_PROGRAMMED: it.not_programmed,
         Cause.CLAIMED_TWICE: it.standalone and it.claimed_twice,  # else a tenant could
-        Cause.ADDRESS_CONFLICTS: it.address_conflicts,
-        Cause.NOT_ANNOUNCED: it.not_announced,
-        Cause.NO_ADDRESS: it.no_address,
         Cause.DEVICES_NOT_SERVED: it.devices_not_served,
         Cause.CHOICES_LOST: it.choices_lost,
         Cause.STALE_UDP: it.udp_not_ended,

@@ -86,12 +86,6 @@ READ = {
     "this node",
     "ebpflb_services_not_programmed": "Services with a port that does not fit: its existing "
     "entries stay in place",
-    "ebpflb_l2_addresses{state}": "Load balancer addresses of --l2-pool: announced by this "
-    "cluster, and owned by this node",
-    "ebpflb_l2_moves_total": "Times that this node has begun to answer for an address",
-    "ebpflb_l2_conflicts": "Addresses of --l2-pool that another station has too",
-    "ebpflb_l2_services_without_address": "Services that get no address, as the node that gives "
-    "them sees it",
     "ebpflb_service_not_programmed{namespace,name}": "1 for each of these Services, at most "
     f"{MAX_SERIES}",
     "ebpflb_objects_invalid{kind}": "Invalid objects; the last good state of each stays in use "
@@ -247,23 +241,9 @@ def look_at_agent(seen: AgentSeen) -> dict[str, Samples]:
         "ebpflb_audit_outstanding": len(status.drift),
         "ebpflb_masquerade_ports_reserved": status.ports_not_reserved is None,
         "ebpflb_services_not_programmed": len(status.not_programmed),
-        **_look_at_addresses(status),
         "ebpflb_service_not_programmed": {tuple(name.split("/")): 1 for name in named},
         "ebpflb_objects_invalid": {kind: kinds[kind] for kind in Kind},
         "ebpflb_source_error": dict.fromkeys(status.source_errors, 1),
-    }
-
-
-def _look_at_addresses(status: AgentStatus) -> dict[str, Samples]:
-    """Return the metrics of load balancer addresses; none without --l2-pool."""
-    if not status.addresses:
-        return {}
-    owned = sum(node == status.node for node in status.address_owners.values())
-    return {
-        "ebpflb_l2_addresses": {"announced": len(status.address_owners), "owned": owned},
-        "ebpflb_l2_moves_total": status.address_moves,
-        "ebpflb_l2_conflicts": len(status.address_conflicts),
-        "ebpflb_l2_services_without_address": len(status.no_address),
     }
 
 

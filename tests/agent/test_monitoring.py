@@ -122,7 +122,7 @@ def test_programs_that_cannot_be_loaded_change_nothing(
 def test_the_usual_programs_are_back_when_the_monitor_ends(node: Node, ask: Ask) -> None:
     """Meanwhile another one is refused, and afterwards it may begin."""
     assert ask("refused") == ""
-    assert ask("passed") == "another `ebpflb monitor` runs on this node"
+    assert ask("passed") == ("another `ebpflb monitor`, or a page that watches events, runs here")
     [variant] = Variant.loaded
     assert variant.asked == [decision_mask(["refused"])]
     for each in reversed(ask.connected):

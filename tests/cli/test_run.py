@@ -159,12 +159,13 @@ def test_directories_by_the_environment(
 
 
 def test_the_former_name_of_an_engine(
-    chosen: Callable[..., Options], options: list[object]
+    chosen: Callable[..., Options], ebpflb: Ebpflb, options: list[object]
 ) -> None:
-    """A former name works, as a removed setting."""
-    made = chosen(*options, "--packet-path=conntrack")
-    assert made.packet_path == "netfilter"
-    assert list(made.removed_settings) == ["--packet-path=conntrack"]
+    """A former name works, with a warning."""
+    words = (*options, "--packet-path=conntrack")
+    assert chosen(*words).packet_path == "netfilter"
+    warning = "warning: --packet-path=conntrack is now called netfilter\n"
+    assert warning in ebpflb("run", *words).err
 
 
 def test_removed_settings_have_no_effect(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Patches of Nodes and Services, as an API server applies those that the agent sends."""
+"""Patches of Nodes, as an API server applies the two kinds that the agent sends."""
 
 import copy
 from typing import Any
@@ -7,30 +7,15 @@ from typing import Any
 from tests.kit.api_history import Json
 
 MERGE, OPERATIONS = "application/strategic-merge-patch+json", "application/json-patch+json"
-PLAIN_MERGE = "application/merge-patch+json"
 
 
 class Refused(Exception):
     """The patch cannot be applied."""
 
-    def __init__(self, text: str, code: int = 422) -> None:
-        super().__init__(text)
-        self.code = code
 
-
-def patched(path: str) -> tuple[str, tuple[str, str]]:
-    """Return kind, namespace and name of the object that a path names."""
-    words = path.removesuffix("/status").split("/")
-    if "namespaces" in words:
-        return "Service", (words[4], words[6])
-    return "Node", ("", words[-1])
-
-
-def applied(object: Json, content_type: str, body: Any) -> Json:
-    """Return the object with the patch. Raises Refused if a test of it fails."""
-    made = copy.deepcopy(object)
-    if content_type == PLAIN_MERGE:
-        return _with_status(made, body)
+def applied(node: Json, content_type: str, body: Any) -> Json:
+    """Return the Node with the patch. Raises Refused if a test of it fails."""
+    made = copy.deepcopy(node)
     if content_type == OPERATIONS:
         for operation in body:
             _apply(made, operation)
@@ -45,16 +30,6 @@ def applied(object: Json, content_type: str, body: Any) -> Json:
             conditions += found
         found[0].update(condition)
     return made
-
-
-def _with_status(service: Json, body: Json) -> Json:
-    """A Service's status, if the Service still has the version of the patch (RFC 7396)."""
-    assert body.keys() == {"metadata", "status"} and body["metadata"].keys() == {"resourceVersion"}
-    if body["metadata"]["resourceVersion"] != service["metadata"]["resourceVersion"]:
-        raise Refused("the object has been modified", 409)
-    ingress = body["status"]["loadBalancer"]["ingress"]
-    service["status"] = {"loadBalancer": {"ingress": ingress} if ingress else {}}
-    return service
 
 
 def _apply(node: Json, operation: Json) -> None:

@@ -248,27 +248,22 @@ class FakeApiServer:
             handler.send(200, json.dumps(found).encode())
 
     def _patch(self, sent: Json, handler: Handler) -> None:
-        """Patch an object; the patch is recorded before the answer, as for creations."""
-        kind, which = api_patches.patched(sent["path"])
+        """Patch a Node; the patch is recorded before the answer, as for creations."""
+        name = sent["path"].removesuffix("/status").rpartition("/")[2]
         with self.changed:
-            found = self._collections[kind].objects.get(which)
-            if found is None:
-                handler.refuse(404, f"{kind} {which} not found")
+            node = self._collections["Node"].objects.get(("", name))
+            if node is None:
+                handler.refuse(404, f'nodes "{name}" not found')
                 return
             try:
-                changed = api_patches.applied(found, sent["type"], sent["body"])
+                changed = api_patches.applied(node, sent["type"], sent["body"])
             except api_patches.Refused as reason:
-                handler.refuse(reason.code, str(reason))
+                handler.refuse(422, str(reason))
                 return
             self.put(changed)
             self.patches.append(sent)
             self.changed.notify_all()
         handler.send(200, json.dumps(changed).encode())
-
-    def objects(self, kind: str) -> list[Json]:
-        """All objects of a kind as they are now."""
-        with self.changed:
-            return list(self._collections[kind].objects.values())
 
     def node(self, name: str) -> Json:
         """Return the current Node."""

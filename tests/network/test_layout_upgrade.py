@@ -96,7 +96,8 @@ def ask(two: TwoNodes, environment: Environment, *words: str) -> "subprocess.Com
     """Run a command of a build on the near node, about its agent."""
     agent = two.agents[0]
     command = [*two.near.enter, *environment, sys.executable, "-P", "-m", "ebpflb", *words]
-    return subprocess.run([*command, *agent.where], capture_output=True, text=True, check=False)
+    where = f"--state-dir={agent.paths.state}"
+    return subprocess.run([*command, where], capture_output=True, text=True, check=False)
 
 
 def ask_another_build(two: TwoNodes, command: Environment) -> None:
