@@ -247,8 +247,14 @@ def look_at_agent(seen: AgentSeen) -> dict[str, Samples]:
     }
 
 
-# Which service ports have series of their own: their number is bounded, because each series costs
-# memory in every Prometheus.
+# Which service ports have series of their own (docs/metrics.md).
+#
+# The number is bounded, because each series costs memory in every Prometheus. A series that comes
+# and goes is of little use, so a service port that has series keeps them until another one is
+# clearly busier.
+
+_KEPT = 0.75  # of a score, from one choice to the next
+_AHEAD = 2  # how many times as busy another service port must be to take the place of one
 
 
 class Port(NamedTuple):
@@ -260,6 +266,33 @@ class Port(NamedTuple):
     protocol: Protocol
 
 
+class Busiest:
+    """The service ports with the most new connections lately."""
+
+    def __init__(self, limit: int) -> None:
+        self.ports: tuple[Port, ...] = ()
+        self._limit = limit
+        self._totals: Mapping[Port, int] = {}
+        self._scores: Mapping[Port, float] = {}
+
+    def choose(self, totals: Mapping[Port, int]) -> None:
+        """Set ``ports``; ``totals`` are the connections of all service ports until now.
+
+        A total that has become smaller belongs to a new Service of this name. The first totals
+        may be those of months: they make the first choice, and no later one.
+        """
+        scores = {port: self._score(port, total) for port, total in totals.items()}
+        self._scores = scores if self._totals else {}
+        self._totals = totals
+        ranks = scores | {port: _AHEAD * scores[port] for port in self.ports if port in totals}
+        self.ports = tuple(sorted(ranks, key=lambda port: (-ranks[port], port))[: self._limit])
+
+    def _score(self, port: Port, total: int) -> float:
+        former = self._totals.get(port, 0)
+        more = total - former if total >= former else total
+        return _KEPT * self._scores.get(port, 0.0) + more
+
+
 CHOICE_INTERVAL = 60.0  # seconds between two choices of service ports, if metrics are scraped
 
 
@@ -268,7 +301,7 @@ class SeriesReader:
 
     def __init__(self, sources: Sources, series: SeriesOf) -> None:
         self._sources, self._maps = sources, sources.datapath.maps
-        self._series, self._ports = series, list[Port]()
+        self._selector, self._busiest = series.selector, Busiest(series.limit)
         self._choice_due = 0.0  # of the monotonic clock
         self._left_out = 0
 
@@ -296,18 +329,18 @@ class SeriesReader:
         ids: dict[Port, list[int]] = {}
         for name, entries in self._sources.planner().actual.copy().items():
             labels = self._sources.labels_of(name.owner)
-            if services.meets(self._series.selector, labels) and not is_canary(name):
+            if services.meets(self._selector, labels) and not is_canary(name):
                 ids.setdefault(Port(*name[:4]), []).append(entries.id)
         counts = self._counters(id for each in ids.values() for id in each)
-        totals = {port: sum(_total(counts[id]) for id in each) for port, each in ids.items()}
-        ranked = sorted(totals, key=lambda port: (-totals[port], port))
-        self._ports = ranked[: self._series.limit]
-        self._left_out = len(ids) - len(self._ports)
+        self._busiest.choose(
+            {port: sum(_total(counts[id]) for id in each) for port, each in ids.items()}
+        )
+        self._left_out = len(ids) - len(self._busiest.ports)
 
     def _entries(self) -> Iterable[tuple[Port, list[ServiceEntries]]]:
         """Return the chosen service ports that still exist, with their entries, by family."""
         actual = self._sources.planner().actual
-        for port in self._ports:
+        for port in self._busiest.ports:
             entries = [actual.get(PortName(*port, family)) for family in Family]
             if existing := [it for it in entries if it]:
                 yield port, existing
