@@ -54,6 +54,13 @@ def guard_flags() -> tuple[str, ...]:
     return ("-DHAVE_KERNEL_READ",) if probe.set_retval() and probe.kernel_read() else ()
 
 
+def socket_variant(more: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return all flags for the socket hooks; with ``more`` they name the process, if they can."""
+    usual = (*socket_flags(), *guard_flags())
+    named = (precompile.PROCESS,) if more and usual and probe.process() else ()
+    return (*usual, *more, *named)
+
+
 def packet_flags() -> tuple[str, ...]:
     """Return the compiler's flags for the packet hooks on this kernel."""
     return ("-DHAVE_COARSE_CLOCK",) if probe.coarse_clock() else ()
@@ -128,11 +135,7 @@ class Datapath(MapWriter):
         ``more`` flags choose another variant. Safe in any thread. Raises CompileError.
         """
         flags = packet_flags()
-        of_sockets = (*socket_flags(), *guard_flags())
-        if more:
-            named = (precompile.PROCESS,) if of_sockets and probe.process() else ()
-            of_sockets = (*of_sockets, *more, *named)
-        sockets = compiler.compile_source(SOCKET_SOURCE, of_sockets, cache=cache)
+        sockets = compiler.compile_source(SOCKET_SOURCE, socket_variant(more), cache=cache)
         packets = {
             link_header: compiler.compile_source(PACKET_SOURCE, flags + bare + more, cache=cache)
             for link_header, bare in LINK_VARIANTS.items()

@@ -207,6 +207,9 @@ def test_names_and_addresses_are_replaced() -> None:
     assert name("cart-7d4f-x1:").startswith("name-") and name("shop/new:http").endswith(":http")
     assert name("cart.shop.svc:80") == f"{name('cart')}.{name('shop')}.svc:80"
     assert name("shop/cart") == f"{name('shop')}/{name('cart')}"
+    assert name("other/new/TCP") == f"{name('other/new')}/TCP" and "new" not in name(
+        "other/new/TCP"
+    )
     assert "ec2" not in name("ip-10-0-0-7.ec2.internal")
     for text in ('"status": 1', "2026-11-29T08:14:27+00:00", "80/tcp", "1.2.3", "127.0.0.1", "::1",
                  "/sys/fs/bpf/ebpflb", "net/ipv4/ip_forward", "default/kubernetes:https/TCP",

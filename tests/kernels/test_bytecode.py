@@ -34,8 +34,9 @@ def test_every_switch_is_both_on_and_off() -> None:
 @pytest.mark.parametrize("set_retval", [True, False])
 @pytest.mark.parametrize("read", [True, False])
 @pytest.mark.parametrize("coarse", [True, False])
+@pytest.mark.parametrize("process", [True, False])
 def test_whatever_probes_find_is_a_variant(
-    monkeypatch: pytest.MonkeyPatch, set_retval: bool, read: bool, coarse: bool
+    monkeypatch: pytest.MonkeyPatch, set_retval: bool, read: bool, coarse: bool, process: bool
 ) -> None:
     """All of the agent's compiler flags are compiled ahead, so no node of the image needs a
     compiler.
@@ -43,9 +44,12 @@ def test_whatever_probes_find_is_a_variant(
     monkeypatch.setattr(probe, "set_retval", lambda: set_retval)
     monkeypatch.setattr(probe, "kernel_read", lambda: read)
     monkeypatch.setattr(probe, "coarse_clock", lambda: coarse)
+    monkeypatch.setattr(probe, "process", lambda: process)
     sockets = precompile.VARIANTS[datapath.SOCKET_SOURCE].values()
     packets = precompile.VARIANTS[datapath.PACKET_SOURCE].values()
-    assert (*datapath.socket_flags(), *datapath.guard_flags()) in sockets
+    usual, monitored = datapath.socket_variant(), datapath.socket_variant((precompile.MONITOR,))
+    assert {usual, monitored} <= {*sockets}
+    assert {*usual} <= {*monitored}  # monitoring changes no answer
     assert datapath.socket_flags() in precompile.VARIANTS[precompile.EXPLAIN].values()
     flags = datapath.packet_flags()
     assert {(*flags, *more) for more in datapath.LINK_VARIANTS.values()} <= {*packets}

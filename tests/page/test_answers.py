@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The answer of each path: values as from the commands, and errors in a sentence."""
 
+import re
 import subprocess
 import sys
 import time
@@ -94,6 +95,13 @@ def test_no_path_is_opened(node: Node, path: str) -> None:
     found = get(guarded(node), "/api/explain", **query)
     assert (found.status, not node.asked) == (400, True)
     assert "only the command takes a path" in found.said["error"]
+
+
+def test_the_page_shows_fields_that_changes_have() -> None:
+    """Every list of a change of a Service that the page shows is in the records."""
+    text = (STATIC / "pages/history.js").read_text()
+    shown = set(re.findall(r'", "(\w+)"\]', text[text.index("SIGNS =") : text.index("SOME =")]))
+    assert shown and shown <= {*ServiceChange.__struct_fields__}
 
 
 def test_history_can_be_of_one_service(node: Node) -> None:

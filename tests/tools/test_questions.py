@@ -102,9 +102,9 @@ def test_the_frontend_of_a_name(question: str, frontend: str) -> None:
 @pytest.mark.parametrize(
     ("question", "reason"),
     [
-        ("default/web", "default/web has these ports: 443/tcp, 80/tcp; name one of them"),
-        ("default/web:81", "has these ports: 443/tcp, 80/tcp"),
-        ("shop/one:53/tcp", "has these ports: 53/udp"),
+        ("default/web", "default/web: it has 443/tcp, 80/tcp; name one of them"),
+        ("default/web:81", "no port 81; it has 443/tcp, 80/tcp"),
+        ("shop/one:53/tcp", "it has 53/udp"),
         ("default/wep", "did you mean default/web"),
     ],
 )

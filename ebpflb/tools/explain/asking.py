@@ -104,7 +104,8 @@ def find_frontend(maps: Mapping[str, Map], wanted: NamedService) -> Frontend:
     ]
     if len({at.port for at, _ in fitting}) != 1:
         ports = sorted({f"{at.port}/{protocol_name(at.protocol).lower()}" for at, *_ in own})
-        raise NodeError(f"{wanted} has these ports: {', '.join(ports)}; name one of them")
+        lacks = "" if fitting else f"no port {wanted.port}; "
+        raise NodeError(f"{wanted}: {lacks}it has {', '.join(ports)}; name one of them")
     return min(fitting, key=_is_further)[0]
 
 
