@@ -7,7 +7,6 @@ What a parser may raise is part of its target; everything else is a finding.
 import logging
 import struct
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -35,7 +34,8 @@ with atheris.instrument_imports(include=PARSERS):
     from ebpflb.model.events import Kind
     from ebpflb.model.objects import Service
 
-FOLDER = Path(tempfile.mkdtemp(prefix="ebpflb-fuzz-"))
+FOLDER = Path(__file__).parents[1] / "build/fuzz/files"
+FOLDER.mkdir(parents=True, exist_ok=True)
 DEPTH = 3  # of nested netlink attributes
 
 
