@@ -4,7 +4,7 @@
     python -m vagrant.kernels count 6.12 'python -m bench.churn [--rounds K]'
 
 A client outside asks a pod through a NodePort, question by question, with ``--fast-forward``. In
-turns the node is quiet for PERIOD seconds, or devices come and go as those of 20 pods a minute do,
+turns the node is quiet for PERIOD seconds, or devices come and go like those of 20 pods a minute,
 one change each 1.5 s. A counter in FORWARD tells how many packets the stack saw, and so how long
 the flow was out of the flowtable.
 """
@@ -22,7 +22,7 @@ from statistics import median
 
 from bench.report import Line, row_of
 from bench.result import run_bench
-from bench.temporary_lab import print_step
+from bench.temporary_lab import beside, print_step
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.packet_path import Engine
 from tests.kernel.node import nodes
@@ -104,9 +104,8 @@ def _seen() -> int:
 @contextmanager
 def _pods() -> Iterator[None]:
     """A veth device comes and goes in this thread's namespace until the end."""
-    done = threading.Event()
 
-    def change() -> None:
+    def change(done: threading.Event) -> None:
         number = 0
         while not done.wait(CHANGE):
             name = f"pod{number // 2}"
@@ -120,13 +119,8 @@ def _pods() -> Iterator[None]:
         if number % 2:
             subprocess.run(["ip", "link", "del", f"pod{number // 2}"], check=True)
 
-    thread = threading.Thread(target=change)
-    thread.start()
-    try:
+    with beside(change):
         yield
-    finally:
-        done.set()
-        thread.join()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from bench import targets
 from bench.conntrack_filler import Served, amid, entered, forge
 from bench.report import Lines, row_of
 from bench.result import run_bench
-from bench.temporary_lab import print_step, temporary_lab
+from bench.temporary_lab import beside, print_step, temporary_lab
 from ebpflb.entries.flows import Ends
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab import manifests
@@ -175,19 +175,13 @@ def _open(host: Host, *, v6: bool) -> socket.socket:
 @contextmanager
 def _sending(client: socket.socket) -> Iterator[None]:
     """Let a thread send a datagram with its time every PERIOD."""
-    ended = threading.Event()
 
-    def send() -> None:
+    def send(ended: threading.Event) -> None:
         while not ended.wait(PERIOD):
             client.send(STAMP.pack(time.monotonic_ns()))
 
-    thread = threading.Thread(target=send)
-    thread.start()
-    try:
+    with beside(send):
         yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _newest(server: socket.socket) -> int:

@@ -76,7 +76,7 @@ class NodeCost:
         self._nothing = Sender(lab, lab.far.node)
 
     def measure(self, rounds: int) -> tuple[dict[Key, list[float]], dict[str, list[float]]]:
-        """Return the times of each round, less those of packets dropped at once; and the latter."""
+        """Return each round's times without those of dropped packets, and the times of these."""
         took: dict[Key, list[float]] = defaultdict(list)
         nothing: dict[str, list[float]] = defaultdict(list)
         keys = [(*case, protocol) for case in self.lab.cases for protocol in KINDS]

@@ -109,7 +109,7 @@ def _net(runs: Runs, clock: float) -> float:
 
 
 def _test_runs(programs: Packets) -> Lines:
-    """Return test runs without statistics, less those of an empty program."""
+    """Return the times of test runs without statistics; an empty program's is subtracted."""
     with Counted([_empty_program()]) as empty:
         nothing = _test_run(empty.programs[0], 6)
     for name, protocol in (("UDP", 17), ("TCP", 6)):

@@ -3,7 +3,8 @@
 
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -16,6 +17,19 @@ def temporary_lab(prefix: str) -> Iterator[tuple[Lab, Path, ExitStack]]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{prefix}-")))
         yield stack.enter_context(Lab(prefix)), folder, stack
+
+
+@contextmanager
+def beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Let a thread work, until the event that it gets is set at the end of the block."""
+    ended = threading.Event()
+    thread = threading.Thread(target=work, args=(ended,))
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def print_step(what: str) -> None:

@@ -218,7 +218,7 @@ def show_series(series: SeriesOf | None) -> str:
 
 # What the audit does about differences from the plan.
 AUDITS = (REPAIR, REPORT) = ("repair", "report")
-# Whose connections are translated at sockets; those of others are at the device.
+# Whose connections are translated at sockets; all others are translated at the device.
 SOCKET_TRANSLATIONS = (ALL_SOCKETS, HOST_SOCKETS) = ("all", "host")
 
 

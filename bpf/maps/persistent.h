@@ -2,7 +2,7 @@
 /*
  * The maps that an upgrade keeps: services, backends, flows, sockets and their counters, which
  * refer to each other by ids. All of them are kept if this file and what it includes are the same
- * in both versions, but for comments, so that ids and flags mean the same; otherwise none.
+ * in both versions, so that ids and flags mean the same; otherwise none. Comments may differ.
  */
 #ifndef EBPFLB_MAPS_PERSISTENT_H
 #define EBPFLB_MAPS_PERSISTENT_H

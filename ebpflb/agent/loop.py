@@ -74,7 +74,8 @@ class Turn:
 
     ``seconds``: of writing all changes, or of the failed attempt; None if there was none. ``full``:
     everything was planned. ``node``: the node's devices or addresses may be others. ``serves``:
-    everything is in force. ``fatal``: the error that ends the agent.
+    everything is in force. ``fatal``: an error after which
+    the agent ends.
     """
 
     applied: list[tuple[ObjectEvent, Applied]] = field(default_factory=list)

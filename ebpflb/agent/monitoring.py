@@ -50,7 +50,7 @@ class Monitoring(DescriptorWorker):
         super().__init__("monitor")
         self._paths, self._datapath, self._node_sync, self._put = paths, datapath, node_sync, put
         self._client: socket.socket | None = None
-        self._variant: Variant | None = None  # in force as long as there is a client
+        self._variant: Variant | None = None  # attached while there is a client
         self._listening: socket.socket | None = None
         self._call: Call[None] | None = None
 
@@ -145,7 +145,7 @@ class Monitoring(DescriptorWorker):
         return variant
 
     def _end(self) -> None:
-        """Put the usual programs in force again; after a failure the audit tries again."""
+        """Attach the usual programs again; if that fails, the audit tries again."""
         try:
             self._exchange(None)
         except EbpflbError as error:

@@ -54,7 +54,7 @@ def doctor(
 
     Gathers `check` and `status`, and adds sysctls, how full the maps are, processes that no hook
     sees, and routes to the endpoints. The running agent compares its objects with a new list of the
-    cluster's, and the kernel with what it has written. Last doctor connects through each path
+    cluster's, and the kernel with what it has written. At the end doctor connects through each path
     (sockets, packets, NodePorts) to an endpoint of its own: for some seconds there are two network
     namespaces, and service ports that serve no one else. With --no-canary it changes nothing.
     Problems come first. Exit status 0 if nothing is wrong; warnings do not count.

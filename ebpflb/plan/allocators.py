@@ -197,7 +197,7 @@ Release = Callable[[], None]
 
 
 class Quarantine:
-    """Freed ids and slots: those of a plan that is not written yet, then those that wait."""
+    """Freed ids and slots: ``pending`` until their plan is written, then ``waiting``."""
 
     def __init__(self) -> None:
         self.pending: list[Release] = []

@@ -178,7 +178,7 @@ class Claims:
         return rivals
 
     def _let_keep(self, frontend: Frontend, names: list[PortName]) -> None:
-        """Put the current holder first, if its age or that of the first is not known.
+        """Put the current holder first, unless both ages are known.
 
         The canary keeps nothing: every Service comes before it.
         """
