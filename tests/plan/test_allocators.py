@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """IdAllocator, ranges of slots, and the quarantine between two owners."""
 
+import sys
 from itertools import pairwise
 
 import pytest
@@ -53,6 +54,15 @@ def test_an_id_comes_again_after_all_that_were_free(moves: list[int], ends: set[
             last = unused[0] if unused else freed.pop(0)
             taken.append(ids.allocate())
             assert taken[-1] == last
+
+
+def test_freed_ids_are_no_objects() -> None:
+    """Each endpoint that is replaced frees an id, which waits until all others were given."""
+    ids = IdAllocator(10_000)
+    before = sys.getallocatedblocks()
+    for _ in range(9_000):
+        ids.free(ids.allocate())
+    assert sys.getallocatedblocks() - before < 100
 
 
 @pytest.mark.parametrize("last", [0, 6, 2**32 - 1])
