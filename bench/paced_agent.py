@@ -3,8 +3,9 @@
 
     python -P paced_agent.py FILE run [OPTIONS]
 
-FILE gets a line of JSON for each ten seconds: the seconds since the start, the RSS in MB, and the
-longest time in seconds in which the loop has taken no message.
+FILE gets a line of JSON for each ten seconds: the seconds since the start, the RSS in MB, how many
+blocks of memory Python's objects take, and the longest time in seconds in which the loop has taken
+no message.
 """
 
 import json
@@ -43,7 +44,8 @@ class Pace:
             time.sleep(EVERY)
             longest, self.longest = self.longest, 0.0
             at = round(time.monotonic() - begun, 1)
-            line = json.dumps({"at": at, "rss": _rss(), "pause": round(longest, 4)})
+            sample = {"at": at, "rss": _rss(), "blocks": sys.getallocatedblocks()}
+            line = json.dumps(sample | {"pause": round(longest, 4)})
             with file.open("a") as out:
                 out.write(line + "\n")
 

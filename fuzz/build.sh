@@ -14,6 +14,6 @@ for seeds in fuzz/corpus/*; do
 	zip --quiet --junk-paths "$OUT/${target}_seed_corpus.zip" "$seeds"/*
 	[ "$target" = packet ] || {
 		sed "s/sys.argv.pop(1)/\"$target\"/" fuzz/fuzz_python.py > "fuzz/$target.py"
-		compile_python_fuzzer "fuzz/$target.py"
+		compile_python_fuzzer "fuzz/$target.py" --add-data bpf:share/ebpflb/bpf
 	}
 done
