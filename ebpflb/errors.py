@@ -140,14 +140,14 @@ def plain(text: str) -> str:
 
 
 def log_once(say: Callable[[str, str], None], line: str, reason: str, last: str | None) -> str:
-    """Log a reason with a method of a logger, unless it was the last one; return the reason."""
+    """Log a reason with a logger's method, unless it equals the last one; return the reason."""
     if reason != last:
         say(line, reason)
     return reason
 
 
 def in_json_words(reason: str) -> str:
-    """Return msgspec's message about a value, in the terms of the file's or object's author."""
+    """Return msgspec's message about a value, in the words of the file or object."""
 
     def renamed(quoted: re.Match[str]) -> str:
         return re.sub(r"\w+", lambda word: _JSON_TYPES.get(word[0], word[0]), quoted[1])

@@ -42,7 +42,7 @@ def read_regular(path: Path, most: int = MAX_BYTES) -> bytes:
 
 
 def open_regular(path: Path, most: int, *, follow: bool = True) -> IO[bytes]:
-    """Return the open file, which has at most ``most`` bytes. Raises UnusableFile or OSError."""
+    """Open an untrusted file of at most ``most`` bytes. Raises UnusableFile or OSError."""
     links = 0 if follow else os.O_NOFOLLOW
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | links)
     status = os.fstat(opened)
@@ -54,7 +54,7 @@ def open_regular(path: Path, most: int, *, follow: bool = True) -> IO[bytes]:
 
 
 def says_one(path: Path) -> bool:
-    """Whether a file of the kernel has the number 1; False if it cannot be read."""
+    """Whether a file of the kernel contains the number 1; False if it cannot be read."""
     with suppress(OSError):
         return path.read_text().strip() == "1"
     return False

@@ -76,11 +76,11 @@ class Flag(NamedTuple):
 
     @property
     def variable(self) -> str | None:
-        """The environment variable that sets the same, if any."""
+        """The environment variable that sets the same option, if any."""
         return f"EBPFLB_{self.argument.upper()}" if self.is_directory else None
 
     def shown(self, value: Any) -> Any:
-        """The field's value as a plain one."""
+        """Return the field's value as a string, number, boolean or list."""
         return self.show(value) if self.show else value
 
 
@@ -95,14 +95,14 @@ def option(default: Any, name: str, help: str, **details: Any) -> Any:
 
 
 def flags_of(kind: Any) -> Iterator[tuple[str, Flag, Any]]:
-    """Return each field of Options or Paths that has a flag, its flag and its default, or None."""
+    """Yield each field of Options or Paths that has a flag, its flag, and its default (or None)."""
     for each in fields(kind):
         if flag := each.metadata.get("flag"):
             yield each.name, flag, None if each.default is MISSING else each.default
 
 
 def parse_ports(text: str) -> tuple[int, int]:
-    """LOW-HIGH -> (low, high)."""
+    """Parse LOW-HIGH as (low, high)."""
     low, dash, high = text.partition("-")
     if not (dash and low.isdecimal() and high.isdecimal()):
         raise ValueError(f'"{text}" is not LOW-HIGH such as 10000-29999')
@@ -137,7 +137,7 @@ def parse_api_servers(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _parse_api_server(text: str) -> str:
-    """HOST:PORT, or the URL of a server -> the URL."""
+    """Return the URL for HOST:PORT, or for the URL of a server."""
     url = text if "://" in text else f"https://{text}"
     try:
         found = urlsplit(url)
@@ -273,7 +273,7 @@ class Paths:
 
     @property
     def answers_file(self) -> Path:
-        """What `run --init-only` found about the kernel, for all agents of the machine."""
+        """The kernel's abilities found by `run --init-only`, for all agents of the machine."""
         return self.run / "kernel.json"
 
     @property
@@ -282,7 +282,9 @@ class Paths:
 
     @property
     def failure_file(self) -> Path:
-        """Its time says when an agent ended because a part of it kept failing."""
+        """A file whose modification time says when an agent ended because a part of it kept
+        failing.
+        """
         return self.run / f"{self.name}.failed"
 
     @property
@@ -291,7 +293,7 @@ class Paths:
 
     @property
     def name(self) -> str:
-        """Of its files in the run directory, which several agents may share."""
+        """The name of this agent's files in the run directory, which several agents may share."""
         return self.known_as or str(self.state).strip("/").replace("/", "-")
 
 
@@ -299,7 +301,8 @@ class Paths:
 class ConntrackOptions:
     """Limits and timeouts of the kernel's connection tracking (kube-proxy.md 11.3).
 
-    Timeouts are in seconds; the flows of the packet path have the same. 0 leaves the kernel's own.
+    Timeouts are in seconds, and apply to the flows of the packet path too. 0 keeps the kernel's
+    value.
     """
 
     max_per_core: int = 32 * 1024  # entries
@@ -656,7 +659,7 @@ class Options:
 
     @property
     def map_settings(self) -> Settings:
-        """The map ``settings`` with the fields that the operator sets.
+        """The fields of the map ``settings`` that the operator sets.
 
         A flag "reply_to_device" is SETTING_REPLY_TO_DEVICE in bpf/layout/node.h.
         """
@@ -687,7 +690,7 @@ class Options:
 
     @property
     def conntrack_wanted(self) -> ConntrackOptions:
-        """The wanted settings of conntrack: with --fast-forward it cannot check windows."""
+        """The wanted settings of conntrack. With --fast-forward it must not check TCP windows."""
         liberal = self.conntrack.be_liberal or self.has_flowtable
         return replace(self.conntrack, be_liberal=liberal)
 
@@ -719,7 +722,7 @@ class Options:
 
     @property
     def whole_addresses(self) -> WholeAddresses:
-        """Which addresses the programs must know as a whole."""
+        """Which service addresses the programs must know even for ports that no Service has."""
         if self.answer_pings:
             return WholeAddresses.ALL
         routed = self.unknown_ports == UNKNOWN_ROUTED
@@ -732,7 +735,7 @@ class Options:
 
     @property
     def left_to_kube_proxy(self) -> str:
-        """What a kube-proxy on the same node has to serve, in words; "": nothing."""
+        """In words, what a kube-proxy on the same node has to serve; "" for nothing."""
         if self.shadow:
             return "all Services (--shadow)"
         return "" if self.served.is_all else f"Services outside of {self.served}"

@@ -47,7 +47,7 @@ def without_user(url: str) -> str:
 
 
 def redact(text: str) -> str:
-    """Return the text with SHOWN instead of every secret."""
+    """Return the text with every secret replaced by SHOWN."""
     with _lock:
         known = sorted(known_secrets, key=len, reverse=True)
     for secret in known:
@@ -89,9 +89,9 @@ def remember_fields(text: str) -> None:
 
 
 def without_secrets(text: str) -> str:
-    """Return the text without known secrets, and without what has the form of one.
+    """Return the text without known secrets, and without text that looks like a secret.
 
-    Also without the values of annotations, which messages quote.
+    The values of annotations, which messages quote, are removed too.
     """
     text = redact(text)
     for form, instead in _FORMS:

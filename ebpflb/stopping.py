@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def run_all(*steps: Callable[[], object], failed: str = "stopping") -> None:
-    """Run all steps in this order; log the exception of a step as ``failed`` with the reason."""
+    """Run all steps in order; if one raises, log ``failed`` with the reason and go on."""
     for step in steps:
         try:
             step()
@@ -52,13 +52,14 @@ class Parts:
     ) -> None:
         """Report to a new agent from now on.
 
-        ``stop`` ends the agent. The time of the file ``record`` says when one ended for a part.
+        ``stop`` ends the agent. The modification time of ``record`` says when an agent last ended
+        because of a part.
         """
         self.ended_for, self._failing = "", {}
         self._emit, self._stop, self._record = emit, stop, record
 
     def attempt(self, part: str, turn: Callable[[], object]) -> bool:
-        """Call ``turn``; return whether it raised nothing."""
+        """Call ``turn``; return whether it succeeded."""
         try:
             turn()
         except Exception as error:
@@ -96,7 +97,7 @@ class Parts:
         self._end(part)
 
     def _end(self, part: str) -> None:
-        """End the agent, unless one has ended for a part a short time ago."""
+        """End the agent, unless one has ended because of a part a short time ago."""
         with self._lock:
             if self.ended_for or self._record is None or not _may_end(self._record):
                 return
@@ -106,7 +107,9 @@ class Parts:
 
 
 def _may_end(record: Path) -> bool:
-    """Return whether the last such end is long enough ago; if so, record this one."""
+    """Return whether the last agent that ended for a part did so long enough ago; if so, record
+    this end.
+    """
     try:
         if record.exists() and 0 <= time.time() - record.stat().st_mtime < END_EVERY:
             return False

@@ -16,7 +16,7 @@ _BACKLOG = 128
 
 
 def listen(path: Path) -> socket.socket:
-    """Return a listening socket for this user alone, in place of one that an earlier process left.
+    """Return a listening socket for this user alone, which replaces the one of an earlier process.
 
     Raises OSError.
     """

@@ -48,7 +48,7 @@ def readable(sources: Iterable[_Readable], seconds: float) -> list[_Readable]:
 
 
 class Worker(ABC):
-    """Run ``run`` in a thread; it returns soon after ``stopped`` is set.
+    """A thread that calls ``run``, which returns soon after ``stopped`` is set.
 
     After an unexpected exception ``run`` is called again.
     """
@@ -68,7 +68,7 @@ class Worker(ABC):
 
     @property
     def has_failed(self) -> bool:
-        """Whether ``run`` is called again after an exception: what it was told may be lost."""
+        """Whether ``run`` is called again after an exception: earlier notifications may be lost."""
         return parts.is_failing(self.thread.name)
 
     @abstractmethod
@@ -114,7 +114,7 @@ class PeriodicWorker(Worker):
             pause = self.interval - (time.monotonic() - begun if self._steady else 0.0)
 
     def want(self, wanted: object) -> None:
-        """Wake the thread if this is true, else let it sleep."""
+        """Let the thread work if ``wanted`` is true, else let it sleep."""
         if wanted:
             self.wanted.set()
         else:
@@ -185,7 +185,7 @@ class StepWorker:
         self._thread: threading.Thread | None = None
 
     def begin(self, steps: Iterator[None]) -> None:
-        """Take these steps instead of those that are left."""
+        """Take these steps instead of the remaining ones."""
         self.halt()
         self._halted = halted = threading.Event()
 
@@ -198,7 +198,7 @@ class StepWorker:
         self._thread.start()
 
     def halt(self) -> None:
-        """Forget the steps that are left; return when none is being taken."""
+        """Drop the remaining steps; return when none is being taken."""
         self._halted.set()
         if self._thread:
             self._thread.join()
@@ -219,7 +219,7 @@ class DescriptorWorker(Worker):
     def wait(self, sources: Iterable[_Source], seconds: float) -> list[_Source]:
         """Return the readable sources: none after ``seconds``, or after ``wake``.
 
-        Everything since the last call counts as a turn that has succeeded.
+        The work since the last call counts as a successful turn.
         """
         if self._has_waited:
             parts.succeeded(self.thread.name)
@@ -277,10 +277,10 @@ _MOST_THREADS = 4  # the longest call takes as long as all others in two or thre
 
 
 def side_by_side(calls: Iterable[Callable[[], T]], discard: Callable[[T], object]) -> list[T]:
-    """Return the results of the calls, in order.
+    """Run the calls in several threads; return their results in order.
 
-    If a call raises, calls that have not begun are left out, the results of the others are passed
-    to ``discard``, and the first error is raised.
+    If a call raises, calls that have not begun are dropped, the results of the others are passed to
+    ``discard``, and the first error is raised.
     """
     with ThreadPoolExecutor(min(usable_cores(), _MOST_THREADS), "side-by-side") as threads:
         futures = [threads.submit(call) for call in calls]

@@ -26,9 +26,7 @@ class BadInput(Exception):
 
 
 def as_shown(value: Any) -> Any:
-    """Return the value with every text, also names of fields, escaped as in the tables of
-    commands.
-    """
+    """Return the value with all text escaped, also field names, as in the tables of commands."""
     if isinstance(value, str):
         return escaped(value)
     if isinstance(value, dict):
@@ -39,7 +37,7 @@ def as_shown(value: Any) -> Any:
 
 
 def as_json(value: Any, status: int = 200) -> Response:
-    """Return a response with a value of the commands."""
+    """Return a value as a response with JSON."""
     body = msgspec.json.encode(as_shown(msgspec.to_builtins(value)))
     return Response(body, status, media_type="application/json")
 
@@ -93,8 +91,8 @@ class Workers:
     async def run(self, function: Callable[[], _Value]) -> _Value:
         """Run the function and return its result.
 
-        Raises its exception, or BadInput with status 503 if it takes too long, or too many requests
-        wait.
+        Raises the function's exception, or BadInput with status 503 if it takes too long, or too
+        many requests wait.
         """
         if self._now >= self._most:
             raise BadInput(self._busy, 503)
@@ -131,7 +129,7 @@ class Workers:
 
 
 def _started(function: Callable[[], _Value]) -> tuple[threading.Thread, "Future[_Value]"]:
-    """Start a thread that no one has to join; return it, and the future result of the function."""
+    """Start a thread that no one has to join; return it, and a future for the result."""
     answer: Future[_Value] = Future()
     answer.set_running_or_notify_cancel()
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paths and their values. Several requests read at a time; one explains, as that loads
-programs.
+"""The page's paths and their values. Several requests may read at once, but only one may explain,
+because that loads programs.
 """
 
 import asyncio
@@ -43,9 +43,10 @@ Respond = Callable[[Request], Awaitable[Response | EventsResponse]]
 
 
 class _Point(NamedTuple):
-    """A moment of the overview: unused endpoints, and the part of the fullest map that is in use.
+    """One moment in the overview: unused endpoints, and how full the fullest map is.
 
-    ``received``: the seconds since the API sent anything, of the kind that was silent for longest.
+    ``received``: the seconds since the API last sent an object, for the kind that was silent for
+    longest.
     """
 
     at: float
@@ -122,7 +123,7 @@ class Api:
             await asyncio.sleep(STEP)
 
     async def _services(self, request: Request) -> Any:
-        """Answer with the rows of the command that fit the question, and their rates."""
+        """Answer with the matching rows of `ebpflb services list`, and their rates."""
         query = list_query(request)
 
         def read() -> dict[str, Any]:
@@ -133,7 +134,7 @@ class Api:
         return await self._readers.run(read)
 
     async def _choices(self, request: Request) -> Any:
-        """Answer with the choices of the page's fields (pods, verdicts) and the node's own
+        """Answer with the choices for the page's fields (pods, verdicts) and the node's own
         addresses.
         """
         found = await self._readers.run(self._source.senders)
@@ -141,7 +142,7 @@ class Api:
         return {"pods": found.pods, "node": found.node, "verdicts": verdicts}
 
     async def _service(self, request: Request) -> Any:
-        """Answer with the command's page of the Service, one page of its endpoints, rates and a
+        """Answer with the data of `ebpflb services get`: one page of endpoints, and rates and a
         graph.
         """
         name, row = service_name(text(request, "name")), number(request, "page", 1)
@@ -157,7 +158,7 @@ class Api:
         return await self._readers.run(read)
 
     async def _explain(self, request: Request) -> Any:
-        """Answer with the command's explanation, and at most SHOWN_ROWS of its endpoints."""
+        """Answer with the data of `ebpflb explain`, and at most SHOWN_ROWS of its endpoints."""
         asked = question(request)
         found = await self._explains.run(lambda: self._source.explain(asked))
         endpoints = found["endpoints"]
@@ -167,8 +168,8 @@ class Api:
     async def _history(self, request: Request) -> Any:
         """Answer with the latest changes as the command prints them.
 
-        Unless ``whole`` is asked for, they have at most CHANGE_ROWS service ports in all, and the
-        number of the others.
+        Unless ``whole`` is requested, they name at most CHANGE_ROWS service ports in all, and count
+        the rest.
         """
         name, since = text(request, "service", ""), text(request, "since", "")
         service, begin = service_name(name) if name else None, moment(since) if since else None
@@ -182,7 +183,9 @@ class Api:
 
 
 def oldest(status: Mapping[str, Any]) -> float:
-    """Return the seconds since the source sent anything of the kind that it sent least lately."""
+    """Return the seconds since the source last sent an object, for the kind that was silent for
+    longest.
+    """
     now, times = datetime.now(UTC), status.get("last_received") or {}
     return max(
         ((now - datetime.fromisoformat(it)).total_seconds() for it in times.values()), default=0
@@ -230,10 +233,11 @@ def cut(found: ServicePage, page: int) -> int:
 
 
 def latest_rows(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the newest changes, with CHANGE_ROWS service ports in all; one without any counts as
-    one.
+    """Return the newest changes, with CHANGE_ROWS service ports in all; a change without ports
+    counts as one.
 
-    ``more_services`` is the number that a change leaves out; ``earlier`` counts whole changes.
+    ``more_services`` counts the ports left out of a change; ``earlier`` counts the changes left
+    out.
     """
     kept: list[dict[str, Any]] = []
     left, changes = CHANGE_ROWS, found["changes"]
@@ -271,7 +275,7 @@ def number(request: Request, name: str, default: int, most: int = 1_000_000) -> 
 
 
 def list_query(request: Request) -> ListQuery:
-    """Return which Services are wanted, and in which order. Raises BadInput."""
+    """Return the query for Services: filter and order. Raises BadInput."""
     sort = text(request, "sort", "problems")
     if sort not in SORTS:
         raise BadInput(f'"{sort}" is not one of {", ".join(SORTS)}')
@@ -295,7 +299,7 @@ def service_name(name: str) -> tuple[str, str]:
 
 
 def question(request: Request) -> Asked:
-    """Return what is to be explained. Raises BadInput."""
+    """Return the connection to explain. Raises BadInput."""
     try:
         to = parse_question(text(request, "to"))
     except ValueError as error:
@@ -308,7 +312,7 @@ def question(request: Request) -> Asked:
 
 
 def moment(words: str) -> float:
-    """Return seconds since the epoch. Raises BadInput."""
+    """Return a time, in seconds since the epoch. Raises BadInput."""
     try:
         return records.parse_time(words, time.time())
     except ValueError as error:

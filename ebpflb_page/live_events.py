@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live events as `ebpflb monitor` shows them: server-sent events, for each client its own.
+"""Live events as `ebpflb monitor` shows them, as server-sent events; each client has its own
+stream.
 
-A thread reads from the agent. Events that a client does not take in time, and more than
-MOST_A_SECOND, are counted and left out: neither memory nor time grows with the traffic.
+A thread reads from the agent. Events that a client does not read in time, or that exceed
+MOST_A_SECOND, are only counted: neither memory nor time grows with the traffic.
 """
 
 import asyncio
@@ -62,7 +63,7 @@ class EventFeed:
                 self._watched.end()
 
     def take(self) -> dict[str, Any]:
-        """Return what has happened since the last call; the numbers count from the beginning."""
+        """Return the events since the last call; the numbers count from the beginning."""
         with self._lock:
             events = [*self._kept]
             self._kept.clear()
@@ -108,7 +109,7 @@ class LiveEvents:
         self.feeds: set[EventFeed] = set()
 
     def response(self, opened: Callable[[], WatchedEvents]) -> "EventsResponse":
-        """Return the response with a new feed. Raises BadInput if another client watches."""
+        """Return a response with a new stream. Raises BadInput if another client watches."""
         if len(self.feeds) >= MOST_FEEDS:
             raise BadInput("another page is watching events: close it", 503)
         return EventsResponse(EventFeed(opened), self.feeds)
@@ -132,7 +133,7 @@ class EventsResponse:
 
 
 async def told(feed: EventFeed) -> AsyncIterator[bytes]:
-    """Server-sent events, until the feed has an error."""
+    """Yield server-sent events, until the feed fails."""
     last, silent = b"", 0.0
     while True:
         found = feed.take()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rates of the node, of Services and of their endpoints, in the last minutes.
 
-Counters are read when someone asks, and every STEP for the lines of the node, which begin an hour
-ago; never for more than a tenth of the time (``paced``).
+Counters are read when a client asks, and every STEP for the node's graphs, which cover an hour.
+Reading takes at most a tenth of the time (``Paced``).
 """
 
 import threading
@@ -71,9 +71,7 @@ class Paced(Generic[_Value]):
         return value
 
     def _read_alone(self) -> None:
-        """Read in a thread of its own. After an error the next client reads, and may get
-        the error.
-        """
+        """Read in a separate thread. After an error the next client reads, and may get it."""
         at = self._clock()
         try:
             value = self._read()
@@ -98,7 +96,7 @@ Opened = Callable[[], AbstractContextManager[Mapping[str, Map]]]
 
 
 class NodeRates(msgspec.Struct):
-    """Rates a second of the whole node, the oldest first. ``ages`` are seconds."""
+    """Rates per second of the whole node, the oldest first. ``ages`` are in seconds."""
 
     ages: list[float] = []
     new: list[float] = []
@@ -151,14 +149,14 @@ class Graph(msgspec.Struct):
 
 
 class _Point(NamedTuple):
-    """New, refused and dropped connections a second of the whole node, at a time."""
+    """New, refused and dropped connections a second of the whole node, at one time."""
 
     at: float
     node: tuple[float, float, float]
 
 
 class _Reading(NamedTuple):
-    """All rates that are not zero, at a time. An endpoint is its service port and its
+    """All nonzero rates at one time. An endpoint is identified by its service port and
     ADDRESS:PORT.
     """
 
@@ -170,7 +168,7 @@ class _Reading(NamedTuple):
 
 
 class RateMeter:
-    """Measures rates; without maps, none. Any thread may call it."""
+    """Measures rates; without maps it has none. Any thread may call it."""
 
     def __init__(self, opened: Opened, clock: Callable[[], float] = time.monotonic) -> None:
         self._opened, self._clock = opened, clock
@@ -182,8 +180,9 @@ class RateMeter:
         self._paced = Paced(self._read, _PART, clock)
 
     def node(self) -> NodeRates:
-        """Return the last hour, and each reading of the last minutes. All methods raise
-        KernelError.
+        """Return the rates of the last hour, and each reading of the last minutes.
+
+        All methods raise KernelError.
         """
         readings = self._paced.get()
         if not readings:
@@ -195,7 +194,7 @@ class RateMeter:
         return NodeRates(self._ages(points), *map(list, columns))
 
     def of(self, services: Iterable[str]) -> Measured:
-        """Return the last minute of these Services (NAMESPACE/NAME)."""
+        """Return the rates of these Services (NAMESPACE/NAME) in the last minute."""
         minute = self._minute()
         return Measured(self._ages(minute), {name: self._one(name, minute) for name in services})
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rates of services and backends, from their counters. The pinned maps suffice."""
+"""The rates of services and backends, from the counters in the pinned maps."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -53,7 +53,7 @@ class Rate(msgspec.Struct):
 
 
 class Sample(NamedTuple):
-    """Counters at a time of the monotonic clock."""
+    """Counters, with the time of the monotonic clock when they were read."""
 
     at: float
     services: dict[int, ServiceCounters]

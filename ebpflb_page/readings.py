@@ -56,8 +56,8 @@ class ListQuery(NamedTuple):
 
 
 class ServiceRows(msgspec.Struct):
-    """A part of the matching Services; ``more`` counts the others, ``namespaces`` are those
-    of all.
+    """Some of the matching Services; ``more`` counts the rest, ``namespaces`` has those of all
+    Services.
     """
 
     services: list[ServiceRow]
@@ -104,7 +104,7 @@ def _fits(row: ServiceRow, query: ListQuery) -> bool:
 
 
 def _has(row: ServiceRow, words: list[str]) -> bool:
-    """Return whether each word stands in the row's name, an address or a port."""
+    """Whether each word occurs in the row's name, an address or a port."""
     text = " ".join([row.service, *row.addresses, *row.ports]).lower()
     return all(word in text for word in words)
 

@@ -127,7 +127,7 @@ def _print_ebpflb(paths: Paths) -> None:
 
 
 def _require_namespace(state: Path) -> None:
-    """Raise NodeError in another network namespace, because the agent's filters and tables would
+    """Raise NodeError if the agent serves another network namespace: its filters and tables would
     stay.
 
     If that namespace is gone, they are gone too.
@@ -235,8 +235,8 @@ def _release_nat(survey: LeftoverSurvey) -> None:
 def _release_tables() -> None:
     """Remove the tables that keep NAT working, unless open connections would end.
 
-    If kube-proxy has rules, these keep NAT working, and there is always a translated connection.
-    Raises NodeError.
+    If kube-proxy has rules, the tables are not needed, because those rules keep NAT working. Raises
+    NodeError.
     """
     nft.delete(flowtable.TABLE)
     tables = [table for table in (TABLE, watch.HOLD) if nft.exists(table)]

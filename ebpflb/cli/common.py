@@ -72,7 +72,7 @@ def parsed(parse: Callable[[Any], _Parsed]) -> Callable[[object, object, Any], _
 
 
 def parse_service(text: str) -> tuple[str, str]:
-    """NAMESPACE/NAME -> both. Raises ValueError."""
+    """Split NAMESPACE/NAME. Raises ValueError."""
     namespace, _, name = text.partition("/")
     if not namespace or not name or "/" in name or ":" in name:
         raise ValueError(f'"{text}" is not NAMESPACE/NAME such as default/web')

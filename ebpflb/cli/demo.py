@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb demo``: run the steps of ``ebpflb.lab.demo`` with headings; a shell on its node."""
+"""``ebpflb demo``: print the steps of ``ebpflb.lab.demo``, or open a shell on a host."""
 
 import fcntl
 import os
@@ -113,8 +113,8 @@ def _user() -> int:
 def _remove_ended(say: Callable[[str], None]) -> bool:
     """Remove this user's demos whose process has ended, kept or killed, and print which.
 
-    ``say`` gets the reason why others stay. Return whether there was any demo. A lock keeps another
-    process from removing the same demos at the same time.
+    ``say`` gets the reason why another demo stays. Return whether there was any demo. A lock keeps
+    another process from removing the same demos at the same time.
     """
     lock = os.open(RUN, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -136,9 +136,7 @@ def _remove_ended(say: Callable[[str], None]) -> bool:
 
 
 def _is_demo(pid: str) -> bool:
-    """Whether this process runs a demo. The number of an ended one may belong to another
-    process.
-    """
+    """Whether this process runs a demo. The PID of an ended demo may have been reused."""
     try:
         words = Path("/proc", pid, "cmdline").read_bytes().split(b"\0")
     except OSError:

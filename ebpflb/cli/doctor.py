@@ -53,10 +53,10 @@ def doctor(
     """Look for everything that can be wrong on this node, and say what to do.
 
     Gathers `check` and `status`, and adds sysctls, how full the maps are, processes that no hook
-    sees, and routes to the endpoints. The running agent compares its objects with a new list of the
-    cluster's, and the kernel with what it has written. At the end doctor connects through each path
-    (sockets, packets, NodePorts) to an endpoint of its own: for some seconds there are two network
-    namespaces, and service ports that serve no one else. With --no-canary it changes nothing.
+    sees, and routes to the endpoints. The running agent compares its copies with the cluster's
+    objects, and the kernel with what it has written. At the end doctor connects through each path
+    (sockets, packets, NodePorts) to an endpoint of its own: for a few seconds this adds two network
+    namespaces, and service ports that only doctor uses. With --no-canary it changes nothing.
     Problems come first. Exit status 0 if nothing is wrong; warnings do not count.
 
     \b
@@ -124,8 +124,8 @@ def _verdict(paths: Paths) -> Iterator[CheckResult]:
 
 
 def _audit(paths: Paths) -> Iterator[CheckResult]:
-    """Yield what the agent finds: the cluster's objects against its copies, then the kernel against
-    its plan.
+    """Yield the agent's findings: its copies against the cluster's objects, the kernel against its
+    plan.
     """
     try:
         report = ask.audit(paths)

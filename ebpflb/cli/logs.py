@@ -34,7 +34,7 @@ class TextFormatter(redaction.Formatter):
 class JsonFormatter(logging.Formatter):
     """Writes a line of JSON for each record, with the keys of Kubernetes' JSON logs and a level.
 
-    ``ts`` is in milliseconds since the epoch, as there; ``err`` is the traceback.
+    ``ts`` is in milliseconds since the epoch, as in Kubernetes; ``err`` is the traceback.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -57,7 +57,10 @@ _FORMATTERS = {
 
 
 def set_up(format: str | None) -> None:
-    """Log to stderr in this format; an unknown one means text until the configuration is read."""
+    """Log to stderr in this format.
+
+    If the format is unknown, log text until the configuration is read.
+    """
     handler = logging.StreamHandler()
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     for verbose in _LIBRARIES:
@@ -78,7 +81,7 @@ def set_verbosity(verbosity: int) -> None:
 
 @contextmanager
 def last_error(format: str) -> Iterator[None]:
-    """Log the error that ends the agent as JSON; in a text log ``main`` prints it."""
+    """Log the error that ends the agent as JSON; a text log gets it from ``main``."""
     try:
         yield
     except Exception as error:
@@ -89,9 +92,9 @@ def last_error(format: str) -> Iterator[None]:
 
 
 def name_api_credentials(record: logging.LogRecord) -> bool:
-    """Mark messages about API credentials; a filter of the root logger alone.
+    """Begin each message with "API credentials". Used as a filter of the root logger.
 
-    The Kubernetes client logs there why a credential plugin failed, in Python's words.
+    Only the Kubernetes client logs there: why a credential plugin failed, in Python's words.
     """
     record.msg, record.args = f"API credentials: {plain(record.getMessage())}", None
     return True
@@ -101,7 +104,7 @@ def act_on_signals() -> None:
     """From now on SIGUSR1 logs all stacks, and SIGUSR2 turns details on or off.
 
     A thread of its own waits for them, so that they work while the loop hangs in a system call.
-    Threads that are started before would end the process at these signals.
+    Start no thread before this call: it would not block these signals, which would end the process.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     threading.Thread(target=_wait_for_signals, name="signals", daemon=True).start()

@@ -38,7 +38,7 @@ _WIDTHS = {
 
 
 class EventLines:
-    """Prints each event at once, in the chosen format; a table begins with its heads."""
+    """Prints each event at once, in the chosen format; a table begins with its headings."""
 
     def __init__(self, output: Output) -> None:
         self._output, self._headers, self._widths = output, output.headers, {**_WIDTHS}
@@ -57,7 +57,7 @@ class EventLines:
 
 
 def narrow_row(told: Told) -> Row:
-    """Return the columns of a terminal; `-o wide` has more."""
+    """Return the columns that fit a terminal; `-o wide` has more."""
     return {
         "time": told.time,
         "verdict": told.verdict,
@@ -158,7 +158,7 @@ class _Watch:
         self._shown = self._lost = 0
 
     def run(self, verdicts: tuple[str, ...], count: int | None) -> bool:
-        """Show events; return whether the user has ended it, not the agent."""
+        """Show events; return True if the user ended this, False if the agent did."""
         wanted = {DECISIONS[word] for word in verdicts or USUAL}
         try:
             for part in self._stream.parts():

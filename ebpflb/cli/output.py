@@ -46,7 +46,7 @@ class Output(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether rows have all their columns."""
+        """Whether rows have all columns."""
         return self.is_wide or self.is_data
 
     def most_rows(self, limit: int | None) -> int:
@@ -160,7 +160,7 @@ def table_lines(
 ) -> Iterator[str]:
     """Yield the lines of a table; none without rows.
 
-    ``least`` has the least widths of columns, for rows that come one by one.
+    ``least`` has the minimum widths of columns, for rows that come one by one.
     """
     if not rows:
         return
@@ -199,7 +199,7 @@ def cell(value: Any) -> str:
 def print_results(results: "Sequence[CheckResult]", output: Output, lacking: str) -> None:
     """Print a table, and below it what to do about each result that is not ok.
 
-    ``lacking``: the word for what is wrong.
+    ``lacking`` is the word for the result "wrong".
     """
     if not (results or output.is_data):
         return
@@ -222,7 +222,7 @@ def microseconds(nanoseconds: int) -> str:
 
 
 def percent(share: float, digits: int) -> str:
-    """Return a percentage with ``digits`` decimals; below one percent with two digits, as
-    0.010%.
+    """Return a percentage with ``digits`` decimals; below one percent with two significant digits,
+    such as 0.010%.
     """
     return f"{share:.{digits}%}" if share >= 0.01 or not share else f"{100 * share:#.2g}%"

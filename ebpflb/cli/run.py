@@ -95,7 +95,7 @@ def _clean_up(values: dict[str, Any]) -> None:
 
 
 def _with_removed_settings(options: Options) -> Options:
-    """Note the given settings that this version does not have any more, with a warning each."""
+    """Record the given settings that this version no longer has; log a warning for each."""
     removed = run_options.removed_settings(click.get_current_context())
     if options.fast_forward != FORWARD_OFF and not options.has_flowtable:
         removed["--fast-forward"] = _NO_FLOWTABLE

@@ -127,7 +127,7 @@ def _split(kind: Any, value: Any) -> Any:
 
 
 def ebpflb_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator that adds the options that kube-proxy does not have; None: not given."""
+    """A decorator that adds the options that kube-proxy does not have; None means not given."""
     for kind in (Paths, Options):
         for _, flag, default in reversed(list(flags_of(kind))):
             command = _own_option(flag, default)(command)
@@ -137,7 +137,7 @@ def ebpflb_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def removed_settings(context: click.Context) -> dict[str, str]:
-    """Return the removed settings on the command line -> what has become of them."""
+    """Return the removed settings on the command line, each with what has become of it."""
     found: dict[str, str] = context.meta.setdefault("ebpflb.removed", {})
     return found
 
@@ -170,7 +170,7 @@ def _own_option(flag: Flag, default: Any) -> Callable[[Any], Any]:
 
 
 class _Choice(click.Choice[str]):
-    """Accepts removed choices, each with the one that is used instead."""
+    """A choice that also accepts former values, and replaces them with the current ones."""
 
     def __init__(self, flag: Flag) -> None:
         super().__init__(flag.choices)
@@ -188,7 +188,7 @@ class _Choice(click.Choice[str]):
 
 
 def format_value(value: Any) -> str:
-    """Format a value as pflag and component-base of Go do: true, [a,b], A=true,B=false."""
+    """Format a value as Go's pflag and component-base do: true, [a,b], A=true,B=false."""
     match value:
         case None:
             return ""

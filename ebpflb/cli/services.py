@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb services``: what is used of a Service, and why the rest is not."""
+"""``ebpflb services``: which parts of a Service are served, and why the others are not."""
 
 import sys
 from collections.abc import Iterator

@@ -65,7 +65,7 @@ def agent_text(facts: Facts) -> str:
 
 
 def served_by(facts: Facts) -> str:
-    """Return whose programs serve, and with which services."""
+    """Return which programs serve, and with which services."""
     if not facts.socket_hooks:
         return "no program is attached to sockets"
     if not facts.runs:
@@ -84,7 +84,9 @@ def groups(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def fact_lines(name: str, value: Any) -> Iterator[str]:
-    """Yield a line for each item of a mapping, or one for another value; none for an empty one."""
+    """Yield a line for each item of a mapping, or one line for any other value; none if it is
+    empty.
+    """
     label = f"  {name.replace('_', ' '):{_LABEL}} "
     if isinstance(value, Mapping):
         for item, text in islice(value.items(), MAX_NAMED_IN_TEXT):
@@ -108,7 +110,7 @@ def _state_text(value: Any) -> str:
 def status(state_dir: Path, run_dir: Path, output: Output) -> None:
     """Show the state of this node, and why.
 
-    After the version comes OK, DEGRADED (what was programmed serves, but something is wrong or
+    After the version comes OK, DEGRADED (Services are served, but something is wrong or
     changes are not applied) or DOWN (sockets are not served), with each reason. The exit status is
     0, 3 or 4 for these; 1 if the status is unknown. The page runbook.md says what to do; `ebpflb
     --help` says where it is.

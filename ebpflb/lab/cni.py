@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod network, as the CNI plugin bridge builds it; node N's is 10.244.N.0/24, fd00:244:N::/64.
+"""A pod network as the CNI plugin bridge builds it. Node N has 10.244.N.0/24 and fd00:244:N::/64.
 
 The pods are attached to a bridge, cni0; other nodes' pods are routed through their node.
 """
@@ -13,7 +13,7 @@ NETWORKS = ("10.244.0.0/16", "fd00:244::/32")  # of all pods
 
 
 def network(node: int) -> tuple[str, str]:
-    """Return a node's pod network, in both families."""
+    """Return the IPv4 and IPv6 prefixes of a node's pod network."""
     return f"10.244.{node}.0/24", f"fd00:244:{node}::/64"
 
 
@@ -35,7 +35,7 @@ class Cni(Protocol):
 
 
 class Bridge:
-    """A bridge. ``hairpin``: the ports' hairpin mode, the bridge plugin's hairpinMode."""
+    """A bridge. ``hairpin`` is the hairpin mode of its ports (hairpinMode of the CNI plugin)."""
 
     mtu = 1500
 

@@ -111,7 +111,9 @@ class Demo:
         wait_until(f"policy {policy} is in force", lambda: self._in_force(policy))
 
     def enter(self) -> None:
-        """Connect from outside with both policies; print who replies, and which client it sees."""
+        """Connect from outside with both policies; print which pods reply and which client they
+        see.
+        """
         for policy in ("Local", "Cluster"):
             self.publish(policy)
             self.say(f"  externalTrafficPolicy: {policy}")

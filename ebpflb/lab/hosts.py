@@ -29,7 +29,7 @@ from ebpflb.lab.router import NODES, OUTSIDE, Router
 
 
 class Process(Protocol):
-    """The members of ``subprocess.Popen`` that a lab needs of every process."""
+    """The part of ``subprocess.Popen`` that every process of a lab must have."""
 
     pid: int
     returncode: int | Any
@@ -79,8 +79,6 @@ class Host(Namespace):
 
 @dataclass(frozen=True)
 class _Node:
-    """A node's parts."""
-
     number: int
     cni: cni.Cni
 

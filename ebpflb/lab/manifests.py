@@ -80,8 +80,8 @@ def node(
     pod_cidrs: Iterable[str] = (),
     **spec: Any,
 ) -> Manifest:
-    """Return a Node with these internal addresses; a pair gives another type: ("Hostname",
-    "node-1").
+    """Return a Node with these internal addresses; a pair, such as ("Hostname", "node-1"), has
+    another type.
     """
     pairs = [("InternalIP", each) if isinstance(each, str) else each for each in addresses]
     return {

@@ -17,12 +17,12 @@ def ip(*words: str) -> None:
 
 @dataclass(frozen=True)
 class Namespace:
-    """A namespace that ip(8) knows by its name."""
+    """A named namespace of ip(8)."""
 
     netns: str
 
     def create(self) -> None:
-        """Create it with loopback up, and without duplicate address detection."""
+        """Create the namespace with loopback up, and without duplicate address detection."""
         ip("netns", "add", self.netns)
         self.sysctl("net.ipv6.conf.default.accept_dad", 0)
         self.ip("link set lo up")

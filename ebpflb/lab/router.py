@@ -2,7 +2,7 @@
 """The network around the nodes: a router between their segment and the outside.
 
     nodes    192.0.2.0/24, fd02::/64        the router is .254, ::fe
-    outside  198.51.100.0/24, fd03::/64     here too
+    outside  198.51.100.0/24, fd03::/64     the router is .254, ::fe
 
 It routes between these two and drops packets to other networks, such as those of service
 addresses. ``lead`` routes a network from outside to a node, as a load balancer does.
@@ -73,7 +73,7 @@ class Router(Namespace):
             )
 
     def lead(self, network: str, gateway: str) -> None:
-        """Route packets from outside to this network by way of the node with this address."""
+        """Route packets from outside to this network via the node with this address."""
         self.ip(f"route replace {network} via {gateway} table {LED}")
 
 

@@ -69,7 +69,7 @@ def _line(name: str, peer: Any) -> bytes:
 
 
 def _converse(connection: socket.socket, line: bytes) -> None:
-    """Send the line, then an echo, until the client closes the connection."""
+    """Send the first line, then echo, until the client closes the connection."""
     with suppress(OSError), connection:
         connection.sendall(line)
         while data := connection.recv(LONGEST):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the running agent answers, by HTTP over the socket in its run directory."""
+"""Asks the running agent, by HTTP over the socket in its run directory."""
 
 import errno
 import time
@@ -35,7 +35,7 @@ class NoAnswer(Exception):
 
 
 class Hangs(NoAnswer):
-    """The agent does not answer in time: its process is stopped, or gets no processor."""
+    """The agent does not answer in time: its process is stopped, or gets no CPU time."""
 
 
 class _Error(msgspec.Struct):
@@ -43,7 +43,8 @@ class _Error(msgspec.Struct):
 
 
 def pulse(paths: Paths) -> Pulse | None:
-    """Return whether the loop runs, or None if that cannot be asked (no socket, another version).
+    """Return whether the agent's loop runs, or None if it cannot be asked (no socket, another
+    version).
 
     Raises Hangs.
     """
@@ -56,7 +57,7 @@ def pulse(paths: Paths) -> Pulse | None:
 
 
 def audit(paths: Paths) -> AuditReport:
-    """Return what the agent finds now. Raises NoAnswer with the reason, Hangs among them."""
+    """Return what an audit by the agent finds now. Raises NoAnswer or Hangs with the reason."""
     until = time.monotonic() + AUDIT_SECONDS
     while time.monotonic() < until:
         if report := _get(paths, "/v1/audit", AuditAnswer).report:
@@ -68,8 +69,8 @@ def audit(paths: Paths) -> AuditReport:
 def service(paths: Paths, namespace: str, name: str) -> ServicePage:
     """Return the page of a Service.
 
-    Raises NotFound if there is no such Service, with the names that are most like it, and NodeError
-    if no agent answers.
+    Raises NotFound, with the most similar names, if there is no such Service, and NodeError if no
+    agent answers.
     """
     query = urlencode({"namespace": namespace, "name": name}, errors="replace")
     with _maps_instead(f"--service {namespace}/{name}"):
@@ -78,7 +79,7 @@ def service(paths: Paths, namespace: str, name: str) -> ServicePage:
 
 @contextmanager
 def _maps_instead(words: str) -> Iterator[None]:
-    """Turn NoAnswer into NodeError that says which maps hold what."""
+    """Turn NoAnswer into a NodeError that says which maps to read instead."""
     try:
         yield
     except NoAnswer as reason:
@@ -90,7 +91,7 @@ def services(paths: Paths, patterns: tuple[str, ...], limit: int) -> ServiceList
     """Return the Services whose NAMESPACE/NAME fits a shell pattern, sorted by name; ``more`` says
     how many match beyond the limit.
 
-    The agent answers in parts. Raises NodeError if it does not.
+    The agent answers in parts. Raises NodeError if it does not answer.
     """
     found = ServiceList([], more=1)
     while found.more and len(found.services) < limit:
@@ -105,7 +106,7 @@ def services(paths: Paths, patterns: tuple[str, ...], limit: int) -> ServiceList
 
 
 def hold_canary(paths: Paths, nodeport: int) -> CanaryLease:
-    """Have the canary in the maps for some seconds from now on, with this NodePort.
+    """Keep the canary in the maps for the next few seconds, with this NodePort.
 
     Raises NoAnswer with the reason if the agent refuses.
     """
@@ -119,15 +120,13 @@ def end_canary(paths: Paths) -> None:
 
 
 def uplinks(paths: Paths) -> UplinkReport:
-    """Return what becomes of requests that come in at each uplink. Raises NoAnswer with the
-    reason.
-    """
+    """Return what happens to requests that come in at each uplink. Raises NoAnswer."""
     return _get(paths, "/v1/canary/uplinks", UplinkReport, UPLINK_SECONDS)
 
 
 def _get(paths: Paths, path: str, kind: type[_Asked], seconds: float = SECONDS) -> _Asked:
-    """Return the answer. Raises NotFound for an unknown Service; NoAnswer, also if the agent does
-    not know the path.
+    """Return the answer. Raises NotFound for an unknown Service; otherwise NoAnswer, also if the
+    agent does not know the path.
     """
     status, body = exchange(paths, path, seconds)
     try:

@@ -7,8 +7,8 @@ NodePorts  from there to a NodePort at an address of the node
 uplinks    frames that the agent puts into the ingress of the node's own devices
 
 The agent puts service ports that lead to the endpoint into the maps for some seconds
-(agent/canary_sync.py). From each place the endpoint itself is asked first, without a Service: if
-that has no answer, the node does not forward, and the Service's translation cannot be judged.
+(agent/canary_sync.py). From each place the endpoint itself is asked first, without a Service: if it
+does not answer, the node does not forward, and the Service's translation cannot be judged.
 """
 
 import random
@@ -58,7 +58,7 @@ _TYPES = {Protocol.TCP: socket.SOCK_STREAM, Protocol.UDP: socket.SOCK_DGRAM}
 
 
 def listening(of: Family, protocol: Protocol) -> socket.socket:
-    """Return the endpoint's socket, in this thread's namespace."""
+    """Return the endpoint's listening socket, in this thread's network namespace."""
     listener = socket.socket(_SOCKET_FAMILIES[of], _TYPES[protocol])
     listener.settimeout(_SECONDS / _TIMES)
     listener.bind((str(ENDPOINTS[of]), ENDPOINT_PORT))
@@ -68,7 +68,7 @@ def listening(of: Family, protocol: Protocol) -> socket.socket:
 
 
 def fault(listener: socket.socket, address: Address, port: int) -> str:
-    """What is wrong with a connection from this thread's namespace; "" if nothing is."""
+    """Return what is wrong with a connection from this thread's namespace; "" if nothing is."""
     exchange = _stream if listener.type is socket.SOCK_STREAM else _datagram
     try:
         with socket.socket(listener.family, listener.type) as client:
@@ -140,9 +140,7 @@ def _not_tried(what: str, why: object, remedy: str = "") -> CheckResult:
 
 
 def uplink_results(paths: Paths) -> Iterator[CheckResult]:
-    """Yield what becomes of frames that the agent puts into the ingress of the node's own
-    devices.
-    """
+    """Yield what happens to frames that the agent puts into the ingress of the node's devices."""
     what = "canary: uplinks"
     try:
         report = ask.uplinks(paths)
@@ -159,7 +157,7 @@ def uplink_results(paths: Paths) -> Iterator[CheckResult]:
 
 
 def _free_nodeport(used: Collection[int], families: Collection[Family]) -> int:
-    """Return a port that no Service has, and no socket of the node. Raises NodeError."""
+    """Return a port that neither a Service nor a socket of the node uses. Raises NodeError."""
     for port in random.sample(_NODEPORTS, _DRAWS):
         if port not in used and _can_bind(port, families):
             return port
@@ -182,7 +180,7 @@ class _Canary:
     def __init__(
         self, state: StateDir, paths: Paths, maps: Mapping[str, Map], stack: ExitStack
     ) -> None:
-        """The stack removes what is created. Raises NoAnswer or NodeError."""
+        """Create the namespaces, which ``stack`` removes. Raises NoAnswer or NodeError."""
         self._state, self._paths, self._maps = state, paths, maps
         used = {family(address) for address, _ in maps["cluster_ips"].items()}
         self._families = sorted(used & supported_families())
@@ -213,7 +211,7 @@ class _Canary:
         yield from self._tried("NodePorts", self._from_client, list(self._nodeports()))
 
     def _hold(self) -> None:
-        """Keep the canary for some seconds more. Raises NoAnswer."""
+        """Keep the canary for a few more seconds. Raises NoAnswer."""
         if ask.hold_canary(self._paths, self._nodeport) != self._lease:
             raise NoAnswer("the agent has withdrawn the canary meanwhile: try again")
 
@@ -283,5 +281,5 @@ class _Canary:
             yield _not_tried(what, why)
 
     def _ask_endpoint(self, fault: Fault, protocol: Protocol, of: Family) -> str:
-        """What is wrong with a connection to the endpoint itself, without a Service."""
+        """Return what is wrong with a connection to the endpoint itself, without a Service."""
         return fault(protocol, ENDPOINTS[of], ENDPOINT_PORT)

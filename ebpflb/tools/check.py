@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether this node can run ebpflb: each feature that it uses, and what is lost without it.
 
-Every feature is tried; nothing is derived from the kernel's version. Only whether packets of one
-CPU can get in each other's way is read from the kernel's configuration.
+Every feature is tried; nothing is derived from the kernel's version. Only whether a CPU can
+interleave packets is read from the kernel's configuration.
 """
 
 import gzip
@@ -35,8 +35,8 @@ _BY_FLOWS = "packets are translated by ebpflb's own flow tables"
 
 
 def check_node(paths: Paths, cgroup: Path | None) -> list[CheckResult]:
-    """Return the results of all checks; without the capabilities or bpf(2), only of the
-    checks that need none.
+    """Return the results of all checks; if the capabilities or bpf(2) are missing, only of the
+    checks that need neither.
     """
     results = required_results(paths.state, cgroup)
     if missing_requirements(results[:2]):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every map as rows for the operator: with names instead of ids, and with counters.
 
-The agent may write while the maps are read. It counts its writes (the count is odd during a
-write), so the dump can tell whether its rows may be of two states.
+The agent may write while the maps are read. It counts its writes (the count is odd during a write),
+so the dump can tell whether its rows may mix two states.
 """
 
 import socket
@@ -156,7 +156,8 @@ def _by_flow(entry: tuple[Any, Any]) -> tuple[Any, ...]:
 def _entries(name: str, key: str = "", value: str = "", order: Any = _by_key) -> Rows:
     """Return a function that makes a row for each entry of a map.
 
-    ``key`` and ``value`` name the columns of those that are no structs; "" leaves them out.
+    ``key`` and ``value`` name the columns of keys and values that are not structs; "" leaves them
+    out.
     """
 
     def part(s: Snapshot, found: Any, column: str) -> Row:
@@ -213,7 +214,7 @@ def _slots(s: Snapshot) -> Iterable[Row]:
 
 
 def _choices(s: Snapshot) -> Iterable[Row]:
-    """Yield the places of the tables from which services draw endpoints."""
+    """Yield the entries of the tables from which services draw endpoints."""
     services = {it.tables: it for it in s.services.values() if it.table.size}
     for tables, service in sorted(services.items()):
         for at in range(tables.base, sum(tables)):
@@ -234,7 +235,7 @@ def _assignments(s: Snapshot) -> Iterable[Row]:
 
 
 def _rotations(s: Snapshot) -> Iterable[Row]:
-    """Yield the next place in each list of services with round-robin, from 1; 0: none was taken
+    """Yield the next position in each list of services with round-robin, from 1; 0 if none was used
     yet.
     """
     for id, found in s.maps["rotations"].written_items():

@@ -55,7 +55,7 @@ _UNKNOWN = NetnsOwner("", ())
 
 
 class EventNames:
-    """The names for events of one node. This process must be in the node's network namespace."""
+    """Names for the ids in events of a node. This process must be in its network namespace."""
 
     def __init__(self, maps: Mapping[str, Map]) -> None:
         self._maps = maps
@@ -68,9 +68,7 @@ class EventNames:
         self._next_search = self._next_pods = 0.0
 
     def service(self, number: int, frontend: Frontend | None) -> str:
-        """Return the service port with this id, or the one of the frontend if the id is 0; "" if
-        unknown.
-        """
+        """Return the service port with this id, or the frontend's if the id is 0; "" if unknown."""
         number = number or self._service_at(frontend)
         return service_name(self._maps["service_names"].get(number), number)
 
@@ -91,7 +89,7 @@ class EventNames:
         return self._owners[netns]
 
     def pods(self) -> Iterator[NetnsOwner]:
-        """Yield the owners of this node's network namespaces. Call it in the node's own."""
+        """Yield the owners of the node's network namespaces. Call it in the node's own."""
         names = {place: name for place, _, name in namespaces.host_names() if name}
         for path in namespaces.linked():
             with suppress(NodeError):
@@ -126,9 +124,7 @@ class EventNames:
         return 0
 
     def _of_process(self, netns: int, process: int) -> NetnsOwner | None:
-        """Return the owner by the process, unless the process has ended or its number was given
-        away.
-        """
+        """Return the owner by its process; None if the process has ended or its PID was reused."""
         folder = Path("/proc", str(process))
         with suppress(NodeError):
             if process and namespaces.cookie(folder / "ns/net") in (None, netns):
@@ -197,7 +193,7 @@ class EventFilter(NamedTuple):
 
 
 class _Ends(NamedTuple):
-    """Addresses and ports of an event; None if unknown."""
+    """The addresses and ports in an event; None if unknown."""
 
     client: tuple[Address, int] | None
     frontend: tuple[Address, int] | None
@@ -263,15 +259,15 @@ class Teller:
 
 
 def _ends_of_call(event: MonitorEvent) -> _Ends:
-    """Return the ends of a socket's call. The event's address is a backend's only if it has a
-    backend.
+    """Return the addresses and ports of a socket's call. The event's address is a backend's only if
+    it has a backend.
     """
     to = event.tuple.destination, event.tuple.destination_port
     return _Ends(None, to, (event.address, event.port) if event.backend else None)
 
 
 def _ends_of_packet(event: MonitorEvent) -> _Ends:
-    """Return the ends of a packet: those of its flow's entry (bpf/layout/flow.h), or its own."""
+    """Return the addresses and ports of a packet: its flow's (bpf/layout/flow.h), or its own."""
     source = event.tuple.source, event.tuple.source_port
     destination = event.tuple.destination, event.tuple.destination_port
     entry = event.address, event.port
@@ -299,7 +295,7 @@ _NO_AGENT = (
 
 
 class EventBatch(NamedTuple):
-    """Events in their order, and how many have been lost since the stream began."""
+    """Events in order, and how many have been lost since the stream began."""
 
     events: Iterator[MonitorEvent]
     lost: int
@@ -318,7 +314,7 @@ class EventStream:
             raise
 
     def _ask(self, verdicts: int) -> list[int]:
-        """Return the descriptors of the maps with the events."""
+        """Return the descriptors of the maps that hold the events."""
         try:
             question = MonitorQuestion(monitoring.format_hash(), verdicts)
             self._socket.sendall(msgspec.json.encode(question) + b"\n")

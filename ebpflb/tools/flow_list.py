@@ -2,7 +2,7 @@
 """Lists and deletes the flows of the flow tables and of conntrack, as `conntrack -L` and `-D` do.
 
 A flow has two to four entries in the map and one row in the list. A flow whose entry for the
-client's requests was evicted by the LRU has the state "partial"; its other entries are its row.
+client's requests was evicted by the LRU has the state "partial"; its row shows the other entries.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -70,7 +70,7 @@ def list_flows(maps: Mapping[str, Map], only: FlowFilter) -> list[Row]:
 
 
 def flush_flows(maps: Mapping[str, Map], only: FlowFilter) -> FlushResult:
-    """Delete all entries of the flows that match, of each flow the entry of requests first.
+    """Delete all entries of the flows that match; the entry for a flow's requests goes first.
 
     The entries are counted as swept before they are deleted. Otherwise a sweep at the same time
     would count them as evicted.
@@ -123,8 +123,8 @@ def _flow_row(
 
 
 def _request_columns(key: Tuple, first: Flow, inside: Tuple, reply: Flow | None) -> Row:
-    """Return client and frontend from the entry of requests or of replies; without both, the client
-    only.
+    """Return client and frontend from the entry for requests or for replies; if both are missing,
+    only the client.
     """
     known = request_tuple(reverse(inside), reply) if reply else None
     request = key if is_client_request(first) else known
@@ -137,7 +137,7 @@ def _request_columns(key: Tuple, first: Flow, inside: Tuple, reply: Flow | None)
 
 
 def _reply_columns(inside: Tuple, masquerade: Flow | None) -> Row:
-    """Return the client's address as the backend sees it, and the ends of the backend's packets."""
+    """Return the client's address as the backend sees it, and the path of the backend's packets."""
     client = host_port(inside.source, inside.source_port)
     backend = host_port(inside.destination, inside.destination_port)
     if masquerade is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether kube-proxy runs on this node, and whether programs without an agent come before it."""
+"""Whether kube-proxy runs on this node, and whether programs without an agent overrule it."""
 
 from datetime import datetime
 from pathlib import Path
@@ -15,8 +15,8 @@ from ebpflb.options import Paths
 
 
 def detect(state: Path) -> Detection:
-    """Return what can be detected of kube-proxy, and whether this state directory's programs have
-    no agent.
+    """Return what can be detected of kube-proxy, and whether this state directory's programs run
+    without an agent.
 
     Raises NodeError if something cannot be read.
     """
@@ -35,7 +35,7 @@ def overruled(state: Path) -> str:
 
 
 def unattended(state: Path) -> str:
-    """Return when an agent was last seen, in words, if its programs run without one.
+    """Return, in words, when an agent was last seen, if its programs run without one.
 
     "" if an agent runs, or if no programs are attached to sockets.
     """

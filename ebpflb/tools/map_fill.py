@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How full the maps are. The pinned maps suffice."""
+"""How full the maps are; only the pinned maps are read."""
 
 from collections.abc import Iterable, Mapping
 
@@ -13,7 +13,7 @@ _COUNTED = ("services", "service_names", "backend_names", "source_ranges")
 
 
 class MapFill(msgspec.Struct):
-    """The entries in use, and ``limit``, the number that the map can hold."""
+    """The number of entries in use, and ``limit``, the number that the map can hold."""
 
     name: str
     entries: int
@@ -21,7 +21,7 @@ class MapFill(msgspec.Struct):
 
     @property
     def share(self) -> float:
-        """The part in use, from 0 to 1."""
+        """The used part of the map, from 0 to 1."""
         return self.entries / self.limit if self.limit else 0.0
 
 
@@ -43,5 +43,5 @@ def map_fill(maps: Mapping[str, Map]) -> list[MapFill]:
 
 
 def _size(ranges: Iterable[Range]) -> int:
-    """Return the size of all ranges together; frontends of a service share a range."""
+    """Return the total size of all ranges; frontends of a service share a range."""
     return sum(each.size for each in set(ranges))

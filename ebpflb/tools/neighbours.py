@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs, rules and routes on this node that matter to the same traffic, for `ebpflb check`."""
+"""Other software's programs, rules and routes that act on the same traffic, for `ebpflb check`."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -23,7 +23,7 @@ _IF_NOT_WANTED = "if clients outside shall reach the Service, remove the rule"
 
 
 def results(state_directory: Path, cgroup: Path | None) -> Iterator[CheckResult]:
-    """Yield a result for each kind of them."""
+    """Yield a result for each kind of neighbour."""
     yield _other_hooks(state_directory, cgroup)
     yield from _other_filters(state_directory)
     yield _kube_proxy(state_directory)
@@ -32,8 +32,8 @@ def results(state_directory: Path, cgroup: Path | None) -> Iterator[CheckResult]
 
 
 def _forwarding(state_directory: Path) -> Iterator[CheckResult]:
-    """Yield whether pods get requests of clients outside to NodePorts, with and without
-    kube-proxy's rules.
+    """Yield whether pods get NodePort requests from clients outside, with and without kube-proxy's
+    rules.
     """
     found = forwarding.dropping(state_directory)
     for each in found:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of this node by check and doctor: requirements, sysctls, maps, sockets, routes."""
+"""Checks of the node for `check` and `doctor`: requirements, sysctls, maps, sockets, routes."""
 
 import errno
 import os
@@ -48,7 +48,7 @@ class CheckResult(NamedTuple):
 def judged(
     feature: str, ok: bool, detail: str, remedy: str = "", *, required: bool = False
 ) -> CheckResult:
-    """Return a result that is ok, or else has this remedy."""
+    """Return a result: ok, or wrong with this remedy."""
     if ok:
         return CheckResult(feature, OK, detail)
     return CheckResult(feature, WRONG if required else WARNING, detail, remedy)
@@ -150,7 +150,7 @@ _NAMED = 4  # in one line
 def reach_results(state: StateDir, maps: Mapping[str, Map]) -> Iterator[CheckResult]:
     """Yield which processes no hook sees, and which endpoints have no route.
 
-    They are those of this thread's network namespace. Raises KernelError, or OSError.
+    Only this thread's network namespace is inspected. Raises KernelError, or OSError.
     """
     yield _processes(cgroup_links.cgroup_of(state))
     yield _routes(maps)
@@ -276,7 +276,9 @@ def _try(feature: str, attempt: Callable[[], str], remedy: str) -> CheckResult:
 
 
 def _bpf() -> CheckResult:
-    """Return whether a map can be made; with capabilities only a filter refuses any bpf(2)."""
+    """Return whether a map can be made; if the capabilities are there, only a filter can refuse
+    every bpf(2).
+    """
     if _refuses_all() and namespaces.has_seccomp_filter():
         detail = "refused by the seccomp profile of this container"
         remedy = f"update the container runtime, or choose another profile: {DOCS}/install.md"
@@ -315,7 +317,7 @@ def _cgroup(cgroup: Path | None) -> str:
 
 
 def _hooks() -> CheckResult:
-    """Return whether the kernel has all hooks; a kernel that has them has our maps and helpers."""
+    """Return whether the kernel has all hooks; if so, it also has our maps and helpers."""
     missing = [section for section in HOOK_TYPES if not probe.hook(section)]
     detail = f"missing: {', '.join(missing)}" if missing else "yes"
     return judged("kernel hooks", not missing, detail, "Linux 5.10 has them", required=True)

@@ -84,7 +84,7 @@ def facts_of(paths: Paths) -> Facts:
 
 
 def _faults(path: Path) -> list[str]:
-    """Return what is missing of links, programs and pins; nothing where no socket hook is left.
+    """Return what is missing of links, programs and pins; nothing if no socket hook is attached.
 
     The devices that should have programs are those of the map `devices`.
     """
@@ -106,7 +106,7 @@ def _faults(path: Path) -> list[str]:
 
 
 def _table(state: Path) -> str:
-    """Return what is wrong with the engine's nft table, which only a running agent puts back."""
+    """Return what is wrong with the engine's nft table; only a running agent can repair it."""
     with pins.maps_if_any(state) as maps:
         if maps is None or pins.why_elsewhere(maps):
             return ""
@@ -127,7 +127,8 @@ def _published(status: AgentStatus | None) -> dict[str, Any]:
 def _require_seen(facts: Facts) -> None:
     """Raise NodeError if the state directory cannot be seen from here.
 
-    A node without any state is DOWN; a running agent holds what it has attached, seen or not.
+    A node without any state is DOWN, which is no error. A running agent keeps its programs attached
+    even if the directory cannot be seen.
     """
     mount, kind = mount_of(facts.paths.state)
     is_hidden = kind != "bpf" or (not facts.published and state_directories(mount))

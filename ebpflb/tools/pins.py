@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tools read of a node: its agent's directories, and its pinned maps.
+"""A node as the tools see it: its agent's directories, and its pinned maps.
 
-A command may run where it cannot see them.
+A command may run where these cannot be seen, as in another mount namespace.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ from ebpflb.options import Paths
 def paths(state: Path, run: Path | None, cache: Path = Paths.cache) -> Paths:
     """Return the directories of one node's agent, as absolute paths.
 
-    Without ``run`` it is the one that the agent has recorded in its state directory.
+    Without ``run``, the run directory is the one recorded in the state directory.
     """
     state, cache = state.absolute(), cache.absolute()
     found = read_record(state, cache) or Paths(state, cache=cache)
@@ -39,9 +39,7 @@ def pinned_maps(state: Path) -> Iterator[dict[str, Map]]:
 
 @contextmanager
 def maps_if_any(state_dir: Path) -> Iterator[dict[str, Map] | None]:
-    """Open the pinned maps; None if there are none of this version. An agent may answer
-    nevertheless.
-    """
+    """Open the pinned maps; None if there are none of this version. An agent may still answer."""
     with ExitStack() as stack:
         try:
             maps = stack.enter_context(pinned_maps(state_dir))
@@ -77,7 +75,7 @@ def why_elsewhere(maps: Mapping[str, Map]) -> str:
 
 
 def require_namespace(maps: Mapping[str, Map]) -> None:
-    """Raise NodeError if ``why_elsewhere`` has a reason."""
+    """Raise NodeError if ``why_elsewhere`` returns a reason."""
     if elsewhere := why_elsewhere(maps):
         raise NodeError(elsewhere)
 

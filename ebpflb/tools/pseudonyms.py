@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replace a cluster's names and addresses by others, each by the same in every text."""
+"""Replaces a cluster's names and addresses with pseudonyms, the same ones in every text."""
 
 import re
 from collections.abc import Iterator
@@ -32,11 +32,11 @@ _LONGEST = 253  # characters of a name in Kubernetes
 class Pseudonyms:
     """With the same key the same names get the same pseudonyms, in the reports of all nodes.
 
-    Addresses keep their prefixes in common: what was one subnet is one subnet.
+    Addresses keep their common prefixes: a subnet stays a subnet.
     """
 
     def __init__(self, key: bytes, names: set[str]) -> None:
-        """``names`` are replaced wherever they stand, and everything of the form A/B."""
+        """``names`` are replaced everywhere, and so is all text of the form A/B."""
         self._key, self._names = key[:64], names - _KEPT
         self._address = cache(self._address)  # type: ignore[method-assign]
 
@@ -91,7 +91,7 @@ class Pseudonyms:
 
 
 def names_in(text: str) -> Iterator[str]:
-    """Yield the names of namespaces, Services, nodes and pods that a text of a command holds."""
+    """Yield the names of namespaces, Services, nodes and pods in a command's output."""
     for name in _FIELDS.findall(text):
         yield from name.split("/")
     yield from _NODE.findall(text)

@@ -53,7 +53,7 @@ _MODULES = ("nf_", "nft_", "xt_", "ip_", "ip6", "br_", "bridge", "sch_", "cls_",
 
 
 class Source(NamedTuple):
-    """Where the report reads: the node's directories, which Services to explain, an open log."""
+    """What the report reads: the node's directories, the Services to explain, and an open log."""
 
     paths: Paths
     services: tuple[str, ...] = ()
@@ -199,7 +199,7 @@ def _page(paths: Paths, path: str) -> str:
 
 
 def _explained(source: Source) -> str:
-    """Return what `explain` says of some Services, for a client on the node and one outside."""
+    """Return what `explain` says about some Services, for a client on the node and one outside."""
     named = source.services or tuple(islice(_ports(source.paths), 10))
     parts = []
     for name in named:
@@ -225,12 +225,12 @@ def _ports(paths: Paths) -> list[str]:
 
 
 def _nft(_: Source) -> str:
-    """Return the table without the elements of its sets, which are the map `translations`."""
+    """Return the table without the elements of its sets, which are dumped as map `translations`."""
     return firewall.run(["nft", "-t", "list", "table", TABLE.family, TABLE.table])
 
 
 def _log(source: Source) -> str:
-    """Return the last lines: of the given log, else of the agent's stderr or its journal."""
+    """Return the last lines of the given log, or else of the agent's stderr or its journal."""
     if source.log:
         return _last_lines(source.log.read(MOST_BYTES))
     published = status.read(source.paths)

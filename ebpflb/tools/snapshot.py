@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The maps that the agent writes: the other maps refer to their entries by number.
 
-Also how backends and times are formatted, alike in every row, and an unknown Service's error.
+Also the format of backends and times in every row, and the error for an unknown Service.
 """
 
 import time

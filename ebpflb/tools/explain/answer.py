@@ -131,7 +131,7 @@ def _explain(
 
 
 def _of_another_node(asked: Frontend, facts: MapFacts) -> str:
-    """Return that the address of a NodePort belongs to another node; "" if it does not."""
+    """Return a sentence if the NodePort's address belongs to another node; else ""."""
     nodeport = asked._replace(address=type(asked.address)(0))
     service = facts.service_at(nodeport)
     if not service or asked.address.is_loopback or asked.address in namespaces.own_addresses():

@@ -45,7 +45,7 @@ FORMS_OF_QUESTIONS = (
 
 
 class NamedService(NamedTuple):
-    """A Service by its name; ``port`` is a number or a name, "" for the only one there is."""
+    """A Service by its name; ``port`` is a number or a name, or "" for its only port."""
 
     namespace: str
     name: str
@@ -57,7 +57,7 @@ class NamedService(NamedTuple):
 
 
 def parse_question(text: str) -> Frontend | NamedService:
-    """Parse the destination: an address, or a Service by its name as kubectl or DNS has it.
+    """Parse the destination: an address, or a Service by its name as in kubectl or DNS.
 
     Raises ValueError with a message for the operator.
     """
@@ -85,8 +85,9 @@ def _protocol(name: str) -> Protocol:
 
 
 def find_frontend(maps: Mapping[str, Map], wanted: NamedService) -> Frontend:
-    """Return a frontend of the Service: its cluster IP rather than another address, IPv4 rather
-    than IPv6. Raises NodeError if no port fits, or several do.
+    """Return a frontend of the Service: the cluster IP before other addresses, IPv4 before IPv6.
+
+    Raises NodeError if no port fits, or several do.
     """
     require_service(maps, str(wanted))
     names: dict[int, PortName] = dict(maps["service_names"].items())
@@ -130,10 +131,10 @@ class Share(NamedTuple):
 
 
 class MapFacts:
-    """The pinned maps, as needed for a question.
+    """What a question needs from the pinned maps.
 
     ``cgroup`` is where the socket hooks are attached, as a path in /proc; ``socket_hooks``: whether
-    they are attached; ``devices``: those with programs.
+    they are attached; ``devices``: the devices with programs.
     """
 
     def __init__(
@@ -172,7 +173,7 @@ class MapFacts:
         return found
 
     def endpoint(self, backend: Backend | None) -> str:
-        """Return ADDRESS:PORT, and the pod."""
+        """Return the ADDRESS:PORT and the pod of a backend."""
         if backend is None:
             return "a removed endpoint"
         pod = self.name(backend.id).target
@@ -186,9 +187,10 @@ class MapFacts:
                 yield backend.address, name.node
 
     def shares(self, service: ServiceEntry, candidates: Range, only: int | None) -> Iterator[Share]:
-        """Yield the service's slots.
+        """Yield a Share for each slot of the service.
 
-        One of ``candidates`` gets the connection, or the backend ``only``.
+        Only slots in ``candidates`` can get the connection; if ``only`` is set, that backend gets
+        it.
         """
         chances = self._chances(service, candidates)
         for slot in range(service.cluster.base, service.cluster.base + service.slots):

@@ -44,7 +44,7 @@ class Way(Struct):
 
 
 def call(recorder: RecordingPrograms, facts: MapFacts, asked: Frontend, client: Client) -> Way:
-    """Return the result of connect() to this frontend; ``way.answer``: whether packets follow."""
+    """Follow connect() to this frontend; ``way.answer`` tells whether packets follow."""
     protocol, way = Protocol(asked.protocol), Way()
     question = SocketQuestion(asked, _TYPES[protocol], client.netns)
     way.say("hook", f"connect{asked.address.version} at the cgroup of {client}")
@@ -116,7 +116,7 @@ class PacketWay:
             self._leave(handled, ends, came, out)
 
     def _leave(self, handled: Handled, ends: Ends, came: Route, out: Route) -> None:
-        """Follow the packet from the route on; it passes egress unless it is for this node."""
+        """Follow the packet after routing; it passes egress unless it is for this node."""
         chosen = next((step.value for step in handled.steps if step.kind == "chosen"), 0)
         if out.local:
             self.way.say("route", "for a process of this node itself")
@@ -132,7 +132,7 @@ class PacketWay:
         self.way.is_masqueraded = bool(marked) or ends.source != self.first.source
 
     def _egress(self, ends: Ends, came: Route, out: Route, packet: bytes) -> Ends | None:
-        """Return the packet's ends as it leaves; None if it does not."""
+        """Return the packet's addresses and ports as it leaves the node; None if it is dropped."""
         if recording.ends_of(packet) != ends:
             packet = recording.request_frame(ends, self.protocol)
         try:
@@ -169,7 +169,7 @@ class PacketWay:
         return not self.way.went
 
     def _translated(self, handled: Handled) -> Ends:
-        """Return the packet's ends behind the hook and netfilter's PREROUTING."""
+        """Return the packet's addresses and ports after the hook and netfilter's PREROUTING."""
         chosen = next((it for it in handled.steps if it.kind == "chosen"), None)
         if known := self._known():
             to = host_port(known.reply.source, known.reply.source_port)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The effects of ebpflb on the firewall rules of this node, read literally (docs/firewalls.md).
+"""What this node's firewall rules do to the traffic of Services (docs/firewalls.md).
 
 survey      which rules drop requests to Services, and which act on each packet of a connection
 forwarding  whether FORWARD drops traffic that only kube-proxy's rules accept

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether FORWARD drops requests of clients outside to pods of this node, by its rules.
+"""Whether the rules of FORWARD drop requests from clients outside to pods of this node.
 
-kube-proxy's chains accept the traffic that it masquerades, in its modes by iptables and ipvs.
-ebpflb has no such rule, and does not masquerade traffic that stays on the node. If no other rule
-accepts requests to pods, they time out as soon as ebpflb serves; with --masquerade-local-backends,
-when kube-proxy's rules are gone. Only what every packet meets counts: not a drop that depends on
-what is not known of the packet, and not one for a single pod.
+kube-proxy's chains accept the traffic that it masquerades, in its modes iptables and ipvs. ebpflb
+has no such rule, and does not masquerade traffic that stays on the node. If no other rule accepts
+requests to pods, they time out as soon as ebpflb serves; with --masquerade-local-backends, when
+kube-proxy's rules are gone. Only a drop of every such packet counts: not one that depends on
+unknown properties of the packet, and not one for a single pod.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ Endpoint = tuple[Address, int]
 class Dropping(NamedTuple):
     """The traffic that one tool's rules drop.
 
-    ``now``: already now; otherwise ebpflb may cause the drop, or it is unknown.
+    ``now``: the drop happens already; otherwise ebpflb may cause it, or that is unknown.
     """
 
     tool: str
@@ -70,7 +70,7 @@ def _judged(table: Table, state_directory: Path) -> Iterator[Dropping]:
 
 
 def _result(table: Table, chain: Chain, packet: Packet) -> Dropping | None:
-    """Return what is dropped for certain, unless by a rule for this pod alone."""
+    """Return the traffic that is certainly dropped, unless by a rule for this pod alone."""
     found = fates(table, chain, packet)
     if found.keys() != {Fate.DROP}:
         return None
@@ -114,7 +114,7 @@ def _packets_of(version: int, state_directory: Path) -> Iterator[Packet]:
 
 
 def way_of(version: int) -> Way:
-    """Return how requests come in this thread's network namespace: by the default route's device.
+    """Return how requests enter this thread's network namespace: by the default route's device.
 
     Raises NodeError.
     """
@@ -153,7 +153,7 @@ def _endpoints_in_maps(maps: Mapping[str, Map]) -> set[Endpoint]:
 
 
 def _endpoints_of_kube_proxy(version: int) -> set[Endpoint]:
-    """Return kube-proxy's endpoints, in its mode by iptables. Raises NodeError."""
+    """Return the endpoints in kube-proxy's iptables rules. Raises NodeError."""
     family = "iptables" if version == 4 else "ip6tables"
     found = [tool.table("nat") for tool in tools() if tool.family == family]
     mine = [table for table in found if table and "KUBE-NODEPORTS" in table.chains]

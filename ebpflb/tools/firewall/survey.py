@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which firewall rules drop what clients outside ask Services, or act on each packet of a flow.
+"""Which firewall rules drop requests from clients outside to Services, or act on each packet of a
+flow.
 
 Only rules that drop every such request count, whatever the client, and only at PREROUTING and
 ingress: FORWARD is for ``forwarding``.
@@ -100,7 +101,7 @@ def frontends(maps: Mapping[str, Map]) -> Iterator[Frontend]:
 
 
 def is_early(protocol: int, service: Flags, settings: Flags) -> bool:
-    """Whether the flow tables translate requests, before any rule."""
+    """Whether the flow tables translate requests before any firewall rule sees them."""
     is_sctp_by_flows = protocol == Protocol.SCTP and "netfilter_sctp" not in settings
     return "netfilter" not in settings or "least_connections" in service or is_sctp_by_flows
 
@@ -116,7 +117,7 @@ class Search:
         self.unread = 0  # rules that drop, and may name anything
 
     def named(self, table: Table) -> Iterator[str]:
-        """Yield a line for each such rule of this table."""
+        """Yield a line for each rule of this table that drops requests."""
         for base in table.chains.values():
             if base.hook in _HOOKS and not base.is_nat:
                 index = _Index([(*it.seen_at(base), it) for it in self._served_by(table)])

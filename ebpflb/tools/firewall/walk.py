@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rules of a hook do with a packet: all rules that it reaches, in their order.
+"""What the rules of a hook do with a packet: all rules that it reaches, in order.
 
-A rule may ask for what is not known of the packet: marks, sets, rates, the client's address. Such a
+A rule may test something unknown about the packet: marks, sets, rates, the client's address. Such a
 rule may match or not, so there may be several results.
 """
 
@@ -29,10 +29,10 @@ _RETURNING = {"RETURN", "return"}
 
 
 class Way(NamedTuple):
-    """How requests of clients outside come to this node.
+    """How requests from clients outside come to this node.
 
-    ``near`` are the addresses of the node at that device; ``inside`` those at other devices:
-    networks with them have no clients outside.
+    ``near`` has the node's addresses at ``device``; ``inside`` has those at its other devices: no
+    client outside is in a network that contains one of them.
     """
 
     device: str
@@ -41,10 +41,10 @@ class Way(NamedTuple):
 
 
 class Packet(Struct, frozen=True):
-    """The first packet of a connection of a client outside.
+    """The first packet of a connection from a client outside.
 
-    ``leaves``: by which device; "" before routing. ``marked``: with the mark that kube-proxy's
-    chains test; ``dnat``: conntrack has translated it.
+    ``leaves``: the device by which it leaves; "" before routing. ``marked``: with the mark that
+    kube-proxy's chains test; ``dnat``: conntrack has translated it.
     """
 
     address: Address
@@ -68,7 +68,7 @@ Fates = dict[Fate, Rule | None]
 
 
 def fates(table: Table, chain: Chain, packet: Packet, *, with_kube_proxy: bool = False) -> Fates:
-    """Return what may become of the packet at a base chain; kube-proxy's chains count on request.
+    """Return the packet's possible fates at a base chain; kube-proxy's chains count on request.
 
     A rule that cannot be read may match.
     """
@@ -80,13 +80,13 @@ def fates(table: Table, chain: Chain, packet: Packet, *, with_kube_proxy: bool =
 
 
 def may_drop(table: Table, chain: Chain) -> bool:
-    """Whether anything in the chain, or in those that it leads to, drops."""
+    """Whether the chain, or a chain that it leads to, drops anything."""
     rules = (rule for _, rule in table.reached_from(chain))
     return chain.policy == "DROP" or any(DROPPING & rule.targets for rule in rules)
 
 
 class _Walk:
-    """One packet's walk. A chain does the same with the packet wherever a rule jumps to it from."""
+    """One packet's walk. A chain has the same result wherever a rule jumps to it from."""
 
     def __init__(self, table: Table, packet: Packet, *, with_kube_proxy: bool) -> None:
         self._table, self._packet, self._with_kube_proxy = table, packet, with_kube_proxy
@@ -113,7 +113,9 @@ class _Walk:
         return found
 
     def _of_rule(self, rule: Rule) -> tuple[Fates, bool]:
-        """Return the fates by a rule that matches, and whether the next rule may follow."""
+        """Return the fates after a matching rule, and whether the packet may go on to the next
+        rule.
+        """
         actions = rule.targets | rule.names
         if actions & _TAKING:
             return {Fate.ACCEPT: rule}, False
@@ -128,8 +130,8 @@ class _Walk:
         return {}, True
 
     def _of_jump(self, rule: Rule, found: Fates) -> tuple[Fates, bool]:
-        """Return the fates after a jump, from which the packet comes back; after a goto it does
-        not.
+        """Return the fates after a jump, from which the packet comes back, or a goto, from which it
+        does not.
         """
         comes_back = Fate.NEXT in found and "-g" not in rule.names
         if comes_back:
@@ -149,7 +151,7 @@ def is_about_one(rule: Rule, address: Address) -> bool:
 
 
 def matches(rule: Rule, packet: Packet) -> bool | None:
-    """Whether the rule matches the packet; None if that is not known."""
+    """Whether the rule matches the packet; None if unknown."""
     try:
         hold = [_holds(option, packet) for option in rule.options]
         if rule.asks_for_original:
@@ -162,7 +164,7 @@ def matches(rule: Rule, packet: Packet) -> bool | None:
 
 
 def _holds(option: Option, packet: Packet) -> bool | None:
-    """Whether a condition, other than on the destination, holds. Raises ValueError."""
+    """Whether a condition that is not about the destination holds. Raises ValueError."""
     if option.name in _SILENT:
         return True
     holds = _holds_if_not_negated(option.name, option.value, packet)
