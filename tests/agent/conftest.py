@@ -15,8 +15,8 @@ from tests.agent.told import EVERYTHING
 
 @pytest.fixture
 def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
-    """Return an agent that is not started yet; the test's end stops it. It inspects and changes
-    nothing in this machine's own network namespace.
+    """Return an agent that is not started yet; the end of the test stops it. It inspects and
+    changes nothing in this machine's own network namespace.
     """
     reserved = tmp_path / "reserved"
     reserved.write_text("\n")

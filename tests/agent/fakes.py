@@ -67,7 +67,7 @@ SYNCS = "kubeproxy_sync_{}proxy_rules_duration_seconds_count"  # the name of a m
 class FakeDatapath:
     """Records its calls; ``failures`` are raised by the next calls of ``apply``.
 
-    Those of ``full`` are raised by ``write_map``, by the name of the map.
+    ``full`` has the errors that ``write_map`` raises, by the name of the map.
     """
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class FakeDatapath:
         return {}
 
     def attach_devices(self, served: Devices) -> dict[str, str]:
-        """Attach the programs; fails for the devices of the next entry of ``unattached``."""
+        """Attach the programs; fail for the devices that the next entry of ``unattached`` names."""
         self.served.append(served)
         return self.unattached.pop(0) if self.unattached else {}
 
@@ -197,7 +197,7 @@ def engine_choice(
     clock: Callable[[], float] = time.monotonic,
     **options: Any,
 ) -> EngineChoice:
-    """``options`` are those of the agent."""
+    """Return an engine's choice for the agent's ``options``."""
     made: Any = netfilter or FakeNetfilter()
     chosen_options = {"sync_period": 0.0, "packet_path": chosen, **options}
     where = Paths(Path("/none")), "node-1", Path("/none")
@@ -233,7 +233,7 @@ class FakeSource:
 
 
 class FakeLock:
-    """The state directory's: ``lost`` until it is restored, unless another agent has it."""
+    """The lock of the state directory: ``lost`` until restored, unless another agent has it."""
 
     lost = others = False
 
@@ -313,7 +313,7 @@ def parts_of(made: Any, reporter: Reporter, stale: Any) -> list[Part]:
 class Harness:
     """The agent in a thread: the test sends it events, and sees what it does.
 
-    In place of the agent's servers it takes what they would record.
+    It stands in for the agent's servers, and takes what they would record.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -434,7 +434,7 @@ def slices(name: str, *ips: str) -> Json:
 
 
 def lists(found: Json, *ips: str) -> list[Replaced]:
-    """Return everything in a cluster with only this Service and its endpoints."""
+    """Return all events of a cluster that has only this Service and its endpoints."""
     return [
         listed(Kind.SERVICE, found),
         listed(Kind.ENDPOINT_SLICE, slices(found["metadata"]["name"], *ips)),

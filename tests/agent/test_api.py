@@ -63,7 +63,9 @@ def source_errors(cluster: Cluster) -> dict[str, str]:
 
 
 def test_life_with_an_api_server(cluster: Cluster, tmp_path: Path) -> None:
-    """A Service comes and changes; without the server Services keep working, as the status says."""
+    """A Service is created and changed; when the server is gone, Services keep working and the
+    status says what is wrong.
+    """
     pod = cluster.sockets(cluster.client)
     with server_on(cluster) as api:
         cluster.agent.options = ("--kubeconfig", str(api.kubeconfig(tmp_path)))

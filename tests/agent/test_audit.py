@@ -86,7 +86,7 @@ def test_turns_are_short() -> None:
 
 
 def test_cannot_be_put_back(caplog: pytest.LogCaptureFixture) -> None:
-    """The reason is reported once; the drift stays, and the correction is tried again."""
+    """The reason is reported once; the drift remains, and the correction is tried again."""
     check = FakeCheck()
     it, clock, _ = made(check)
     check.differs, check.raised = [HOOK], FULL
@@ -105,14 +105,14 @@ def test_cannot_be_put_back(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_link_without_pin_is_in_force() -> None:
-    """A missing pin is drift, but its link serves as long as the agent runs."""
+    """A missing pin is drift, but the link serves as long as the agent runs."""
     assert in_force([PIN])
     assert not in_force([PIN, HOOK])
 
 
 def test_told_everywhere(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
     """Drift is in the log, an event and the metrics; after the correction the node is ready again.
-    Conntrack is searched for entries that came untranslated meanwhile.
+    Conntrack is searched for entries that came untranslated in the meantime.
     """
     start(harness, sync_period=0.01)
     wait_until("it is ready", lambda: harness.health.ready)
@@ -186,7 +186,9 @@ def test_a_table_that_is_not_put_back_stays_drift() -> None:
 
 
 def test_an_agent_whose_state_directory_has_another_ends(harness: Harness) -> None:
-    """Nothing is attached or pinned over the other's."""
+    """An agent ends when another one has its state directory, and attaches or pins nothing over the
+    other's.
+    """
     start(harness, sync_period=0.01)
     harness.lock.others = harness.lock.lost = True
     harness.thread.join(60)

@@ -54,7 +54,7 @@ _SHORT_SERVICES = {
 @example(_SHORT_SERVICES)
 @settings(max_examples=scaled(100), deadline=None)
 def test_each_namespace_takes_its_turn(services: dict[Key, list[int]]) -> None:
-    """However much one namespace has to do, another one's next port is planned within as many
+    """However much one namespace has to do, the next port of another one is planned within as many
     slices as there are namespaces; no port is left out.
     """
     backlog = backlog_of(services)
@@ -73,7 +73,9 @@ def test_each_namespace_takes_its_turn(services: dict[Key, list[int]]) -> None:
 
 
 def test_a_step_larger_than_a_slice_delays_no_other_one() -> None:
-    """A large step is taken alone; the other namespace's port is written before or after it."""
+    """A large step is taken alone; the port of the other namespace is written before or after
+    it.
+    """
     large, small = Key("a", "x"), Key("b", "y")
     services = {large: [10, 3 * SLICE_COST, 3 * SLICE_COST], small: [10, 10]}
     backlog = backlog_of(services)
@@ -105,8 +107,8 @@ def test_what_changes_meanwhile_is_planned_once_more() -> None:
 
 
 def test_a_namespace_uses_a_part_of_a_processor() -> None:
-    """A namespace begins no Service until the time since its BURST makes up for its use. Meanwhile
-    other namespaces do, and all its changes are planned once.
+    """A namespace that has used more CPU time than its share begins no Service until time makes up
+    for it. In between other namespaces do, and all its changes are planned once.
     """
     now = [NOW]
     flood, other = Key("flood", "x"), Key("other", "y")
@@ -135,8 +137,8 @@ def test_a_namespace_uses_a_part_of_a_processor() -> None:
 
 
 def test_a_service_with_many_ports_holds_no_other_one_up(harness: Harness) -> None:
-    """The large Service is written in several plans, and the other one with the first of them; the
-    large one is complete in the end, and goes when it is deleted.
+    """The large Service is written in several plans, the other one with the first of them; in the
+    end the large one is complete, and it is removed when it is deleted.
     """
     harness.options = replace(harness.options, manifests=None)
     harness.start()
@@ -164,7 +166,9 @@ IPS = [f"10.1.{number // 250}.{number % 250 + 1}" for number in range(3000)]
 
 
 def two_ports(*names: str) -> tuple[Changed, Changed]:
-    """A Service whose ports have these names, with endpoints for several slices of the loop."""
+    """Return a Service whose ports have these names, with endpoints for several slices of the
+    loop.
+    """
     spec = [{"name": it, "port": 80 + at} for at, it in enumerate(names)]
     endpoints = [manifests.endpoint(ip, node="node-1", target="p") for ip in IPS]
     named = [{"name": it, "port": 8080, "protocol": "TCP"} for it in names]
@@ -191,7 +195,9 @@ def test_a_port_that_is_renamed_is_served_all_the_time(harness: Harness) -> None
 
 
 def test_what_one_write_of_a_manifest_changes_is_one_plan(harness: Harness) -> None:
-    """A cluster IP moves to another Service, with endpoints for several slices of the loop."""
+    """A cluster IP moves to another Service in one plan, though the endpoints need several slices
+    of the loop.
+    """
     harness.start()
     harness.send(listed(Kind.SERVICE), listed(Kind.ENDPOINT_SLICE), listed(Kind.NODE))
     harness.send(Together(two_ports("a", "b")))

@@ -18,7 +18,9 @@ TENANT = Key("tenant", "big")
 
 
 def big(name: str = "big", ports: int = 4, addresses: int = 7, cluster_ip: int = 7) -> Any:
-    """A Service with this number of external addresses, and one frontend more for each port."""
+    """Return a Service with this number of external addresses, and one more frontend for each
+    port.
+    """
     return manifests.service(
         name,
         [f"10.96.0.{cluster_ip}"],
@@ -43,7 +45,7 @@ def slices(endpoints: int, ports: int = 4) -> Any:
 
 @pytest.fixture
 def tenant(harness: Harness) -> Harness:
-    """An agent with small maps, and two Services of another namespace."""
+    """Return an agent with small maps, and two Services of another namespace."""
     harness.datapath.capacity = CAPACITY._replace(services=20, backend_ids=20)
     harness.start()
     harness.send(*EVERYTHING)
@@ -59,8 +61,8 @@ def is_whole(harness: Harness) -> bool:
 
 
 def test_ports_beyond_the_share_wait_for_room(tenant: Harness) -> None:
-    """Ports are made while the share lasts, and the others when there is room; a condition and an
-    Event name the Service.
+    """Ports are served while the share lasts, the rest when there is room; a condition and an Event
+    name the Service.
     """
     tenant.send(changed(Kind.SERVICE, big()))
     wait_until("it is known", lambda: not is_whole(tenant))
@@ -79,7 +81,9 @@ def test_ports_beyond_the_share_wait_for_room(tenant: Harness) -> None:
 
 @pytest.mark.parametrize("endpoints", [17, 5])
 def test_endpoints_beyond_the_share_are_left_out(tenant: Harness, endpoints: int) -> None:
-    """One port, or all ports together, have too many endpoints; later the Service loses some."""
+    """One port, or all ports together, have too many endpoints; later the Service loses some of
+    them.
+    """
     tenant.send(changed(Kind.SERVICE, big(addresses=0)))
     tenant.send(changed(Kind.ENDPOINT_SLICE, slices(endpoints)))
     wait_until("it does not fit", lambda: not is_whole(tenant))

@@ -31,7 +31,7 @@ def asked(harness: Harness) -> Handler:
 
 
 def begin(harness: Harness) -> None:
-    """The agent has one Service."""
+    """The agent serves one Service."""
     harness.start()
     harness.send(
         listed(Kind.SERVICE, service("web", "10.96.0.3")),
@@ -67,7 +67,7 @@ def test_from_its_beginning_to_its_end(harness: Harness, asked: Handler) -> None
 
 
 def test_a_mistake_of_ours_in_its_write(harness: Harness, asked: Handler) -> None:
-    """After any exception during the write, the agent writes everything again."""
+    """After any exception during the canary's write, the agent writes everything again."""
     begin(harness)
     harness.datapath.failures.append(RuntimeError("a mistake"))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="a mistake"):
@@ -88,7 +88,7 @@ def test_a_mistake_of_ours_in_its_write(harness: Harness, asked: Handler) -> Non
     ],
 )
 def test_a_full_map(harness: Harness, asked: Handler, small: dict[str, int]) -> None:
-    """A full map gets no canary and no trace of one; no Service waits because of it."""
+    """A full map gets no canary and no part of one; no Service waits because of it."""
     harness.datapath.capacity = CAPACITY._replace(**small)
     begin(harness)
     status, said = ask(asked, "hold", WISH)

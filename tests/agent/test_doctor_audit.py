@@ -26,7 +26,7 @@ EVENTS = (
 
 
 class Lists:
-    """What a fresh list gives; ``meanwhile`` is sent to the agent before the second one."""
+    """The results of a fresh list; ``meanwhile`` is sent to the agent before the second one."""
 
     def __init__(self, harness: Harness) -> None:
         self.harness, self.cluster, self.taken = harness, ClusterState("node-1"), 0
@@ -81,7 +81,7 @@ def test_objects_that_differ_are_a_condition(harness: Harness, lists: Lists) -> 
 
 
 def test_what_differs_in_the_kernel(harness: Harness, lists: Lists) -> None:
-    """A difference is found at once, and corrected before the answer."""
+    """A difference in the kernel is found at once, and corrected before the answer."""
     harness.datapath.taken_off.append(Drift(Part.HOOK, "hook connect4", "is not attached"))
     report = harness.doctor_audit.report()
     assert (report.drift, report.repairs) == ([], True)
@@ -89,7 +89,7 @@ def test_what_differs_in_the_kernel(harness: Harness, lists: Lists) -> None:
 
 
 def test_an_object_that_changes_meanwhile_is_not_reported(harness: Harness, lists: Lists) -> None:
-    """The event of an object may come after any list."""
+    """An object's event may arrive after the list that shows the change; that is no difference."""
     lists.apply(listed(Kind.SERVICE, service("web", "10.96.0.4")))
     lists.meanwhile = [changed(Kind.SERVICE, service("web", "10.96.0.9"))]
     assert harness.doctor_audit.report().objects == {}
@@ -123,8 +123,8 @@ def test_all_kinds_are_listed(api: FakeApiServer, options: Options) -> None:
 
 
 def test_a_forbidden_list_is_not_tried_again(api: FakeApiServer, options: Options) -> None:
-    """The list of Services is forbidden. Ranges of cluster IPs, which older roles do not allow, are
-    not needed.
+    """A forbidden list of Services is not requested again. Ranges of cluster IPs, which older roles
+    do not allow, are not needed.
     """
     refusal = json.dumps({"message": "it is forbidden"}).encode()
     api.fail("ServiceCIDR", 403, refusal, times=1000)

@@ -23,8 +23,8 @@ IPS = "10.1.0.1", "10.1.0.2", "10.1.0.3"
 
 
 class Watched(EndpointWatch):
-    """An agent's part without a program; ``counted``: what the next turn reads, if it is
-    not None.
+    """A part of the agent without a program; ``counted`` is what the next turn reads, unless it is
+    None.
     """
 
     counted: tuple[Outcome, ...] | None = None
@@ -50,7 +50,9 @@ class Watched(EndpointWatch):
 
 
 class Watching:
-    """An agent that serves a Service with three endpoints, and its watch, whose turns are here."""
+    """An agent that serves a Service with three endpoints, and its watch, whose turns the test
+    takes.
+    """
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.agent, self.now = Harness(folder), 1000.0
@@ -95,7 +97,7 @@ def outcome(ip: str, *, opened: bool = False, failed: bool = True) -> Outcome:
 
 
 def test_what_fails_gets_no_connections_for_its_time(watching: Watching) -> None:
-    """An Event, the metrics and the status name the endpoint; its existing flows stay."""
+    """An Event, the metrics and the status name the failed endpoint; its existing flows stay."""
     watch, harness = watching.watch, watching.agent
     assert watching.turn(outcome(IPS[0])) == set(IPS[1:])
     assert len(harness.service_sync.planner.actual[WEB].backends) == 3
@@ -183,8 +185,8 @@ def reading(counts: Counts) -> Watched:
 
 
 def test_what_is_counted_is_read_once() -> None:
-    """A failure leaves an entry, by which a success is noted; a success leaves none. Counts of an
-    earlier service with the same backend id are ignored.
+    """A failure leaves an entry, from which a success is inferred; a success leaves none. Counts of
+    an earlier service with the same backend id are ignored.
     """
     one, two, three, former = (ServiceBackend(s, n) for s, n in ((5, 1), (5, 2), (5, 3), (6, 4)))
     counts = {one: FAILED, two: OPENED, three: BackendHealth(1, 7), former: OPENED}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engine translates new flows on a given node, and when another one does."""
+"""Which engine translates new flows on a node, and when it changes."""
 
 import math
 from collections.abc import Collection
@@ -26,7 +26,7 @@ PERIOD = 30.0
 
 
 class Node:
-    """An engine's choice by a clock, on a node whose devices the test gives."""
+    """An engine's choice, with the test's clock and devices."""
 
     def __init__(self, chosen: str = AUTO, *, period: float = 0.0, **options: Any) -> None:
         self.now, self.table = 1000.0, FakeNetfilter()
@@ -38,7 +38,7 @@ class Node:
         return self.choice.update(devices, pods)
 
     def settle(self, *devices: Device) -> Engine:
-        """The engine when these devices have been there for a while."""
+        """Return the engine after these devices have been there for a while."""
         self.update(*devices)
         self.now = max(self.now, self.choice.due if self.choice.due < math.inf else 0.0)
         self.update(*devices)
@@ -52,7 +52,7 @@ class Node:
 
 @pytest.fixture(autouse=True)
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[Family, bool]:
-    """Whether bridges hand packets to netfilter; off."""
+    """Whether bridges hand packets to netfilter; they do not."""
     found = dict.fromkeys(Family, False)
     monkeypatch.setattr(engine, "bridge_calls", lambda: found)
     return found
@@ -74,7 +74,9 @@ def test_netfilter_has_its_table(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_first_pod_on_a_bridge(calls: dict[Family, bool]) -> None:
-    """The first pod makes it the flow tables; with br_netfilter it is netfilter again."""
+    """The first pod on a bridge changes the engine to the flow tables; with br_netfilter it is
+    netfilter again.
+    """
     node = Node()
     assert node.settle(BRIDGE) is Engine.NETFILTER
     assert node.settle(BRIDGE, PORT) is Engine.FLOWS
@@ -87,7 +89,7 @@ def test_a_first_pod_on_a_bridge(calls: dict[Family, bool]) -> None:
 
 def test_a_port_that_is_about_to_get_hairpin_mode(calls: dict[Family, bool]) -> None:
     """A CNI sets up a port step by step: a reason that ends in time changes nothing, and the next
-    one has to last as long.
+    reason has to last as long.
     """
     calls.update(dict.fromkeys(Family, True))
     node = Node()
@@ -143,7 +145,7 @@ def test_a_mark_that_rules_wait_for() -> None:
 
 def test_no_table_no_netfilter() -> None:
     """If the table cannot be made the flow tables serve, with the reason. The agent tries again at
-    each look, and changes to netfilter once it has been possible for long enough.
+    each look, and changes to netfilter after the table has been possible for long enough.
     """
     node = Node(period=PERIOD)
     node.table.error = NodeError("table inet ebpflb: busy")

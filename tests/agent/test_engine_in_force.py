@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the settings and the status say of the engine that was chosen."""
+"""What the settings and the status say about the engine that was chosen."""
 
 from ebpflb.errors import NodeError
 from ebpflb.model.packet_path import AUTO, Engine
@@ -9,7 +9,7 @@ from tests.agent.started import start
 
 
 def test_netfilter_has_its_table_before_it_serves(harness: Harness) -> None:
-    """The settings tell programs to choose for netfilter, and its table exists before."""
+    """The table exists before the settings tell programs to choose for netfilter."""
     table = FakeNetfilter()
     harness.engine = engine_choice(AUTO, table)
     start(harness)

@@ -55,7 +55,9 @@ def test_services_are_served_while_a_part_of_the_loop_fails(
 def test_services_are_served_though_what_is_observed_cannot_be_taken(
     serving: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The failed fact is named until one of its messages is taken."""
+    """Services are served, and the fact that cannot be taken is named until one of its messages
+    is.
+    """
     none = Observed(Fact.UNTRACKED_DESTINATIONS, frozenset())
     with monkeypatch.context() as patched:
         patched.setattr(serving.cluster, "observe", lambda *_: 1 // 0)
@@ -94,7 +96,7 @@ def test_a_service_whose_plan_fails_stops_no_other(
     serving: Harness, fail: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The Service's last good state stays, and a condition names it, until it can be planned.
-    Changes of others are made, also in the plan that fails and after it.
+    Changes of other Services are written, also in the failing plan and after it.
     """
     serving.send(changed(Kind.SERVICE, service("web", "10.96.0.7")))
     serving.send(changed(Kind.ENDPOINT_SLICE, slices("web", "10.1.0.1")))

@@ -30,7 +30,7 @@ def test_events_after_a_failed_write(serving: Harness, monkeypatch: pytest.Monke
 
 
 def test_full_map(harness: Harness) -> None:
-    """A full map keeps no other map from being written; only the programs wait, and are attached
+    """A full map keeps no other map from being written; only the programs wait: they are attached
     once everything is written. That is still a full sync.
     """
     harness.datapath.full["node_addresses"] = FULL
@@ -79,7 +79,9 @@ def test_what_came_before_a_device_was_served_goes(harness: Harness) -> None:
 
 
 def test_a_service_that_goes_after_a_failed_write_is_known_to_have_gone(serving: Harness) -> None:
-    """Everything is written again then, and resets of open connections hear of the deletion."""
+    """After a failed write everything is written again, and the part that resets open connections
+    is told about the deleted Service.
+    """
     watched = service("a", "10.96.0.1")
     watched["metadata"]["annotations"] = {ON_REMOVAL_ANNOTATION: "reset=1h"}
     serving.send(changed(Kind.SERVICE, watched))

@@ -57,7 +57,7 @@ def test_a_loop_that_hangs(timed: Harness, clock: Clock) -> None:
 
 
 def test_a_start_may_take_long(timed: Harness, clock: Clock) -> None:
-    """An agent that has not had everything in force yet is not restarted for a lack of turns."""
+    """An agent whose first sync is not complete is not restarted because its loop takes long."""
     timed.start()
     timed.send()
     clock.now = 100 * DEAD_SECONDS

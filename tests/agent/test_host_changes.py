@@ -15,7 +15,9 @@ from ebpflb.options import Options, Paths
 def test_each_change_is_undone_whatever_the_others_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A setting that cannot be restored keeps neither the others nor the ports."""
+    """A setting that cannot be restored does not keep the other settings and the ports from being
+    restored.
+    """
     undone = list[object]()
 
     def restore(path: Path, former: str) -> None:

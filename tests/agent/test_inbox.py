@@ -6,7 +6,9 @@ from ebpflb.model.events import Disturbed
 
 
 def test_the_age_is_that_of_the_oldest_message() -> None:
-    """The oldest message that is not handled counts: one that waits, or is in the current turn."""
+    """The age is that of the oldest message not handled yet: one that waits, or is in the current
+    turn.
+    """
     now = [10.0]
     inbox = Inbox(lambda: now[0])
     assert inbox.age == 0
@@ -26,7 +28,7 @@ def test_the_age_is_that_of_the_oldest_message() -> None:
 
 
 def test_messages_that_take_long_are_left_to_the_next_turn() -> None:
-    """The changes known so far are written in between; no message is lost."""
+    """The changes known so far are written between the turns; no message is lost."""
     now = [10.0]
     inbox = Inbox(lambda: now[0])
     for number in range(6):

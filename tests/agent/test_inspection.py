@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent answers about services, while its loop runs."""
+"""The agent's answers about services, while its loop runs."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -54,7 +54,7 @@ def names(asked: Handler, *patterns: str, **query: object) -> list[str]:
 
 
 def test_page(asked: Handler) -> None:
-    """The page shows one Service as it is planned now, with its counters."""
+    """The page shows one Service as it is currently planned, with its counters."""
     response = get(asked, "/v1/service", {"namespace": "default", "name": "web"})
     page = msgspec.json.decode(response.body, type=ServicePage)
     assert (response.status, page.service, page.notes) == (200, "default/web", [])

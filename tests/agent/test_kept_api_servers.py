@@ -18,7 +18,7 @@ TWO = KeptApiServers((("192.0.2.1", 6443), ("192.0.2.2", 6443)))
 
 
 class Kept:
-    """Agents, one after another; ``told``: the URLs that each change has named."""
+    """Agents, one after another; ``told`` has the URLs that each change has named."""
 
     def __init__(self, folder: Path) -> None:
         paths = Paths(folder, folder, folder)

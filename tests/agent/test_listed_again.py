@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists that come while the agent serves: the maps follow them, whatever was there."""
+"""New lists while the agent serves: the maps follow them, whatever they held."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from tests.agent.started import SERVICES, start
 
 
 def programmed(harness: Harness) -> dict[str, set[str]]:
-    """Return Service -> its frontends and its endpoints, by the maps."""
+    """Return each Service with its frontends and its endpoints in the maps."""
     entries = harness.datapath.maps.read_back().entries
     return {
         name.service: {str(it.address) for it in found.services}
@@ -62,7 +62,9 @@ def test_a_service_that_is_planned_otherwise_is_planned_again(harness: Harness) 
 
 
 def test_a_list_of_what_is_known_writes_nothing(harness: Harness) -> None:
-    """Every agent gets such a list of every kind each few hours."""
+    """A list that brings nothing new, as every agent gets of each kind every few hours, writes
+    nothing.
+    """
     start(harness)
     harness.wait_for(lambda status: status.in_sync)
     before = len(harness.datapath.plans)

@@ -26,7 +26,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("error", [SHORT, REFUSED, FULL])
 def test_a_passing_failure_at_the_start_passes(harness: Harness, error: EbpflbError) -> None:
-    """Old programs serve and the status says so; then all devices get this agent's."""
+    """Old programs serve and the status says so; then all devices get this agent's programs."""
     harness.datapath.compile_error, harness.datapath.hooked = error, True
     start(harness)
     assert harness.status.programs == f"{FORMER_PROGRAMS}: {str(error).splitlines()[0]}"

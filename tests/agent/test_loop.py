@@ -28,7 +28,7 @@ def test_waits_for_every_list(harness: Harness) -> None:
 
 
 def test_in_force_after_written(serving: Harness) -> None:
-    """All that was listed becomes one plan; then the programs are put in force, once."""
+    """All listed objects become one plan; after its write the programs are put in force, once."""
     assert len(serving.datapath.plans) == 1
     assert serving.datapath.attached == [serving.options.cgroup]
     serving.send(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.1")))
@@ -36,7 +36,9 @@ def test_in_force_after_written(serving: Harness) -> None:
 
 
 def test_what_comes_together_is_one_plan(serving: Harness) -> None:
-    """A port is renamed in a Service and its slice: its frontend is never without endpoints."""
+    """When a port is renamed in a Service and its slice, its frontend is never without
+    endpoints.
+    """
     web, slice = service("a", "10.96.0.1"), slices("a", "10.1.0.1")
     web["spec"]["ports"][0]["name"] = slice["ports"][0]["name"] = "renamed"
     plans = len(serving.datapath.plans)
@@ -94,7 +96,7 @@ def test_failed_write(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_at_the_end_maps_and_programs_stay(serving: Harness) -> None:
-    """The agent ends, and the maps and programs stay."""
+    """When the agent ends, the maps and programs stay."""
     serving.stop()
     assert not serving.thread.is_alive()
     assert len(serving.datapath.maps.services) == 2
@@ -102,7 +104,7 @@ def test_at_the_end_maps_and_programs_stay(serving: Harness) -> None:
 
 def test_not_programmed(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
     """A Service that does not fit is named once in log, event and status, and the node is still
-    ready; when space is freed, it is served without a change of its own.
+    ready; when space is freed, the Service is served without any change to it.
     """
     everywhere = Range(0, 1 << 30)
     harness.datapath.leftovers = MapContents(leftover_blocks={everywhere})  # rests for a second
@@ -118,8 +120,8 @@ def test_not_programmed(harness: Harness, caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_errors_of_an_api_server(serving: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """Its restart gives one warning and one line about the recovery for all four kinds; an error of
-    a single kind is named.
+    """A restart of the API server gives one warning and one line about the recovery for all four
+    kinds; an error of a single kind is named.
     """
     caplog.set_level("INFO")
     kinds = [f"https://192.0.2.1:6443/{kind}" for kind in ("services", "nodes", "slices", "cidrs")]

@@ -11,7 +11,7 @@ from ebpflb.agent import loop
 
 @pytest.fixture(autouse=True)
 def unfrozen() -> Iterator[None]:
-    """Unfreeze what these tests freeze."""
+    """Unfreeze the objects that these tests freeze."""
     gc.unfreeze()
     yield
     gc.unfreeze()

@@ -30,7 +30,9 @@ FULL = KernelError("map create events", 12, "Cannot allocate memory")
 
 
 class Variant:
-    """A variant of the programs without a kernel; ``error``: why it cannot be loaded."""
+    """A variant of the programs without a kernel; ``error`` is the reason why it cannot be
+    loaded.
+    """
 
     error: EbpflbError | None = None
     loaded: ClassVar[list["Variant"]] = []
@@ -51,7 +53,7 @@ class Variant:
 
 
 class Node:
-    """Its loop and its programs: ``others`` are in force, as the datapath has it."""
+    """A node's loop and its programs; ``others`` are in force, as the datapath has it."""
 
     def __init__(self) -> None:
         self.others: object = None
@@ -110,7 +112,9 @@ class Ask:
 def test_programs_that_cannot_be_loaded_change_nothing(
     node: Node, ask: Ask, monkeypatch: pytest.MonkeyPatch, error: EbpflbError
 ) -> None:
-    """The monitor gets the reason in one line, no program is exchanged; the next may succeed."""
+    """The monitor gets the reason in one line, and no program is exchanged; the next monitor may
+    succeed.
+    """
     monkeypatch.setattr(Variant, "error", error)
     assert ask() == str(error).splitlines()[0]
     assert not node.exchanged
@@ -120,7 +124,7 @@ def test_programs_that_cannot_be_loaded_change_nothing(
 
 
 def test_the_usual_programs_are_back_when_the_monitor_ends(node: Node, ask: Ask) -> None:
-    """Meanwhile another one is refused, and afterwards it may begin."""
+    """A second monitor is refused during the first, and may begin after it."""
     assert ask("refused") == ""
     assert ask("passed") == ("another `ebpflb monitor`, or a page that watches events, runs here")
     [variant] = Variant.loaded
@@ -132,7 +136,9 @@ def test_the_usual_programs_are_back_when_the_monitor_ends(node: Node, ask: Ask)
 
 
 def test_a_monitor_ends_when_the_agent_loads_its_programs_again(node: Node, ask: Ask) -> None:
-    """The new programs stay in force, and a monitor that asks again gets a variant of them."""
+    """The new programs stay in force, and a monitor that asks again gets their monitoring
+    variant.
+    """
     assert ask() == ""
     node.others = None
     assert ask.connected[0].recv(1) == b""

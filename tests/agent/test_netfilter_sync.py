@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of the engine netfilter is kept as the maps have it, in a namespace of the test's own.
+"""The table of the engine netfilter matches the maps, in a namespace of the test's own.
 
-Each test runs with a table owned by the agent's socket, as in new kernels, and with one that every
-program can change, as in older kernels.
+Each test runs with a table owned by the agent's socket, as in new kernels, and with a table that
+every program can change, as in older kernels.
 """
 
 import os
@@ -49,7 +49,7 @@ def is_owned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others can change the table."""
+    """Whether other programs can change the table."""
     monkeypatch.setattr(engine, "NetfilterTable", nodes.SharedTable)
 
 
@@ -110,7 +110,9 @@ def test_the_table_has_every_backend_after_a_start(sync: NetfilterSync, is_owned
 
 @pytest.mark.usefixtures("is_owned")
 def test_start_after_another_agent(sync: NetfilterSync, maps: dict[str, Map]) -> None:
-    """The new agent takes over the table unchanged, and writes only what differs from the maps."""
+    """The new agent takes over the table unchanged, and writes only its differences from the
+    maps.
+    """
     sync.start()
     sync.write(Plan(translations=[LEFT, NEW._replace(port=1)]))
     before = run("nft", "--handle", "list", "tables")
@@ -128,7 +130,9 @@ def test_start_after_another_agent(sync: NetfilterSync, maps: dict[str, Map]) ->
 
 @pytest.mark.usefixtures("is_owned")
 def test_former_elements_stay(sync: NetfilterSync, maps: dict[str, Map]) -> None:
-    """The start keeps elements that another layout's programs choose, until a plan ends it."""
+    """The start keeps the elements that programs of another layout choose, until a plan removes
+    them.
+    """
     sync.start()
     sync.write(Plan(translations=[LEFT]))
     sync.close()
@@ -143,7 +147,7 @@ def test_former_elements_stay(sync: NetfilterSync, maps: dict[str, Map]) -> None
 
 @pytest.mark.usefixtures("is_owned")
 def test_elements_come_and_go_with_plans(sync: NetfilterSync, maps: dict[str, Map]) -> None:
-    """Elements come and go with plans; an endpoint stays as long as any backend has it."""
+    """Plans add and remove elements; an endpoint stays as long as any backend has it."""
     sync.start()
     sync.write(Plan(translations=[NEW]))
     assert elements() == {WEB, DNS, NEW}
@@ -183,7 +187,7 @@ def test_a_refused_plan_is_not_written(sync: NetfilterSync, maps: dict[str, Map]
     ],
 )
 def test_a_changed_table_is_put_back(sync: NetfilterSync, removal: str) -> None:
-    """The table is put back as it was, with its elements; what was missing is named, once."""
+    """The table is restored with its elements; the missing part is named, once."""
     sync.start()
     whole = run("nft", "list", "table", *TABLE)
     for _ in range(2):
@@ -206,7 +210,7 @@ class Services:
 
 
 def damage() -> None:
-    """Remove an element, change another one, and add two, one of them as if in quarantine."""
+    """Remove an element, change another, and add two, one of them as if in quarantine."""
     commands = (
         "delete element inet ebpflb backends6 { 0:2 }",
         "delete element inet ebpflb backends4 { 0:1 }",
@@ -219,8 +223,8 @@ def damage() -> None:
 
 @pytest.mark.usefixtures("shared")
 def test_elements_that_differ(sync: NetfilterSync) -> None:
-    """Differing elements are named and corrected; that of an id in quarantine stays, as programs
-    may just have chosen it.
+    """Differing elements are named and corrected; the element of an id in quarantine stays, because
+    programs may just have chosen it.
     """
     services: Any = Services(1, 2, 8)
     check = ElementsCheck(sync, services, 1.0)
@@ -264,7 +268,7 @@ ENTRY = ServiceEntry(1, frozenset({"least_connections"}), 0, 0, Range(0, 0), Ran
 
 @pytest.mark.usefixtures("is_owned")
 def test_ports_are_left_before_a_flow_opens(sync: NetfilterSync, maps: dict[str, Map]) -> None:
-    """The rules leave the flow tables' ports before a plan lets those open flows."""
+    """The rules stop using the flow tables' ports before a plan lets the flow tables open flows."""
     sync.start()
     sync.write(Plan(services=[(COUNTED, ENTRY._replace(flags=frozenset()))]))
     assert WIDE in ruleset()
@@ -276,7 +280,9 @@ def test_ports_are_left_before_a_flow_opens(sync: NetfilterSync, maps: dict[str,
 
 @pytest.mark.parametrize("what", ["nothing", "services", "tcp_flows"])
 def test_ports_after_a_start(sync: NetfilterSync, maps: dict[str, Map], what: str) -> None:
-    """The rules leave the ports if a flow is in the flow tables, or a Service opens some there."""
+    """The rules do not use the ports if a flow is in the flow tables, or a Service opens some
+    there.
+    """
     if what == "services":
         maps["services"].write([(COUNTED, ENTRY)])
     elif what == "tcp_flows":

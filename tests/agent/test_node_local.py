@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent asks node-local listeners, and plans what it hears."""
+"""The agent probes node-local listeners, and plans by their answers."""
 
 import socket
 from collections.abc import Iterator
@@ -70,7 +70,9 @@ ANSWERS, NOBODY = [frozenset({DNS})], [frozenset[Listener]()]
 
 
 class Asked:
-    """A watch whose listeners answer as the test says; ``wanted``: those that Services name."""
+    """A watch whose listeners answer as the test says; ``wanted`` are the listeners that Services
+    name.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *answering: Listener) -> None:
         self.heard: list[Observed] = []
@@ -149,7 +151,7 @@ def flags(harness: Harness) -> set[str]:
 
 
 def test_the_listener_has_the_last_slot_while_it_answers(harness: Harness) -> None:
-    """The endpoint stays in the lists, for packets."""
+    """The listener gets the last slot; the endpoint stays in the lists, for packets."""
     (asked,) = harness.cluster.node_local.take_wanted()
     assert asked == Listener(DNS.address, 80, Protocol.TCP)
     assert "node_local" not in flags(harness)

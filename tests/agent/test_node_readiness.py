@@ -48,7 +48,7 @@ class World:
 
     @property
     def node(self) -> Node | None:
-        """As the watch has it: at once, unless it is ``stale``."""
+        """Set the Node as the watch has it: at once, unless it is ``stale``."""
         if self.stale:
             return self.stale
         try:
@@ -90,7 +90,9 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 
 def test_the_condition_says_whether_services_work(make: Make) -> None:
-    """The condition is True while Services work, False before; others stay as they are."""
+    """The condition is True while Services work, and False before; other conditions stay
+    unchanged.
+    """
     world = make(CONDITION)
     world.put()
     world.turn()
@@ -105,7 +107,9 @@ def test_the_condition_says_whether_services_work(make: Make) -> None:
 
 
 def test_an_unchanged_condition_is_written_rarely(make: Make) -> None:
-    """Every half an hour to an hour; the time of the last transition stays."""
+    """An unchanged condition is written every half an hour to an hour; the time of the last
+    transition stays.
+    """
     world = make(CONDITION)
     world.put()
     world.turn(ready=True)
@@ -121,7 +125,7 @@ def test_an_unchanged_condition_is_written_rarely(make: Make) -> None:
 
 
 def test_changes_without_end_cost_the_server_little(make: Make) -> None:
-    """With a new state each second for ten minutes, a burst is written, then one state in half a
+    """With a new state each second for ten minutes, a burst is written, then one state every half a
     minute; the last state is written in the end.
     """
     world = make(CONDITION)
@@ -135,7 +139,9 @@ def test_changes_without_end_cost_the_server_little(make: Make) -> None:
 
 
 def test_a_node_that_is_made_anew_gets_its_condition(make: Make) -> None:
-    """The kubelet may register again, without what others have written."""
+    """The kubelet may register the Node again, without the conditions that other programs have
+    written.
+    """
     world = make(CONDITION)
     world.put()
     world.turn(ready=True)
@@ -167,7 +173,9 @@ def test_a_stopped_agent_says_that_nothing_is_known(make: Make) -> None:
 def test_the_taint_is_removed_once_services_work(
     make: Make, before: list[Json], after: list[Json]
 ) -> None:
-    """The taint goes, whatever its effect and place, and not before; other taints stay."""
+    """The taint is removed, whatever its effect and place, but not before Services work; other
+    taints stay.
+    """
     world = make(TAINT)
     world.put(*before)
     world.turn()

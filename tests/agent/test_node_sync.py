@@ -38,8 +38,8 @@ from tests.agent.started import (
 
 
 def test_pods_devices_get_programs_beside_the_loop(harness: Harness) -> None:
-    """A first start waits for the node's own devices; the status counts the others until they have
-    programs. Then conntrack is searched for entries of their earlier packets.
+    """A first start waits only for the node's own devices; the status counts the remaining ones
+    until they have programs. Then conntrack is searched for entries of their earlier packets.
     """
     pod = structs.replace(PORT, index=9, name="veth9", master=0, kind="veth")
     harness.datapath.devices_to_come = {pod.index}
@@ -68,7 +68,9 @@ def test_flows_wait_for_every_device(harness: Harness, engine: Engine, waits: bo
 
 @pytest.mark.parametrize(("engine", "waits"), [(Engine.FLOWS, True), (Engine.NETFILTER, False)])
 def test_healthz_waits_for_the_nodes_devices(harness: Harness, engine: Engine, waits: bool) -> None:
-    """With the flow tables it also waits for pods' devices: until then requests open no flow."""
+    """With the flow tables, /healthz also waits for pods' devices: until then requests open no
+    flow.
+    """
     pod = structs.replace(PORT, index=9, name="veth9", master=0, kind="veth")
     harness.engine = engine_choice(engine)
     harness.datapath.devices_to_come, harness.datapath.is_attaching = {pod.index}, True
@@ -88,7 +90,7 @@ def test_covering_prefix_grows_first(harness: Harness) -> None:
 
 
 def test_node_cidr(harness: Harness) -> None:
-    """In mode NodeCIDR the Node names its pods' addresses, and may change them."""
+    """In mode NodeCIDR the Node names the prefixes of its pods, and may change them."""
     start(harness, detector=LocalDetector(LocalMode.NODE_CIDR))
     assert harness.datapath.settings.pods_v4 == prefix_of(ip_network("10.244.1.0/24"))
     assert "detect_local" in harness.datapath.settings.flags
@@ -98,7 +100,7 @@ def test_node_cidr(harness: Harness) -> None:
 
 
 def test_service_ranges(harness: Harness) -> None:
-    """Ranges are written only once they are known; covering prefixes hold them."""
+    """Ranges are written only once they are known; covering prefixes contain them."""
     start(harness)
     assert "service_ranges" not in harness.datapath.small_maps
     harness.send(listed(Kind.SERVICE_CIDR, manifests.service_cidr("10.96.0.0/16")))
@@ -110,7 +112,7 @@ def test_service_ranges(harness: Harness) -> None:
 
 
 def test_nodeport_addresses(harness: Harness) -> None:
-    """NodePorts are served on the Node's address where it is assigned here."""
+    """NodePorts are served on the Node's address if it is assigned here."""
     start(harness)
     assert harness.datapath.small_maps["node_addresses"] == {V4: 1}
     harness.send(changed(Kind.NODE, manifests.node("node-1", str(POD))))
@@ -118,7 +120,9 @@ def test_nodeport_addresses(harness: Harness) -> None:
 
 
 def test_reserved_ports(harness: Harness) -> None:
-    """The ports that we masquerade with are kept from the host; if not, the status says so."""
+    """The ports for masquerading are reserved, so that the host does not use them; if that fails,
+    the status says so.
+    """
     start(harness, masquerade_ports=(30, 39))
     assert sysctls.RESERVED.read_text() == "30-39\n"
     assert harness.status.ports_not_reserved is None
@@ -166,7 +170,9 @@ def test_families_of_the_node(harness: Harness) -> None:
 
 
 def test_family_that_the_kernel_lacks(harness: Harness, one_family: None) -> None:
-    """The agent also ends if the kernel lacks the primary family, even --bind-address's."""
+    """The agent also ends if the kernel lacks the primary family, even if --bind-address sets
+    that.
+    """
     options = configured(harness, bind_address="fd00::7")
     harness.options = replace(options, bind_address=ip_address("fd00::7"))
     assert "primary family is IPv6, which the kernel does not support" in end(harness, NODES)
@@ -174,7 +180,7 @@ def test_family_that_the_kernel_lacks(harness: Harness, one_family: None) -> Non
 
 @pytest.mark.parametrize(("engine", "lost"), [(Engine.FLOWS, True), (Engine.NETFILTER, False)])
 def test_a_device_without_room_at_egress(harness: Harness, engine: Engine, lost: bool) -> None:
-    """The flow tables translate replies there; netfilter needs nothing at a pod's egress."""
+    """The flow tables translate replies at a pod's egress; netfilter needs nothing there."""
     harness.engine = engine_choice(engine)
     harness.datapath.without_egress = {PORT.index}
     harness.start()
@@ -214,7 +220,7 @@ def test_rules_for_open_connections_that_change_end_their_offloads(harness: Harn
 def test_the_flow_tables_have_no_fast_path(
     harness: Harness, chosen: dict[str, str], engine: Engine, state: str | None
 ) -> None:
-    """The status says so where --packet-path=auto chose them; else the option has no effect."""
+    """The status says so if --packet-path=auto chose them; otherwise the option has no effect."""
     harness.engine = engine_choice(engine)
     start(harness, **chosen)
     assert harness.status.flowtable == state

@@ -26,7 +26,7 @@ def latencies(harness: Harness) -> float | None:
 
 
 def triggered(slice: Json, after: timedelta) -> Json:
-    """Return the slice as the controller writes it: with the time of its cause."""
+    """Return the slice as the controller writes it, with the time of the change that caused it."""
     when = (datetime.now(UTC) + after).isoformat().replace("+00:00", "Z")
     slice["metadata"]["annotations"] = {"endpoints.kubernetes.io/last-change-trigger-time": when}
     return slice
@@ -65,8 +65,8 @@ KINDS = ("", "full_", "partial_")
 
 
 def test_order_within_a_sync(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order is: rules, latency and health, health-check ports, then stale UDP flows, which
-    unwritten rules could make again; at the start after the programs are in force.
+    """The order is: rules, latency and health, health-check ports, then stale UDP flows, because
+    unwritten rules could create those again; at the start only after the programs are in force.
     """
     calls: list[str] = []
     for owner, name in (
@@ -137,7 +137,9 @@ def test_unhealthy_while_it_fails(serving: Harness, monkeypatch: pytest.MonkeyPa
 
 
 def test_health_check_node_port(serving: Harness) -> None:
-    """After each sync the ports have the number of ready local endpoints; Cluster has no port."""
+    """After each sync the ports have the number of ready local endpoints; a Service with policy
+    Cluster has no such port.
+    """
     key = Key("default", "a")
     serving.send(changed(Kind.SERVICE, balanced()))
     assert serving.service_health.wanted[-1][key].local_endpoints == {Family.IPV4: 2}
@@ -181,7 +183,7 @@ def _planned(harness: Harness) -> list[tuple[PortName, object]]:
 
 
 def test_stale_flows(serving: Harness) -> None:
-    """After the start everything is checked, and later the removals of each sync."""
+    """After the start everything is checked, and later only what each sync removes."""
     dns, endpoints = datagrams("10.1.0.7", "10.1.0.8")
     serving.send(changed(Kind.SERVICE, dns), changed(Kind.ENDPOINT_SLICE, endpoints))
     assert serving.stale.checks_of_everything == 1

@@ -24,7 +24,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def many_services(generation: int) -> list[Manifest]:
-    """Return two generations of services whose endpoints all differ."""
+    """Return two generations of services without a common endpoint."""
     made = []
     for i in range(SERVICES):
         name, ip = f"s{i}", f"10.97.{i // 250}.{i % 250 + 1}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sockets that are gone without a release by the kernel are forgotten, and no others."""
+"""Sockets that are gone without a release by the kernel are forgotten; all other sockets stay."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ NOWHERE = 1 << 60  # no socket and no namespace has this cookie
 
 @pytest.fixture
 def maps() -> Iterator[dict[str, Map]]:
-    """The counters are of full size, as the program's part of each CPU is."""
+    """Return maps whose counters have full size, because the programs index them by CPU."""
     spec = layout.MAPS["backend_stats"]
     counters = bpf_map.open_map(spec, state_dir.create_map(spec))
     with small_maps(NAMES) as made, closing(counters):
@@ -43,7 +43,7 @@ def opened() -> Iterator[ExitStack]:
 
 
 def each(what: Callable[[], Any]) -> Iterator[Any]:
-    """Our own namespace alone."""
+    """Only our own namespace."""
     yield what()
 
 
@@ -101,7 +101,7 @@ def test_gone_sockets_are_forgotten(
 
 
 def test_namespace_that_is_gone(maps: dict[str, Map], sweeper: UnreleasedSockets) -> None:
-    """A namespace that was entered once and is no longer there has no sockets."""
+    """A namespace that was entered once and no longer exists has no sockets."""
     remember(maps, 1, 6, own_netns())
     sweeper.sweep()
     sweeper.each_namespace = lambda _: iter(())

@@ -26,7 +26,7 @@ UPLINKS: Uplinks = {ETH: ETH.sources}
 
 
 class Canary:
-    """The loop's part: the frontends for frames, which can be withdrawn meanwhile."""
+    """The loop's part: the frontends for frames, which can be withdrawn during a probe."""
 
     def __init__(self) -> None:
         self.uplinks, self.is_there, self.is_withdrawn = UPLINKS, False, False
@@ -63,7 +63,7 @@ def worker_of(canary: Canary, kernel: Kernel) -> UplinkCanary:
 
 
 def look_at(worker: UplinkCanary, canary: Canary, uplinks: Uplinks) -> None:
-    """Take a turn of the loop after which the devices are these."""
+    """Take a turn of the loop after which these are the devices."""
     canary.uplinks = uplinks
     worker.observe(Turn(node=True))
 
@@ -83,7 +83,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
 
 
 def test_only_losses_are_conditions(made: Made) -> None:
-    """Unknown results are reported to doctor only."""
+    """Losses are conditions; unknown results are reported only to doctor."""
     worker, canary, kernel = made
     kernel.found = {"eth0": Arrival.LOST, "eth1": Arrival.DROPPED, "eth2": Arrival.OK}
     report = worker.report()
@@ -121,7 +121,7 @@ def test_it_probes_again_while_something_is_wrong(made: Made) -> None:
 
 @pytest.mark.kernel
 def test_a_change_of_its_filters(made: Made) -> None:
-    """A qdisc at an uplink causes a probe, one at another device does not."""
+    """A new qdisc at an uplink causes a probe, one at another device does not."""
     _, canary, kernel = made
     with nodes.fresh("ebpflb-uplinks"):
         Namespace("ebpflb-uplinks").ip("link add eth0 type veth peer name x")

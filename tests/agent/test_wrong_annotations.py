@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Annotations that cannot be read are named in the log and by an event, each once; the Service is
-served by the defaults.
+"""Annotations that cannot be read are named once each, in the log and by an event; the Service is
+served with the defaults.
 """
 
 from typing import Any
@@ -49,8 +49,8 @@ def test_of_a_service(
 
 @pytest.mark.parametrize("name", ["schedular", "nodeport-source-range", "ports", HOSTILE])
 def test_of_a_name_that_none_has(harness: Harness, name: str) -> None:
-    """A misspelt or removed annotation with our prefix: all removed ones and the first other one
-    are named.
+    """A misspelt or removed annotation with our prefix: all removed ones are named, but only the
+    first misspelt one.
     """
     names = {objects.OURS + name: "maglev", objects.OURS + "zzz": "1", "example.org/weight": "1"}
     web = service("a", "10.96.0.1")
@@ -71,7 +71,9 @@ def test_of_a_name_that_none_has(harness: Harness, name: str) -> None:
 
 
 def test_no_tenant_fills_the_log(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """An annotation that changes a thousand times is logged 25 times, another one too."""
+    """An annotation that changes a thousand times is logged 25 times; another annotation is still
+    logged.
+    """
     harness.start()
     harness.send(listed(Kind.SERVICE), listed(Kind.ENDPOINT_SLICE))
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What agents receive first: two Services with three endpoints; and a kernel that is full."""
+"""The first events of an agent: two Services with three endpoints; and a kernel whose maps are
+full.
+"""
 
 import errno
 

@@ -10,7 +10,7 @@ from bench import growth
 
 @pytest.mark.extended
 def test_it_measures_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is a figure of each kind at each size, from 1 to the largest."""
+    """Each size, from 1 to the largest, has a figure of each kind."""
     monkeypatch.setattr(growth, "PREFIX", "ebpflb-test-growth")
     monkeypatch.setattr(growth, "CALLS", 5)
     few = argparse.Namespace(services=12, endpoints=3, flows=20, rounds=1, changes=1)

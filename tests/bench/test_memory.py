@@ -34,7 +34,7 @@ def test_pages_have_the_formula(path: Path) -> None:
 
 
 def test_the_formula_holds_what_was_measured() -> None:
-    """No measured sum is above the formula, or more than a tenth below, on both engines."""
+    """No measured sum is above the formula, or more than a tenth below it, on both engines."""
     assert {(it.engine, it.services) for it in MEASURED} == {
         (engine, services) for engine in ("netfilter", "flows") for services in SIZES
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A result is written, read, drawn, and stands in the pages."""
+"""A result is written, read, drawn, and shown in the pages."""
 
 import re
 import sys
@@ -56,7 +56,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_what_is_written_is_read(folder: Path) -> None:
-    """Written results are read back, with six digits of each figure, and headings between rows."""
+    """Written results read back the same, with six digits of each figure, and headings between
+    rows.
+    """
     found = result.read(folder / "results/nodeport.json")
     assert found.rows("TCP")[:2] == NODEPORT.rows("TCP")[:2]
     assert found.rows("the node")[0].value == 2000.12
@@ -74,7 +76,7 @@ def test_a_row_says_how_its_rounds_vary() -> None:
 
 
 def test_pages_show_the_results(folder: Path) -> None:
-    """Results stand between their markers; those that were not measured are marked."""
+    """Results stand between their markers; results that were not measured are marked."""
     path = folder / "page.md"
     page.renew(folder / "results", (path,))
     text = path.read_text()
@@ -110,7 +112,7 @@ def test_plots_are_drawn(folder: Path) -> None:
 
 
 def test_the_summary_compares(folder: Path) -> None:
-    """The summary has our figures beside kube-proxy's, for everything measured."""
+    """The summary shows our figures beside kube-proxy's, for everything measured."""
     text = page.renewed(
         "<!-- bench summary -->\n<!-- end of bench -->",
         page.read_results(folder / "results"), folder, folder,
@@ -149,7 +151,7 @@ def test_a_part_that_fails_leaves_its_former_result(
 def test_a_result_says_its_command(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A result has its command, ready to be typed again, without its output file."""
+    """A result names its command, ready to be typed again, without its output file."""
     path = folder / "results/it.json"
     monkeypatch.setattr(result.signal, "signal", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["bench/it.py", "--rounds", "3", "--json", str(path)])

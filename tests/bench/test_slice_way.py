@@ -10,7 +10,7 @@ MOST = 32  # files
 
 @pytest.mark.extended
 def test_a_changed_slice_goes_through_few_files() -> None:
-    """Features that no Service uses are not on the way."""
+    """Few files lie on the path of a changed slice; features that no Service uses are not on it."""
     for _ in range(slice_way.TIMES):
         files = set().union(*slice_way.measured("ebpflb-test-way").values())
         assert {"cluster/list_watch.py", "plan/planner.py", "kernel/map_writer.py"} <= files

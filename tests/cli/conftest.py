@@ -36,7 +36,8 @@ NEVER = BPFFS / f"ebpflb-test-{os.getpid()}-never"  # a state directory that no 
 def own_netns() -> Iterator[str]:
     """Return the name of this worker's network namespace, with loopback up.
 
-    Its prefix is not that of tests.kit.lab_cluster, whose labs remove every namespace with theirs.
+    Its prefix differs from that of tests.kit.lab_cluster, whose labs remove every namespace with
+    their prefix.
     """
     made = Namespace(f"ebpflb-test-cli-{os.getpid()}")
     made.create()
@@ -46,7 +47,9 @@ def own_netns() -> Iterator[str]:
 
 @pytest.fixture
 def network(own_netns: str) -> Iterator[None]:
-    """Move this process there: on the machine there may be a kube-proxy, or another worker."""
+    """Move this process into ``own_netns``: on the machine there may be a kube-proxy, or another
+    worker.
+    """
     netns.pushns(own_netns)
     yield
     netns.popns()
@@ -92,13 +95,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def where(cluster: Cluster) -> list[str]:
-    """--state-dir and --run-dir of the agent."""
+    """Return --state-dir and --run-dir of the agent."""
     return cluster.agent.where
 
 
 @pytest.fixture(scope="module")
 def state(cluster: Cluster) -> list[str]:
-    """--state-dir alone."""
+    """Return only --state-dir of the agent."""
     return ["--state-dir", str(cluster.agent.paths.state)]
 
 

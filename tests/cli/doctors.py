@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb doctor` on the node of a cluster: its output, and what its connections leave."""
+"""`ebpflb doctor` on the node of a cluster: its output, and the traces of its connections."""
 
 import subprocess
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def published(folder: Path, *options: str, engine: Engine = Engine.FLOWS) -> Ite
 
 
 def in_status(cluster: Cluster) -> tuple[int, int]:
-    """Return the numbers of service ports, with the marker's, and of their backends."""
+    """Return the numbers of service ports, the marker's included, and of their backends."""
     found = status.read(cluster.agent.paths)
     return (found.service_ports, found.backends) if found else (0, 0)
 

@@ -99,7 +99,7 @@ def firewall_rules(ebpflb: Ebpflb) -> list[dict[str, Any]]:
 
 
 def test_rules_that_cannot_be_read(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rule that a tool cannot read is one line, and no failure."""
+    """A rule that a tool cannot read gives one line, and no failure."""
     says = "Operation not permitted (you must be root)"
 
     def refuse(command: list[str]) -> str:
@@ -161,7 +161,9 @@ def test_way_round(
     feature: str,
     lost: str,
 ) -> None:
-    """If an optional feature is missing the status is 0, and the output says what does not work."""
+    """If an optional feature is missing, the exit status is 0 and the output says what does not
+    work.
+    """
     monkeypatch.setattr(module, name, lambda *_: answer)
     done = ebpflb("check", "--state-dir", NEVER, "-o", "wide")
     assert done.status == 0
@@ -192,7 +194,7 @@ def test_a_realtime_kernel(
     ok: bool,
     said: str,
 ) -> None:
-    """A kernel that may handle two packets of a CPU at once is named, with what that means."""
+    """A kernel that may handle two packets on a CPU at once is named, with the consequence."""
     (tmp_path / "realtime").write_text(realtime)
     if config is not None:
         (tmp_path / "config.gz").write_bytes(gzip.compress(config.encode()))
@@ -245,7 +247,7 @@ def test_not_tried(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch, by_links: bo
 
 
 def test_nobody_may_check() -> None:
-    """Without root the check says so, and reports only what it can know."""
+    """Without root the check says so, and reports only what it can find out."""
     done = as_nobody("check", "-o", "wide")
     assert done.returncode == 1
     (line,) = [line for line in done.stdout.splitlines() if "MISSING" in line]
@@ -261,8 +263,8 @@ COMMANDS = [
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_nobody_may_do(words: str) -> None:
-    """Every other command names its missing capabilities in one line, even if an agent of root made
-    the directory.
+    """Every other command names its missing capabilities in one line, even if an agent running as
+    root made the directory.
     """
     with TemporaryDirectory() as private:
         where = ("--run-dir", private) if words.startswith("run") else ()
@@ -274,7 +276,7 @@ def test_nobody_may_do(words: str) -> None:
 
 @pytest.mark.parametrize("cgroup", ["/tmp", "/nowhere"])
 def test_no_cgroup(ebpflb: Ebpflb, cgroup: str) -> None:
-    """A path that is not a cgroup v2 is named, and the option to set another."""
+    """A path that is not a cgroup v2 is named, and so is the option that sets another path."""
     done = ebpflb("check", "--state-dir", NEVER, "--cgroup-root", cgroup, "-o", "wide")
     assert done.status == 1
     (line,) = [line for line in done.out.splitlines() if "MISSING" in line]

@@ -35,7 +35,7 @@ def network() -> Iterator[None]:
 
 @pytest.fixture
 def loopback() -> None:
-    """Set loopback up; not in all tests, because rules count the queries there."""
+    """Set loopback up; not in all tests, because rules count the packets there."""
     run("ip", "link", "set", "lo", "up")
 
 
@@ -45,7 +45,7 @@ def left_by_iptables() -> None:
 
 
 def make(table: nft.Name) -> None:
-    """Make the state of an agent; netfilter's table stays when the agent has ended."""
+    """Make the state of an agent; netfilter's table stays after the agent has ended."""
     if table != TABLE:
         watch.keep_nat_hooks()
         return
@@ -62,7 +62,9 @@ def removed(done: Done) -> list[str]:
 
 
 def test_everything_removed_is_printed(ebpflb: Ebpflb, nowhere: list[str]) -> None:
-    """Prints each removed thing, and that nothing is left; a second run finds nothing."""
+    """Each removed object is printed, and at the end that nothing is left; a second run finds
+    nothing.
+    """
     left_by_iptables()
     load_nft()
     done = ebpflb("cleanup", "--kube-proxy", *nowhere)
@@ -78,7 +80,9 @@ def test_everything_removed_is_printed(ebpflb: Ebpflb, nowhere: list[str]) -> No
 def test_while_devices_get_programs(
     ebpflb: Ebpflb, nowhere: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """kube-proxy's rules stay: packets of those devices need them."""
+    """kube-proxy's rules stay while devices have no programs: packets of those devices need the
+    rules.
+    """
     load_nft()
     last = status.AgentStatus(pid=1, node="n", source="s", started=STARTED, devices_to_come=7)
     monkeypatch.setattr(status, "is_running", lambda _: True)
@@ -90,7 +94,9 @@ def test_while_devices_get_programs(
 
 
 def test_runs(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
-    """While a kube-proxy runs nothing is removed; one line names its pid; --force removes it."""
+    """While a kube-proxy runs nothing is removed; one line names its pid; --force removes
+    everything.
+    """
     left_by_iptables()
     before = everything()
     with answering.process(tmp_path) as pid:
@@ -118,7 +124,7 @@ def test_answers(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None:
 
 
 def test_dry_run(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
-    """A dry run prints the same and changes nothing, also while kube-proxy is running."""
+    """A dry run prints the same lines and changes nothing, also while kube-proxy is running."""
     left_by_iptables()
     before = everything()
     with answering.process(tmp_path):
@@ -139,7 +145,7 @@ def test_force_is_for_kube_proxy(ebpflb: Ebpflb, nowhere: list[str]) -> None:
 
 
 def test_what_others_use_is_kept_and_named(ebpflb: Ebpflb, nowhere: list[str]) -> None:
-    """Objects that others use are kept and named, without a failure, at each run."""
+    """Objects that other programs use are kept and named at each run, without a failure."""
     load(TOOLS[0], rules.PORTMAP, rules.IPTABLES_MODE, rules.MARKING_PORTMAP)
     for _ in range(2):
         done = ebpflb("cleanup", "--kube-proxy", *nowhere)
@@ -165,7 +171,9 @@ def test_what_cannot_be_removed_is_named(ebpflb: Ebpflb, nowhere: list[str]) -> 
 
 
 def test_no_tools(ebpflb: Ebpflb, nowhere: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without iptables nft tables go, what could not be checked is named, and the status is 1."""
+    """Without iptables the nft tables are removed, what could not be checked is named, and the exit
+    status is 1.
+    """
     left_by_iptables()
     load_nft()
     with monkeypatch.context() as patched:
@@ -209,7 +217,7 @@ def test_kube_proxys_rules_keep_nat_alive_too(
 
 
 def test_objects_of_ebpflb_and_kube_proxy_go(tmp_path: Path) -> None:
-    """Both ebpflb's and kube-proxy's objects go, as with kube-proxy's --cleanup."""
+    """Both ebpflb's and kube-proxy's objects are removed, as with kube-proxy's --cleanup."""
     left_by_iptables()
     remove_all(Paths(NEVER, tmp_path / "run"))
     assert kube_proxy.detect() == Detection()
@@ -257,7 +265,7 @@ def test_status_asks_the_agent(
     ebpflb: Ebpflb, nowhere: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """If only rules are found, the agent knows whether they were gone before. Its other findings
-    may be a minute old: status notices at once that a kube-proxy has gone, or is back.
+    may be a minute old, so status checks itself whether a kube-proxy has stopped or is back.
     """
     paths = Paths(NEVER, tmp_path / "never")
     returned, gone = "is also running (its rules have come back)", "has stopped and left"

@@ -63,7 +63,7 @@ def test_cleanup_refuses_where_it_cannot_find_what_was_reserved(
 def test_cgroup_v2_is_found_below_the_directory_of_a_hybrid_host(
     tmp_path: Path, given: str
 ) -> None:
-    """/host/sys/fs/cgroup is a tmpfs there, and cgroup v2 is mounted at unified."""
+    """On a hybrid host /host/sys/fs/cgroup is a tmpfs, and cgroup v2 is mounted at unified."""
     root = tmp_path / "cgroup"
     root.mkdir()
     found = tmp_path / given if "unified" in given else root / "unified"
@@ -76,7 +76,7 @@ def test_cgroup_v2_is_found_below_the_directory_of_a_hybrid_host(
 
 
 def test_check_ends_in_words(ebpflb: Ebpflb) -> None:
-    """`kubectl debug` hides the exit status."""
+    """The last line is the verdict, because `kubectl debug` hides the exit status."""
     done = ebpflb("check", "--cgroup-root", "/nothing/here")
     assert done.status == 1
     assert done.out.splitlines()[-1] == "This node cannot run ebpflb: it lacks cgroup v2."

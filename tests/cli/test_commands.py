@@ -41,7 +41,9 @@ SHARED = {"common", "output", "run_options"}
 
 
 def test_version_names_commit_and_date() -> None:
-    """`ebpflb version` shows the version, the commit that it was built from and that one's date."""
+    """`ebpflb version` shows the version, the commit that it was built from, and that commit's
+    date.
+    """
     shown = [line.split() for line in CliRunner().invoke(cli, ["version"]).output.splitlines()]
     assert shown == [["ebpflb", VERSION], ["commit", COMMIT], ["build", "date", BUILD_DATE]]
 
@@ -110,7 +112,7 @@ def test_each_help_has_three_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_wrong_uses(words: str, error: str) -> None:
-    """One line says what is wrong."""
+    """One line says what is wrong with the arguments."""
     done = CliRunner().invoke(cli, words.split())
     assert done.exit_code == 2
     said = done.output.partition("Error: ")[2]
@@ -118,7 +120,7 @@ def test_wrong_uses(words: str, error: str) -> None:
 
 
 def completed(*words: str) -> list[str]:
-    """Return what a shell is offered for the last word."""
+    """Return the completions that a shell gets for the last word."""
     complete = ShellComplete(cli, {}, "ebpflb", "_EBPFLB_COMPLETE")
     return [each.value for each in complete.get_completions(list(words[:-1]), words[-1])]
 

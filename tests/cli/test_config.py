@@ -75,7 +75,9 @@ def test_config_replaces_flags(run: Run, file: Path, caplog: pytest.LogCaptureFi
 def test_hostname_override(
     run: Run, file: Path, said: str, words: tuple[str, ...], name: str
 ) -> None:
-    """The flag, trimmed and in lower case, wins over the file; without both, the host's name."""
+    """The flag, trimmed and in lower case, overrides the file; without both, the host's name is
+    used.
+    """
     write(file, hostnameOverride=said)
     assert run("--config", file, *words).node_name == name
 
@@ -111,7 +113,7 @@ def test_flags_without_effect(run: Run, caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_schedulers_of_ipvs(run: Run, file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """--scheduler wins; a kernel scheduler without an equivalent is named: random is used."""
+    """--scheduler wins; a kernel scheduler without an equivalent is named, and random is used."""
     write(file, mode="ipvs", ipvs={"scheduler": "wrr"})
     assert run("--config", file, "--scheduler=random").scheduler == "random"
     assert not any("has no counterpart" in line for line in caplog.messages)

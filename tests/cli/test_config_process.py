@@ -72,8 +72,8 @@ def test_tcp_close_wait_timeout(cluster: Cluster) -> None:
 
 
 def test_config_map_swapped(cluster: Cluster, file: Path) -> None:
-    """Another file ends it with status 1 and a line; the loaded programs keep serving; a restart
-    takes the new file.
+    """A changed file ends the agent with status 1 and a line; the loaded programs keep serving; a
+    restart reads the new file.
     """
     (file.parent / "..2").mkdir()
     write(file.parent / "..2" / "config.conf", clusterCIDR="10.245.0.0/16")

@@ -40,14 +40,14 @@ def begin(*words: str) -> "subprocess.Popen[str]":
 
 @pytest.fixture(autouse=True)
 def swept() -> Iterator[None]:
-    """Remove what a failed test leaves."""
+    """Remove the remains of a failed test."""
     yield
     if places():
         begin("--remove").communicate(timeout=120)
 
 
 def processes(session: int) -> list[str]:
-    """Return the living processes of a session; dead ones belong to init."""
+    """Return the living processes of a session; dead processes belong to init."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -57,7 +57,7 @@ def processes(session: int) -> list[str]:
 
 
 def left(session: int) -> list[object]:
-    """Return every trace of a demo."""
+    """Return every remain of a demo."""
     return [*processes(session), *places()]
 
 
@@ -100,7 +100,7 @@ def section(said: str, heading: str) -> str:
 @pytest.mark.extended
 @pytest.mark.parametrize(("number", "step"), list(enumerate(STEPS)), ids=STEPS)
 def test_an_interruption_leaves_nothing(number: int, step: str) -> None:
-    """Wherever it is interrupted, the exit status is 1 and everything is removed."""
+    """Wherever the demo is interrupted, the exit status is 1 and everything is removed."""
     demo = begin()
     assert demo.stdout
     assert any(step in line for line in demo.stdout), "it has ended before"
@@ -128,7 +128,7 @@ def test_killed_and_swept() -> None:
 
 
 def test_without_ip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing tool is named with its package, before anything is made."""
+    """A missing tool is named with its package, before anything is created."""
     monkeypatch.setenv("PATH", "/nowhere")
     done = subprocess.run([*EBPFLB, "demo"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")

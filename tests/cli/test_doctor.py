@@ -99,7 +99,9 @@ def test_an_endpoint_without_a_route(cluster: Cluster) -> None:
 
 
 def test_an_own_program_without_its_pin(cluster: Cluster) -> None:
-    """It is not listed among other programs; the pin is named, and who pins it again."""
+    """A program of ours without its pin is not listed among other programs; the pin is named, and
+    so is who pins it again.
+    """
     state = StateDir(cluster.agent.paths.state)
     programs = cgroup_links.attached(state)
     (state.links_directory / "sendmsg4").unlink()
@@ -144,7 +146,7 @@ def test_an_agent_that_hangs_is_unknown(cluster: Cluster) -> None:
 
 
 def test_a_missing_pin_of_a_map_is_one_line(cluster: Cluster) -> None:
-    """It is named, and what needs the maps is left out."""
+    """The missing pin is named, and checks that need the maps are left out."""
     pin = StateDir(cluster.agent.paths.state).persistent_directory / "slots"
     kept = pin.with_name("slots_kept")
     pin.rename(kept)
@@ -157,8 +159,8 @@ def test_a_missing_pin_of_a_map_is_one_line(cluster: Cluster) -> None:
 
 
 def test_no_agent(cluster: Cluster) -> None:
-    """The programs keep serving, and lines say that changes are not applied, what is not compared,
-    and which links, programs and pins are missing.
+    """The programs keep serving; lines say that changes are not applied, what is not compared, and
+    which links, programs and pins are missing.
     """
     cluster.agent.stop()
     pin = StateDir(cluster.agent.paths.state).links_directory / "sendmsg4"

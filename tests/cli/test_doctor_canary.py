@@ -47,7 +47,9 @@ def nothing_forwarded(cluster: Cluster) -> Iterator[None]:
 
 @contextmanager
 def at_work(cluster: Cluster) -> Iterator[tuple[forked.Forked, Any]]:
-    """A doctor whose connections are under way: where nothing is forwarded they take long."""
+    """Return a doctor whose connections are under way: they take long because nothing is
+    forwarded.
+    """
     where = [*cluster.agent.where, "--cgroup-root", str(cluster.node.cgroup), "-o", "json"]
     with nothing_forwarded(cluster), TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         started = forked.start(
@@ -84,7 +86,9 @@ def test_each_path(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("hook", ["connect4", "sendmsg6"])
 def test_a_hook_is_detached(cluster: Cluster, hook: str) -> None:
-    """Only its path is wrong, with the failed attempts; the others are ok."""
+    """Only the path of the detached hook is wrong, with the failed attempts; the other paths are
+    ok.
+    """
     pin = StateDir(cluster.agent.paths.state).links_directory / hook
     fd = bpf.get(str(pin))
     assert fd is not None
@@ -106,7 +110,7 @@ def test_a_hook_is_detached(cluster: Cluster, hook: str) -> None:
 def test_programs_taken_off_its_device(cluster: Cluster) -> None:
     """Packets are wrong; sockets need no device.
 
-    Doctor is asked again if it was faster than the removal of the programs.
+    Doctor is run again if it was faster than the removal of the programs.
     """
     ended = threading.Event()
 
@@ -152,7 +156,9 @@ def test_nothing_is_forwarded(cluster: Cluster) -> None:
 
 
 def test_the_agent_is_killed_meanwhile(cluster: Cluster) -> None:
-    """The next agent removes the canary; doctor says that no agent runs, or it is withdrawn."""
+    """The next agent removes the canary; doctor says that no agent runs, or that the canary was
+    withdrawn.
+    """
     with at_work(cluster) as (started, (out, err)):
         cluster.agent.stop(signal.SIGKILL)
         assert in_maps(cluster)

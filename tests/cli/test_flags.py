@@ -49,7 +49,7 @@ def config_of(*words: str) -> KubeProxyConfiguration:
 
 
 def test_every_documented_flag() -> None:
-    """Every flag of kube-proxy.md 15 is in the table, and every field of the file."""
+    """Every flag of kube-proxy.md 15 is in the table, and so is every field of the file."""
     assert set(DOCUMENTED.split()) <= {row.flag for row in PARAMETERS}
     listed = [path for row in PARAMETERS for path in row.fields.split()]
     expected = {path for path, _ in fields.leaf_fields()} - {"apiVersion", "kind"}
@@ -87,7 +87,7 @@ def test_all_notations_of_klog_work(words: list[str], verbosity: int) -> None:
 
 
 def test_beside_file() -> None:
-    """With --config only the node's name and logging count among the flags that have a field."""
+    """With --config, only the node's name and logging count among the flags that have a field."""
     values, _ = call("--config=f", "--node-name=a", "-v=4", "--masquerade-all", "--proxy-mode=ipvs")
     found = run_options.override(KubeProxyConfiguration(hostname_override="file"), values)
     assert (found.hostname_override, found.logging.verbosity) == ("a", 4)

@@ -34,7 +34,7 @@ def flagz(would_serve: Callable[..., tuple[Any, ...]], tmp_path: Path) -> Flagz:
 
 
 def test_every_flag_is_there(flagz: Flagz) -> None:
-    """kube-proxy's and ebpflb's own flags are there, given or not, by the first name of each."""
+    """kube-proxy's and ebpflb's own flags are there, given or not, each under its first name."""
     own = {it.opts[0] for it in command.params if it.opts[0] in ("--manifests", "--devices")}
     assert len(own) == 2
     every = {f"--{row.flag}" for row in PARAMETERS if row.flag} | own

@@ -31,7 +31,7 @@ CLIENT = "198.51.100.7"
 
 @pytest.fixture
 def maps() -> Iterator[dict[str, Map]]:
-    """Pinned maps with a service and its flows; no agent."""
+    """Pinned maps with a service and its flows, but no agent."""
     made = StateDir(BPFFS / f"ebpflb-test-{os.getpid()}-flows")
     made.prepare()
     opened = made.open_maps()
@@ -73,7 +73,7 @@ def test_columns(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
     ],
 )
 def test_choice(ebpflb: Ebpflb, pins: list[str], words: list[str], count: int) -> None:
-    """Options filter the flows; finding none is not an error."""
+    """Options filter the flows; an empty result is not an error."""
     done = ebpflb("flows", "list", *words, *pins, "-o", "json")
     assert (done.status, len(answers.items(done.out))) == (0, count)
     flushed = ebpflb("flows", "flush", *words, *pins)
@@ -81,7 +81,9 @@ def test_choice(ebpflb: Ebpflb, pins: list[str], words: list[str], count: int) -
 
 
 def test_state_lists_flows_in_given_states(ebpflb: Ebpflb, pins: list[str]) -> None:
-    """--state lists the flows in the given states; an unknown one is answered with all states."""
+    """--state lists the flows in the given states; for an unknown state the error lists all
+    states.
+    """
     states = [
         flow["state"] for flow in answers.items(ebpflb("flows", "list", *pins, "-o", "json").out)
     ]
@@ -95,7 +97,7 @@ def test_state_lists_flows_in_given_states(ebpflb: Ebpflb, pins: list[str]) -> N
 
 
 def test_a_flush_names_its_flows(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
-    """Without a service or a client, only --all deletes all flows."""
+    """Only --all deletes all flows, if neither a service nor a client is given."""
     done = ebpflb("flows", "flush", *pins)
     assert done.status == 2 and "--all" in done.err
     assert [*maps["tcp_flows"].items()]
@@ -129,7 +131,7 @@ def test_netfilters_flows(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map])
 def test_a_service_that_is_not_there_is_named(
     ebpflb: Ebpflb, pins: list[str], command: str
 ) -> None:
-    """An unknown Service is an error, not an empty list, and a similar name is offered."""
+    """An unknown Service is an error, not an empty list, and a similar name is suggested."""
     done = ebpflb("flows", command, "--service", "default/wep", *pins)
     assert (done.status, done.out) == (1, "")
     said = "no Service default/wep is served here: did you mean default/web?"

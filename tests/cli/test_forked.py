@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Most agents in tests are forks of a process that has imported ``ebpflb`` (tests/kit/forked.py).
 
-Such a process must act like one that was started anew.
+A fork must behave like a process that was started afresh.
 """
 
 import subprocess
@@ -20,7 +20,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
 def test_it_says_the_same(words: tuple[str, ...]) -> None:
-    """Status and output are the same."""
+    """Status and output are the same as those of a new process."""
     command = [sys.executable, "-P", "-m", "ebpflb", *words]
     anew = subprocess.run(command, capture_output=True, text=True, check=False)
     it = forked.run(*words)

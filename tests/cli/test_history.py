@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb history`: of a real agent, across its restart and its death."""
+"""`ebpflb history` of a real agent, across its restart and its death."""
 
 import signal
 from datetime import datetime
@@ -34,7 +34,9 @@ def moments(cluster: Cluster) -> list[str]:
 
 
 def latest(cluster: Cluster) -> int:
-    """The number of endpoints after the last change; 0 before the first is recorded."""
+    """Return the number of endpoints after the last change; 0 before the first change is
+    recorded.
+    """
     found = latest_changes(cluster.agent.paths, ("default", "web"), None, 0).changes
     return max((port.endpoints_after for it in found[-1:] for port in it.services), default=0)
 
@@ -58,7 +60,7 @@ def test_changes_have_causes(ebpflb: Ebpflb, where: list[str], moments: list[str
 
 
 def test_table(ebpflb: Ebpflb, where: list[str], moments: list[str]) -> None:
-    """Notes say when it begins and how many older changes there are."""
+    """Notes say when the history begins and how many older changes there are."""
     done = ebpflb("history", *where)
     assert done.out.split()[:5] == ["TIME", "AGE", "SERVICE", "CHANGE", "CAUSE"]
     assert done.err.startswith("history begins at ")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever replaces an agent's files, each command ends and reports it in one line."""
+"""Whatever replaces an agent's files, each command ends and reports the problem in one line."""
 
 import os
 import signal
@@ -61,7 +61,7 @@ def paths(tmp_path: Path) -> Iterator[Paths]:
 
 
 def run_all(ebpflb: Ebpflb, paths: Paths, *, named: bool) -> dict[str, list[str]]:
-    """The lines on stderr by command; the directory is named, or found by its record."""
+    """Return the lines on stderr by command; the directory is named, or found by its record."""
     said = {}
     for name, words in COMMANDS.items():
         run = ("--run-dir", paths.run) if named and name not in WITHOUT_RUN_DIR else ()
@@ -75,7 +75,9 @@ def run_all(ebpflb: Ebpflb, paths: Paths, *, named: bool) -> dict[str, list[str]
 
 @pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
 def test_files(ebpflb: Ebpflb, paths: Paths, make: Callable[[Path], None]) -> None:
-    """If all files are of one kind, each command names each at most once, and cleanup succeeds."""
+    """If all files are replaced by one hostile kind, each command names each file at most once, and
+    cleanup succeeds.
+    """
     places = [place(paths) for place in PLACES]
     for path in places:
         lay(make, path)

@@ -61,7 +61,7 @@ def printed(cluster: Cluster, words: str, *more: str) -> str:
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_every_word_is_described(cluster: Cluster, flows: None, words: str) -> None:
-    """Each word has the type that the page says, all lists have one shape, and the columns of the
+    """Each word has the type that the page says, all lists have one form, and the columns of the
     widest table are words of the items.
     """
     command, text = COMMANDS[words], printed(cluster, words, "-o", "json")
@@ -89,7 +89,7 @@ def inside(value: Any) -> set[str]:
 
 @pytest.mark.parametrize("words", [it for it in COMMANDS if COMMANDS[it] not in ("maps", "status")])
 def test_no_word_is_described_that_is_not_there(cluster: Cluster, flows: None, words: str) -> None:
-    """The page describes no word of a former version."""
+    """The page describes no word that only a former version had."""
     command, text = COMMANDS[words], printed(cluster, words, "-o", "json")
     found = json.loads(text)
     rare = {"reason", "slice", "notes", "cause"}

@@ -50,14 +50,14 @@ def python(code: str, **environment: str) -> "subprocess.Popen[str]":
 
 
 def test_a_credential_plugins_failure_is_logged_in_words() -> None:
-    """The Kubernetes client reports it to the root logger."""
+    """The Kubernetes client reports the failure to the root logger, in Python's words."""
     record = logging.LogRecord("root", 40, "", 0, "[Errno 2] No such file: '/x'", None, None)
     assert logs.name_api_credentials(record)
     assert record.getMessage() == "API credentials: No such file: '/x'"
 
 
 def test_times_in_the_log() -> None:
-    """RFC 3339 with the offset of the local zone, as every command prints them."""
+    """Times are RFC 3339 with the offset of the local zone, as every command prints them."""
     code = (
         "import logging; from ebpflb.cli import logs; logs.set_up('text');"
         " logging.getLogger('any').warning('a line')"
@@ -69,7 +69,9 @@ def test_times_in_the_log() -> None:
 
 
 def test_a_record_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line with Kubernetes' keys, whatever the message holds; secrets are hidden in it."""
+    """A record is one line with Kubernetes' keys, whatever the message holds; secrets in it are
+    hidden.
+    """
     monkeypatch.setattr(redaction, "known_secrets", {})
     redaction.remember(SECRET)
     try:
@@ -101,8 +103,8 @@ def test_every_line_of_a_failed_start_is_json(tmp_path: Path) -> None:
 
 
 def test_signals_of_an_agent_that_hangs() -> None:
-    """SIGUSR1 logs every stack even during a system call of the main thread; SIGUSR2 changes the
-    level, and back.
+    """SIGUSR1 logs every stack even during a system call of the main thread; SIGUSR2 turns debug
+    logging on, and off again.
     """
     with python(HANGS) as process:
         assert process.stderr

@@ -30,7 +30,7 @@ def test_every_map_with_entries_has_a_table(ebpflb: Ebpflb, state: list[str]) ->
 
 
 def test_a_service(ebpflb: Ebpflb, state: list[str]) -> None:
-    """--service prints the rows of one Service, of the named maps or of all."""
+    """--service prints the rows of one Service, from the named maps or from all."""
     words = ("maps", "dump", "--service", "default/web", *state, "-o", "json")
     maps = answers.dumped(ebpflb(*words).out)
     assert {"services", "slots", "service_names"} <= {name for name, rows in maps.items() if rows}
@@ -41,7 +41,7 @@ def test_a_service(ebpflb: Ebpflb, state: list[str]) -> None:
 
 
 def test_empty_map(ebpflb: Ebpflb, state: list[str]) -> None:
-    """A map without entries says that it has none."""
+    """For a map without entries the output says that it is empty."""
     none = ebpflb("maps", "dump", "assignments", *state)
     assert none == (0, "", "No entries found\n")
 

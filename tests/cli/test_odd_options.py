@@ -76,7 +76,7 @@ def serves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     | some.text(some.characters(exclude_characters="\0", codec="utf-8")),
 )
 def test_any_value(ebpflb: Ebpflb, tmp_path: Path, chosen: list[str], value: str) -> None:
-    """Up to three options get odd values at once; error texts have no words of Python."""
+    """Up to three options get odd values at once; no error text shows Python's words."""
     given = [f"{option}={value}" for option in chosen]
     done = ebpflb("run", "--state-dir", NEVER, "--run-dir", tmp_path / "run", *given)
     assert done.status in (0, 1, 2)

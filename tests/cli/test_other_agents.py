@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent of another version, or none: each command says so in a sentence with a remedy."""
+"""If an agent of another version runs, or none, each command says so in a sentence with a
+remedy.
+"""
 
 import os
 import threading
@@ -98,7 +100,7 @@ def test_no_agent(ebpflb: Ebpflb, state: list[str], run_dir: Path) -> None:
 
 @pytest.fixture
 def other_maps() -> Iterator[Path]:
-    """The state directory of another version."""
+    """Return the state directory of another version."""
     directory = BPFFS / f"ebpflb-test-{os.getpid()}-other"
     (directory / "0123456789ab").mkdir(parents=True)
     yield directory
@@ -108,7 +110,7 @@ def other_maps() -> Iterator[Path]:
 def test_status_says_that_maps_are_of_another_version(
     ebpflb: Ebpflb, other_maps: Path, run_dir: Path
 ) -> None:
-    """The status says that the maps are of another version, instead of no counts."""
+    """Instead of missing counts, the status says that the maps are of another version."""
     done = ebpflb("status", "--state-dir", other_maps, "--run-dir", run_dir)
     assert OTHER_MAPS in " ".join(done.out.split())
 
@@ -121,7 +123,7 @@ def test_status_says_that_maps_are_of_another_version(
 def test_control_characters_of_a_name_are_escaped(
     ebpflb: Ebpflb, cluster: Cluster, words: tuple[str, ...]
 ) -> None:
-    """The sentence about an unknown Service escapes them."""
+    """The error about an unknown Service escapes control characters in its name."""
     done = ebpflb(*words, *cluster.agent.where)
     assert done.status == 1 and "no Service a" in done.err
     assert "\x1b" not in done.err and "\\x1b[2J/b" in done.err

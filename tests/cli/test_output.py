@@ -32,7 +32,7 @@ def test_columns_are_as_wide_as_their_content() -> None:
 
 
 def test_rows_that_come_one_by_one() -> None:
-    """Columns have their least widths; a longer cell lengthens only its own line."""
+    """Columns have their minimum widths; a longer cell lengthens only its own line."""
     least = {"from": 6, "to": 4}
     assert list(table_lines([{"from": "a", "to": "b"}], headers=False, least=least)) == [
         "a       b"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A command that runs where it cannot see its node says only that, with the command that helps."""
+"""A command that runs where it cannot see its node says only that, and names the command that
+helps.
+"""
 
 import subprocess
 import sys
@@ -31,7 +33,7 @@ def where_it_is(words: tuple[str, ...], cluster: Cluster) -> list[str]:
 
 @pytest.mark.parametrize("words", WORDS, ids=" ".join)
 def test_where_ip_netns_exec_hides_the_bpffs(cluster: Cluster, words: tuple[str, ...]) -> None:
-    """Nothing is reported about a node that serves, and nothing is removed."""
+    """If the node cannot be seen, nothing is reported about it, and nothing is removed."""
     name = cluster.node.netns
     command = ["ip", "netns", "exec", name, sys.executable, "-m", "ebpflb", *words]
     found = subprocess.run(
@@ -45,7 +47,9 @@ def test_where_ip_netns_exec_hides_the_bpffs(cluster: Cluster, words: tuple[str,
 
 
 def test_in_another_network_namespace(ebpflb: Ebpflb, cluster: Cluster) -> None:
-    """The agent's namespace is named by a path, and nothing is compared with this one."""
+    """The agent's namespace is named by a path, and nothing is compared with the command's own
+    namespace.
+    """
     done = ebpflb("doctor", *cluster.agent.where, "-o", "json")
     assert_elsewhere(done.err, cluster)
     assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
@@ -78,7 +82,7 @@ def asked(ebpflb: Ebpflb, state: Path) -> Iterator[Done]:
 
 
 def test_without_a_bpffs(ebpflb: Ebpflb, tmp_path: Path) -> None:
-    """The remedy is a directory in a bpffs; the node is not called DOWN, whether the directory
+    """The remedy is a directory in a bpffs; the node is not reported as DOWN, whether the directory
     exists or not.
     """
     for state in (tmp_path / "state/ebpflb", tmp_path):
@@ -93,7 +97,7 @@ def test_without_a_bpffs(ebpflb: Ebpflb, tmp_path: Path) -> None:
     ["doctor -o json", "maps dump", "flows list", "flows flush --all", "explain 10.96.0.10:80"],
 )
 def test_where_nothing_is_installed(ebpflb: Ebpflb, nowhere: list[str], case: str) -> None:
-    """A command that needs the maps says in one line which state directory is not there."""
+    """A command that needs the maps says in one line which state directory is missing."""
     where = nowhere if case.startswith("doctor") else nowhere[:2]
     done = ebpflb(*case.split(), *where)
     assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
@@ -101,7 +105,7 @@ def test_where_nothing_is_installed(ebpflb: Ebpflb, nowhere: list[str], case: st
 
 
 def test_other_state_directories_are_named(ebpflb: Ebpflb, bpffs: Path) -> None:
-    """If the given one does not exist, the existing ones are named."""
+    """If the given state directory does not exist, the existing ones are named."""
     (bpffs / "one/links").mkdir(parents=True)
     (bpffs / "nodes/two/links").mkdir(parents=True)
     others = f"{bpffs}/nodes/two or {bpffs}/one"

@@ -52,7 +52,7 @@ NAMES = ("shop", "cart", "cart-7d4f9-x2x4z", "worker-17", "ledger")
 
 
 def members(data: bytes) -> dict[str, str]:
-    """The texts of an archive by their names."""
+    """Return the texts of an archive by their names."""
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         found = {each.name.removeprefix("ebpflb-report/"): each for each in archive.getmembers()}
         assert {each.mode for each in found.values()} == {0o600}
@@ -61,7 +61,9 @@ def members(data: bytes) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Its agent serves shop/cart, whose annotation has an invalid value."""
+    """Yield a cluster whose agent serves shop/cart, which has an annotation with an invalid
+    value.
+    """
     with running(tmp_path_factory.mktemp("cluster"), engine=Engine.NETFILTER) as made:
         port = {"name": "http", "port": 80, "protocol": "TCP"}
         pod = manifests.endpoint(made.web[0].v4, node=NAMES[3], target=NAMES[2])
@@ -99,7 +101,7 @@ def log_with_secrets(folder: Path) -> list[str]:
 
 
 def test_everything_is_read_and_no_secret(cluster: Cluster, tmp_path: Path) -> None:
-    """On a node that serves every file is read, and none has a planted secret."""
+    """On a serving node every file is read, and none contains a planted secret."""
     texts, done = reported(cluster, tmp_path / "a.tar.gz", *log_with_secrets(tmp_path))
     assert done.err == ""
     assert [*texts] == [*(row.file for row in ROWS), "README.md"]
@@ -120,7 +122,9 @@ def test_everything_is_read_and_no_secret(cluster: Cluster, tmp_path: Path) -> N
 
 
 def test_names_are_replaced(cluster: Cluster, tmp_path: Path) -> None:
-    """Names and addresses are in no file, and with one key they are the same in all reports."""
+    """No file has the real names and addresses, and with one key the pseudonyms are the same in all
+    reports.
+    """
     log = log_with_secrets(tmp_path)
     words = ["--no-names", "--key", "k", *log]
     texts, _ = reported(cluster, tmp_path / "a.tar.gz", *words)
@@ -138,7 +142,7 @@ def test_names_are_replaced(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_dead_agent(cluster: Cluster, tmp_path: Path) -> None:
-    """What only an agent knows is named in the README, and the rest is there."""
+    """The README names what only an agent knows, and everything else is there."""
     cluster.agent.stop(signal.SIGKILL)
     try:
         texts, done = reported(cluster, tmp_path / "a.tar.gz", *log_with_secrets(tmp_path))
@@ -166,7 +170,7 @@ def test_no_secret_of_any_input(row: Row, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("name", sorted(annotations.OF_SERVICES | annotations.OF_SLICES))
 def test_no_value_of_an_annotation(name: str) -> None:
-    """Warnings about ebpflb's annotations quote their values; a report does not contain them."""
+    """Warnings about ebpflb's annotations quote values; a report does not contain these."""
     for value in (PLANT, f"{PLANT} x", f"5m,{PLANT}", f'10.0.0.1,{PLANT}" is not', PLANT * 99):
         meta = {"name": "a", "namespace": "b", "annotations": {name: value}}
         service = msgspec.convert({"metadata": meta, "spec": {}}, objects.Service)
@@ -182,7 +186,7 @@ def test_no_value_of_an_annotation(name: str) -> None:
 def test_the_secrets_of_the_agents_kubeconfig(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """These are found anywhere, even without a recognizable form."""
+    """The kubeconfig's secrets are redacted everywhere, even without a recognizable form."""
     kubeconfig = tmp_path / "config"
     kubeconfig.write_text(f"users:\n- user:\n    token: {PLANT}-a\n    password: '{PLANT} b'\n")
     client = {"clientConnection": {"kubeconfig": str(kubeconfig)}}
@@ -198,7 +202,7 @@ def test_the_secrets_of_the_agents_kubeconfig(
 
 
 def test_names_and_addresses_are_replaced() -> None:
-    """Names and what begins with them, addresses and MACs are replaced; other words stay."""
+    """Names, words that begin with one, addresses and MACs are replaced; other words stay."""
     made = Pseudonyms(b"k", {"shop", "cart", "ip-10-0-0-7.ec2.internal", "status"})
 
     def name(text: str) -> str:
@@ -224,7 +228,7 @@ def test_names_and_addresses_are_replaced() -> None:
 
 
 def test_an_endless_command_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command without an end is ended, because of its output or its time."""
+    """A command that never ends is ended, because of its output or its time."""
     monkeypatch.setattr(report, "MOST_BYTES", 1 << 20)
     monkeypatch.setattr(report, "ROWS", [Row("a", "", lambda _: report._output(["yes"]))])  # noqa: SLF001
     assert members(collect(Source(Paths()), None)[0])["a"].endswith("y\n\n[cut here: 1 MiB]\n")
@@ -241,13 +245,13 @@ def test_a_mistake_of_ours_does_not_end_the_rest(monkeypatch: pytest.MonkeyPatch
 
 
 def commands(pids: list[str]) -> list[str]:
-    """The words of these processes."""
+    """Return the command lines of these processes."""
     return [word for pid in pids for word in Path(f"/proc/{pid}/cmdline").read_text().split("\0")]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
-    """No file is left, and soon no process: one that is just being started ends by itself."""
+    """No file is left, and soon no process: a process that is just being started ends by itself."""
     words = ["report", "--log", "-"]  # stdin has no end
     # A shell that starts the tests in the background has SIGINT ignored.
     command = ["env", "--default-signal=INT", sys.executable, "-P", "-m", "ebpflb", *words]

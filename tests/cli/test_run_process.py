@@ -37,7 +37,7 @@ def node(cluster: LabCluster) -> Host:
 
 
 def test_open_files(cluster: LabCluster, node: Host) -> None:
-    """The agent raises the limit of 1024 open files that it is started with, if it may."""
+    """The agent raises its initial limit of 1024 open files, if it may."""
     agent = cluster.add_agent(node)
     agent.under = ["prlimit", "--nofile=1024:4096"]
     cluster.start()
@@ -60,7 +60,9 @@ main()
 def test_an_agent_ends_for_a_part_that_fails_and_the_next_serves(
     cluster: LabCluster, node: Host
 ) -> None:
-    """It exits in order, with status 1, to be restarted; not again for ten minutes."""
+    """The agent exits in order, with status 1, to be restarted; this happens at most once in ten
+    minutes.
+    """
     agent = cluster.add_agent(node)
     agent.under = [sys.executable, "-P", "-c", FAILING]
     with suppress(NodeError):  # it may end before it is ready

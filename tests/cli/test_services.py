@@ -17,7 +17,9 @@ MANY = 250
 
 @pytest.fixture(scope="module", autouse=True)
 def published(cluster: Cluster) -> None:
-    """Two of four endpoints are used; a Service has many; a pod has a hostile name."""
+    """Publish a Service of which two of four endpoints are used, a Service with many endpoints, and
+    a pod with a hostile name.
+    """
     first, second, third = cluster.web
     hostile = manifests.endpoint("10.250.0.1", node="node", target="a\x1b[2Jb")
     many = [
@@ -53,7 +55,7 @@ def page(ebpflb: Ebpflb, name: str, *words: object) -> Any:
 
 
 def test_used_endpoints_have_a_share(ebpflb: Ebpflb, where: list[str]) -> None:
-    """Used endpoints have a share, others a reason."""
+    """Used endpoints have a share, unused ones a reason."""
     done = ebpflb("services", "get", "default/web", *where)
     assert done.err == ""
     frontends, endpoints = (part.splitlines() for part in done.out.split("\n\n"))
@@ -67,7 +69,9 @@ def test_used_endpoints_have_a_share(ebpflb: Ebpflb, where: list[str]) -> None:
 
 
 def test_exit_status(ebpflb: Ebpflb, where: list[str]) -> None:
-    """0 if every frontend is served, 3 if one is not, 1 if there is no such Service."""
+    """The status is 0 if every frontend is served, 3 if one is not, 1 if there is no such
+    Service.
+    """
     assert ebpflb("services", "get", "shop/many", *where).status == 0
     assert ebpflb("services", "get", "default/web", *where).status == 3  # nothing serves its IPv6
     missing = ebpflb("services", "get", "default/wob", *where)

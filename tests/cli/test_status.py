@@ -55,13 +55,13 @@ def published(cluster: Cluster) -> status.AgentStatus:
 
 
 def running(cluster: Cluster) -> Process:
-    """The agent's process."""
+    """Return the agent's process."""
     assert cluster.agent.process
     return cluster.agent.process
 
 
 def test_runs(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
-    """If an agent runs, the hooks serve and nothing is wrong, the exit status is 0 on the node."""
+    """If an agent runs, the hooks serve and nothing is wrong, the exit status on the node is 0."""
     with on_the_node(cluster):
         done = ebpflb("status", *where, "-o", "json")
         devices = [name for _, name in socket.if_nameindex() if name != "lo"]
@@ -188,7 +188,9 @@ def test_the_text_has_the_fields_of_the_json(ebpflb: Ebpflb, where: list[str]) -
 
 
 def test_a_dead_agent_means_degraded(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
-    """A dead agent means DEGRADED: the hooks keep serving, and its last status is shown apart."""
+    """A dead agent means DEGRADED: the hooks keep serving, and its last status is shown
+    separately.
+    """
     cluster.agent.stop(signal.SIGKILL)
     done = ebpflb("status", *where, "-o", "json")
     said = json.loads(done.out)
@@ -209,8 +211,8 @@ def test_a_dead_agent_means_degraded(ebpflb: Ebpflb, cluster: Cluster, where: li
 def test_old_programs_before_a_kube_proxy(
     ebpflb: Ebpflb, cluster: Cluster, where: list[str], tmp_path: Path
 ) -> None:
-    """Commands say that a kube-proxy has no effect behind programs without an agent; not if an
-    agent runs, nor without a kube-proxy.
+    """Commands say that a kube-proxy has no effect behind programs without an agent. They do not if
+    an agent runs, or without a kube-proxy.
     """
     cluster.agent.stop(signal.SIGKILL)
 
@@ -242,8 +244,8 @@ def test_old_programs_before_a_kube_proxy(
 def test_what_of_manifests_is_not_served(
     ebpflb: Ebpflb, cluster: Cluster, where: list[str]
 ) -> None:
-    """Log and status name a Service without an address, and a NodePort without a number. So they do
-    an address that another Service keeps: that makes the verdict DEGRADED.
+    """Log and status name a Service without an address, and a NodePort without a number. They also
+    name an address that another Service keeps, which makes the verdict DEGRADED.
     """
     port = [{"port": 80}]
     bare = manifests.service("bare", ["10.96.2.1"], port)

@@ -36,7 +36,7 @@ def test_a_field_names_no_more_than_ten() -> None:
 
 
 def test_what_is_empty_has_no_line() -> None:
-    """An empty field has no line, and a group without lines no title. Zero is a value."""
+    """An empty field has no line, and a group without lines has no title. Zero is a value."""
     facts: dict[str, Any] = {
         "source_errors": {},
         "programs": None,
@@ -47,7 +47,7 @@ def test_what_is_empty_has_no_line() -> None:
 
 
 def test_values() -> None:
-    """Booleans are words, numbers have names."""
+    """Booleans are words, and numbers have names."""
     facts = {"lists_complete": True, "flows": {"tcp": {"entries": 3}}}
     assert list(status.groups(facts)) == [
         "",

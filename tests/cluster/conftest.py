@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by the tests of the two sources: recorded events, a fake API server, short waits."""
+"""Fixtures for the tests of both sources: recorded events, a fake API server, short waits."""
 
 from collections.abc import Iterator
 from dataclasses import replace

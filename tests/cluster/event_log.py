@@ -26,7 +26,7 @@ Quick = Callable[..., Timing]
 
 
 class EventLog:
-    """The events that a source emitted, asked for one by one: those of a kind, or SourceStatus."""
+    """The events that a source emitted, read one by one, by kind or as SourceStatus."""
 
     def __init__(self) -> None:
         self._queue: queue.Queue[Event] = queue.Queue()
@@ -46,13 +46,13 @@ class EventLog:
         return event
 
     def error(self) -> str:
-        """Return why the source cannot be read; the next SourceStatus must not be a recovery."""
+        """Return why the source cannot be read; fail if the next SourceStatus is a recovery."""
         reason = self.source_status().error
         assert reason is not None
         return reason
 
     def all(self) -> list[Event]:
-        """Return all events so far that were not returned yet; does not wait."""
+        """Return all events so far that were not returned yet, without waiting."""
         while not self._queue.empty():
             self._skipped.append(self._queue.get())
         kept, self._skipped = self._skipped, []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Manifests written as an editor should, and the first events of a source."""
+"""Manifests written as an editor should write them, and the first events of a source."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ def look_at_everything(folder: Path) -> None:
 
 
 def begun(events: EventLog) -> dict[Kind, Any]:
-    """Return the Replaced of each kind."""
+    """Return the first event of each kind, a Replaced."""
     return {kind: events.next(kind) for kind in Kind}
 
 

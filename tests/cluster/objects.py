@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small manifests of which a test gives only what matters to it."""
+"""Small manifests; a test gives only the values that matter to it."""
 
 from typing import Any
 

@@ -53,7 +53,7 @@ def emitted(found: Iterable[Event]) -> Iterator[tuple[Kind, Any]]:
 
 
 def _said(thing: Object | ReadSlice | InvalidObject) -> dict[str, Any] | str | ReadSlice:
-    """Slices as they are stored: only one of the sources has read them."""
+    """Return slices as they are stored: only one of the sources has read them."""
     if isinstance(thing, EndpointSlice):
         return endpoint_slices.read(thing)
     if isinstance(thing, InvalidObject | ReadSlice):
@@ -108,7 +108,7 @@ def test_yaml_and_json_decode_alike(tmp_path: Path, object: Json) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(object=services)
 def test_selectors_accept_what_the_server_would_give(api: FakeApiServer, object: Json) -> None:
-    """``query`` and ``is_selected`` are two readings of one fact."""
+    """``query`` and ``is_selected`` mean the same selection."""
     try:
         decoded = decoding.decode(Kind.SERVICE, msgspec.json.encode(object))
     except InvalidObject:

@@ -24,7 +24,9 @@ ONE, TWO, NAMED, USUAL = (f"https://192.0.2.{number}:6443" for number in range(1
 
 
 def test_where_they_are_reached_is_told_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name is looked up again after a failure; if that fails, its addresses stay."""
+    """A name is looked up again after a failure; if the look-up fails, the former addresses
+    stay.
+    """
     answers, told = [["192.0.2.9"], [], ["192.0.2.8", "2001:db8::8"]], list[set[str]]()
 
     def look_up(host: str, port: int, proto: int) -> list[tuple[object, ...]]:
@@ -59,8 +61,8 @@ class Clock:
 
 
 def test_the_order() -> None:
-    """The given servers come first, then those last named by the cluster; the one that answered
-    comes before all.
+    """The given servers come first, then those that the cluster named last; the server that
+    answered last comes before all.
     """
     assert ApiServers().in_turn(USUAL) == [USUAL]
     servers = ApiServers([ONE, TWO])
@@ -87,8 +89,8 @@ def test_one_that_fails_is_left_out_for_a_pause_that_doubles() -> None:
 
 
 def test_without_verification_only_the_given_ones_are_asked(tmp_path: Path) -> None:
-    """Whoever writes a slice of default/kubernetes would get the token of a kubeconfig that skips
-    the verification; the error names the server that failed.
+    """Otherwise whoever writes a slice of default/kubernetes would get the token of a kubeconfig
+    that skips verification; the error names the server that failed.
     """
     with FakeApiServer() as gone:
         pass
@@ -108,7 +110,7 @@ def test_without_verification_only_the_given_ones_are_asked(tmp_path: Path) -> N
 
 
 def test_the_next_server_is_asked_when_one_dies(events: EventLog, tmp_path: Path) -> None:
-    """Nothing is missed: the watch goes on from the version that the former one has sent."""
+    """No event is missed: the watch goes on from the last version that the former server sent."""
     with FakeApiServer() as other, FakeApiServer() as one:
         servers = ApiServers([one.url, other.url])
         kubeconfig = one.kubeconfig(tmp_path)
@@ -172,8 +174,8 @@ def test_a_watch_outlives_the_patience_for_a_connection(
 def test_those_that_the_cluster_names_are_verified(
     tmp_path: Path, names: str, tls_server_name: str | None, is_accepted: bool
 ) -> None:
-    """Their certificates are verified by their address, or by the kubeconfig's name for all of
-    them.
+    """The certificates of servers that the cluster names are verified by address, or by the name in
+    the kubeconfig for all of them.
     """
     certificate = self_signed(tmp_path, names)
     with FakeApiServer(certificate=certificate) as gone:

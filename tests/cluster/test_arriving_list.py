@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A list is decoded while it arrives: into the same items as the whole, however it is split."""
+"""A list is decoded while it arrives, into the same items as the whole list, however it is
+split.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -49,7 +51,9 @@ def read(data: bytes, size: int) -> tuple[decoding.ListMetadata, list[Any]]:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(whole=lists, size=st.integers(1, 60), spaces=st.booleans())
 def test_the_parts_make_no_difference(whole: Any, size: int, spaces: bool) -> None:
-    """Items may contain what looks like the beginning of another one; spaces may be anywhere."""
+    """Items may contain text that looks like the beginning of another item; spaces may be
+    anywhere.
+    """
     data = msgspec.json.encode(whole)
     data = msgspec.json.format(data) if spaces else data
     metadata, found = read(data, size)
@@ -99,5 +103,5 @@ def test_items_do_not_wait_for_the_end() -> None:
     ],
 )
 def test_versions_are_compared_as_numbers(version: str, than: str, older: bool) -> None:
-    """Versions that are no numbers are not compared."""
+    """Versions that are not numbers are not compared."""
     assert decoding.is_older(version, than) == older

@@ -24,7 +24,7 @@ def threads() -> list[threading.Thread]:
 def test_the_token_is_sent_and_a_wrong_one_is_an_error(
     api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
-    """Authentication is the client's own, from the kubeconfig."""
+    """The Kubernetes client authenticates, from the kubeconfig."""
     watch()
     events.next(Kind.SERVICE)
     api.wait_for_watch("Service")
@@ -70,7 +70,7 @@ def test_a_renewed_token_file_is_read_again(
 def test_no_kubeconfig_and_no_pod_is_an_error_at_start(
     events: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In-cluster configuration needs a cluster."""
+    """Without a kubeconfig the agent must run in a pod."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(ClusterError, match="not in a pod"):
         ApiSource(events, node_name="node-1").start()

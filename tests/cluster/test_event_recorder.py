@@ -61,7 +61,7 @@ def failed(number: int) -> Said:
 
 
 def created(api: FakeApiServer, count: int) -> list[Json]:
-    """Return the events that the server has received, once there are this many."""
+    """Return the events that the server has received, once this many have arrived."""
     with api.changed:
         assert api.changed.wait_for(lambda: len(api.created) >= count, WAIT_SECONDS)
         return list(api.created)
@@ -72,7 +72,9 @@ def notes(api: FakeApiServer, count: int) -> list[str]:
 
 
 def test_starting_on_the_node(api: FakeApiServer, record: Record) -> None:
-    """The Node's event is in the namespace default, with its name as uid, like kube-proxy's."""
+    """The Node's event is in the namespace default, and has the Node's name as uid, like
+    kube-proxy's.
+    """
     record().event(*STARTING)
     (event,) = created(api, 1)
     assert event["regarding"] == {"kind": "Node", "apiVersion": "v1", "name": NODE, "uid": NODE}
@@ -100,7 +102,9 @@ def test_failure_on_a_service(api: FakeApiServer, record: Record) -> None:
 
 
 def test_time_and_name() -> None:
-    """MicroTime has six digits; the name is the object's with the time in hexadecimal."""
+    """The MicroTime has six digits; the event's name is the object's with the time in
+    hexadecimal.
+    """
     _, body = manifest(Event(*FAILED), "it", NOW)
     event = json.loads(body)
     assert event["eventTime"] == "2023-11-14T22:13:20.123456Z"
@@ -137,7 +141,7 @@ def test_events_about_one_object_are_limited(api: FakeApiServer, record: Record)
 def test_events_of_all_tenants_leave_room_for_the_nodes(api: FakeApiServer, record: Record) -> None:
     """The node sends 100 events at once, then one in ten seconds, however many objects change.
 
-    Events about the Node itself are sent all the same.
+    Events about the Node itself are always sent.
     """
     seconds = [0.0]
     it = record(lambda: seconds[0])
@@ -186,7 +190,7 @@ def test_refused_event_is_dropped_and_said_once(
 def test_never_blocks_and_drops_the_oldest(api: FakeApiServer, record: Record) -> None:
     """While the server is silent a limited number of events waits.
 
-    The newest are sent in the end.
+    The newest events are sent in the end.
     """
     api.delay = 0.3
     it = record(stop_timeout=WAIT_SECONDS)
@@ -204,7 +208,7 @@ def test_never_blocks_and_drops_the_oldest(api: FakeApiServer, record: Record) -
 def test_kubeconfig_that_cannot_be_used_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The recorder only reports it; the agent itself will stop."""
+    """The recorder only reports the problem; the agent itself will stop."""
     it = EventRecorder(
         event_recorder.server_factory(tmp_path / "none"), NODE, timing=QUICK, stop_timeout=0.0
     )
@@ -241,7 +245,7 @@ def test_without_an_api_server_there_are_no_events() -> None:
 
 
 def test_unforeseen(failing: Failing, caplog: pytest.LogCaptureFixture) -> None:
-    """After any failure the event and all later ones are sent; a bug is logged."""
+    """After any failure this event and all later ones are sent; a bug is logged."""
     sent: list[str] = []
     failures = [RuntimeError("can't start new thread"), ClusterError("away")]
 

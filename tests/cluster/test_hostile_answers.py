@@ -65,7 +65,7 @@ def whole(body: bytes, code: int = 200, **headers: str) -> Answer:
 
 @pytest.fixture
 def asked(events: EventLog, tmp_path: Path, begin: Begin) -> Iterator[Callable[[Answer], str]]:
-    """Return the error of a source whose server gives this answer to everything."""
+    """Return the error of a source whose server gives this answer to every request."""
     opened: list[ThreadingHTTPServer] = []
 
     def error(answer: Answer) -> str:
@@ -113,7 +113,9 @@ ANSWERS: dict[str, tuple[Answer, str]] = {
 @pytest.mark.usefixtures("limits")
 @pytest.mark.parametrize(("answer", "why"), ANSWERS.values(), ids=ANSWERS)
 def test_an_answer_that_is_none(asked: Callable[[Answer], str], answer: Answer, why: str) -> None:
-    """An invalid answer is an error, and nothing is expanded, followed or kept."""
+    """An invalid answer is an error: nothing is decompressed, no redirect is followed, and nothing
+    is kept.
+    """
     assert asked(answer).startswith(why)
 
 

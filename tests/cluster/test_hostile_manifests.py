@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No bad file of a directory affects the others, or loses its own last good state."""
+"""A bad file of a directory does not affect other files, or lose its own last good state."""
 
 import json
 import os
@@ -53,7 +53,7 @@ CONTENTS = {
 
 
 class Watched:
-    """A directory with a good file, and one that was good and is now bad."""
+    """A directory with two files, one good, one that was good and is now bad."""
 
     def __init__(self, path: Path, bad: str = "bad.yaml") -> None:
         self.path, self.bad = path, path / bad
@@ -64,7 +64,7 @@ class Watched:
         self.bad.unlink()
 
     def services(self, events: list[Event]) -> set[str]:
-        """Return the Services' names; the events are also processed like in an agent."""
+        """Return the Services' names; the events are also processed as in an agent."""
         state = ClusterState("node-1")
         for event in events:
             if not isinstance(event, SourceStatus):
@@ -114,7 +114,7 @@ def test_bad_content_is_kept_to_its_file(folder: Path, name: str, content: str) 
 
 
 def test_only_regular_files_of_bounded_size_are_read(watched: Watched) -> None:
-    """Another file is named; a good file in its place is read again."""
+    """A file of another kind is named; a good file in its place is read again."""
     os.mkfifo(watched.bad)
     watched.error()
     watched.bad.unlink()
@@ -134,7 +134,7 @@ def test_a_file_without_a_size_is_read_to_the_limit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [b"\xff\xfe.yaml", b"a\nb\x1b[31m.yaml"])
 def test_an_unprintable_file_name_can_be_said(folder: Path, name: bytes, tmp_path: Path) -> None:
-    """Its name can be written to the log, to the status and as an object's origin.
+    """The file's name can be written to the log, to the status and as an object's origin.
 
     Other files are served.
     """

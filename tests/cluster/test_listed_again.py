@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The periodic list: it has what a watch has lost, and is never older."""
+"""The periodic list: it contains what a watch has lost, and is never older."""
 
 import json
 
@@ -17,7 +17,7 @@ OLD_LIST = b'{"metadata": {"resourceVersion": "1"}, "items": []}'
 
 @pytest.fixture
 def watched(api: FakeApiServer, events: EventLog, watch: Start, quick: Quick) -> Source:
-    """A source that has listed the Service web, and lists again after each watch."""
+    """Return a source that has listed the Service web, and lists again after each watch."""
     api.put(service("web"))
     source = watch(timing=quick(list_interval=0.0))
     events.next(Kind.SERVICE)
@@ -44,7 +44,7 @@ def list_queries(api: FakeApiServer) -> list[dict[str, str]]:
 def test_what_a_watch_has_lost_is_in_the_next_list(
     api: FakeApiServer, events: EventLog, watched: Source
 ) -> None:
-    """Objects whose creation or deletion was lost are corrected.
+    """Objects are corrected if the event of their creation or deletion was lost.
 
     The watch goes on from the list.
     """
@@ -65,7 +65,7 @@ def test_what_a_watch_has_lost_is_in_the_next_list(
 def test_a_late_deletion_is_put_right_by_the_next_list(
     api: FakeApiServer, events: EventLog, watched: Source
 ) -> None:
-    """DELETED arrives for an object that has been created again since."""
+    """The next list corrects a late DELETED for an object that has been created again since."""
     last: Json = service("web")
     late = last | {"metadata": last["metadata"] | {"resourceVersion": api.version}}
     api.say("Service", json.dumps({"type": "DELETED", "object": late}).encode())
@@ -77,7 +77,9 @@ def test_a_late_deletion_is_put_right_by_the_next_list(
 def test_only_the_first_list_may_be_of_any_age(
     api: FakeApiServer, events: EventLog, watched: Source
 ) -> None:
-    """The watch cache answers all lists; with both a limit and a version it would not."""
+    """The watch cache answers all lists; it would not answer a request with both a limit and a
+    version.
+    """
     version = api.put(service("seen"))
     events.next(Kind.SERVICE)
     api.drop()

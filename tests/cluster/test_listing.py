@@ -85,7 +85,7 @@ def test_what_does_not_match_is_not_told(
 def test_a_label_that_ends_the_match_removes_and_one_that_begins_it_adds(
     api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
-    """The server makes DELETED and ADDED of a label change; both are emitted."""
+    """The server turns a change of a label into DELETED or ADDED; both are emitted."""
     api.put(service("web"))
     watch()
     events.next(Kind.SERVICE)
@@ -114,7 +114,7 @@ def test_a_broken_object_spoils_neither_its_page_nor_the_list(
 def test_slices_are_emitted_as_they_are_stored_and_those_that_cannot_be_with_the_reason(
     api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
-    """Many slices are held until the list is complete, but not as they were decoded."""
+    """Many slices are held until the list is complete, but in the stored form, not as decoded."""
     api.put(endpoint_slice("web-1", "10.1.0.1"))
     api.put(endpoint_slice("web-2", "10.1.0.2") | {"addressType": "IPX"})
     watch()
@@ -128,7 +128,7 @@ def test_slices_are_emitted_as_they_are_stored_and_those_that_cannot_be_with_the
 def test_an_object_without_a_name_is_one_line(
     api: FakeApiServer, events: EventLog, watch: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An object without a name cannot be emitted, but the rest is served."""
+    """An object without a name gives one line and is not emitted, but the rest is served."""
     page = b'{"metadata": {"resourceVersion": "1"}, "items": [{"metadata": {}, "spec": {}}, 7]}'
     api.fail("Service", 200, page)
     watch()

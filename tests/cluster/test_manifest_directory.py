@@ -22,7 +22,7 @@ def test_every_kind_is_told_once_even_if_there_is_nothing(events: EventLog, foll
 def test_other_files_are_not_read(
     folder: Path, events: EventLog, follow: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Hidden files, other suffixes, folders and dangling links are no manifests."""
+    """Hidden files, other suffixes, folders and dangling links are not manifests."""
     write(folder / ".hidden.yaml", service("hidden"))
     write(folder / "notes.txt", service("notes"))
     (folder / "folder.yaml").mkdir()
@@ -58,7 +58,7 @@ def test_fields_that_nobody_reads_give_no_event(
 
 
 def test_a_renamed_file_moves_its_objects(folder: Path, events: EventLog, follow: Start) -> None:
-    """The object is not removed in between, only found elsewhere."""
+    """The object is not removed in between; only its origin changes."""
     write(folder / "a.yaml", service("web"))
     follow()
     begun(events)
@@ -72,7 +72,9 @@ def test_a_renamed_file_moves_its_objects(folder: Path, events: EventLog, follow
 def test_objects_that_do_not_concern_us_are_not_told(
     folder: Path, events: EventLog, follow: Start
 ) -> None:
-    """The API's selectors are applied here: labels by presence, clusterIP None, other nodes."""
+    """The API's selectors are applied to manifests too: labels by presence, clusterIP None, other
+    nodes.
+    """
     write(
         folder / "a.yaml",
         service("foreign", labels={PROXY_NAME: ""}),
@@ -93,7 +95,7 @@ def test_objects_that_do_not_concern_us_are_not_told(
 def test_an_object_that_stops_matching_is_removed(
     folder: Path, events: EventLog, follow: Start
 ) -> None:
-    """An object that stops matching is removed, and emitted again when it begins to match."""
+    """An object that stops matching is removed, and emitted again when it matches again."""
     write(folder / "a.yaml", service("web"))
     follow()
     begun(events)
@@ -106,7 +108,9 @@ def test_an_object_that_stops_matching_is_removed(
 def test_of_two_files_the_first_by_name_counts(
     folder: Path, events: EventLog, follow: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A line says so, and when the first file is removed the second one counts."""
+    """If two files define an object, a line says so; when the first file is removed, the second one
+    counts.
+    """
     write(folder / "b.yaml", service("web", clusterIP="10.96.0.2"))
     write(folder / "a.yaml", service("web", clusterIP="10.96.0.1"))
     follow()

@@ -30,7 +30,7 @@ class Manifests:
         (self.path / name).write_text("\n---\n".join(texts))
 
     def first(self) -> dict[Kind, Replaced]:
-        """Return Replaced by kind, of the first scan."""
+        """Return the Replaced of the first scan, by kind."""
         events = self.folder.scan()
         self.statuses = [it for it in events if isinstance(it, SourceStatus)]
         return {event.kind: event for event in events if isinstance(event, Replaced)}
@@ -49,7 +49,7 @@ class Manifests:
         return [_short(event) for event in events if not isinstance(event, SourceStatus)]
 
     def error(self, name: str = "a.yaml") -> str | None:
-        """Return the error of the only file that was reported just now."""
+        """Return the error of the only file that was just reported."""
         (status,) = self.statuses
         assert status.source == str(self.path / name)
         return status.error
@@ -71,7 +71,7 @@ def manifests(folder: Path) -> Manifests:
 def test_a_file_that_is_no_yaml_keeps_all_its_objects(manifests: Manifests) -> None:
     """A file with bad YAML is an error, with the place.
 
-    When it is mended, the difference is emitted.
+    When the file is mended, the difference is emitted.
     """
     manifests.write(service("a"), service("b"))
     manifests.first()
@@ -115,7 +115,7 @@ def test_a_document_without_identity_is_an_error(
 ) -> None:
     """A document without identity is an error, with its place, and no object is removed.
 
-    It may be any of the file's objects.
+    The document may be any of the file's objects.
     """
     manifests.write(service("a"), service("b"))
     manifests.first()
@@ -125,7 +125,7 @@ def test_a_document_without_identity_is_an_error(
 
 
 def test_an_object_that_does_not_fit_is_told_as_such(manifests: Manifests) -> None:
-    """A broken object is reported with the field; the rest of the file is served."""
+    """An invalid object is reported with the wrong field; the rest of the file is served."""
     manifests.write(service("a"), service("b"))
     manifests.first()
     manifests.write(service("a", ports=[{"port": "http"}]), service("c"))
@@ -153,7 +153,7 @@ def test_other_kinds_are_passed_over(
 
 
 def test_a_list_is_its_items(manifests: Manifests) -> None:
-    """``kubectl get -o yaml`` writes one; a bad item is found by its place."""
+    """``kubectl get -o yaml`` writes a list; a bad item is named by its position."""
     items = [service("a"), 5, service("b")]
     manifests.write({"apiVersion": "v1", "kind": "List", "items": items}, service("c"))
     manifests.write({"apiVersion": "v1", "kind": "List", "items": None}, name="empty.yaml")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory followed by inotify: half-written files, swapped links, removed and restored."""
+"""The directory followed by inotify: half-written files, swapped links, removal and restoration."""
 
 import errno
 import os
@@ -26,7 +26,9 @@ SERVICE = Kind.SERVICE
 def test_a_file_written_in_place_is_told_when_it_is_closed(
     folder: Path, events: EventLog, follow: Start
 ) -> None:
-    """A file is not read when it is created: half a file may be invalid, or lack objects."""
+    """A file is not read when it is created, because half a file may be invalid, or lack
+    objects.
+    """
     follow()
     begun(events)
     with (folder / "a.yaml").open("w") as file:
@@ -58,7 +60,7 @@ def test_a_file_rewritten_in_place_is_not_read_by_half(
 
 
 class BlockedLog(EventLog):
-    """Takes no event while ``blocked``, so the source's thread does not read inotify."""
+    """A log that takes no event while ``blocked``, so the source's thread does not read inotify."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +76,7 @@ class BlockedLog(EventLog):
 
 
 def overflow(folder: Path) -> None:
-    """Cause more events than inotify's queue holds; those of hidden files are ignored."""
+    """Cause more events than inotify's queue holds; events of hidden files are ignored."""
     most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     names = [str(folder / f".{number}") for number in range(2)]  # equal neighbours are one event
     for number in range(most):
@@ -84,7 +86,7 @@ def overflow(folder: Path) -> None:
 def test_what_changed_while_inotify_lost_events_is_read(
     folder: Path, begin: Begin, quick: Quick, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A file that was being written at that time, or was completed, is read."""
+    """A file is read that was written, or completed, while events were lost."""
     write(folder / "a.yaml", service("web"))
     events = BlockedLog()
     timing = quick(rescan_interval=1000)
@@ -107,7 +109,9 @@ def test_what_changed_while_inotify_lost_events_is_read(
 
 
 def test_a_scan_leaves_a_file_that_has_just_changed_for_the_next_one(folder: Path) -> None:
-    """A file may be open unseen: a link's target, or any file after inotify has lost events."""
+    """A file may still be open for writing unnoticed: a link's target, or any file after inotify
+    has lost events.
+    """
     (folder / "a.yaml").write_text(yaml.safe_dump_all([service("first"), service("second")]))
     directory = ManifestDirectory(folder, NODE, settled_after=1000)
     (services,) = (it for it in directory.scan() if isinstance(it, Replaced) and it.kind is SERVICE)
@@ -120,7 +124,7 @@ def test_a_scan_leaves_a_file_that_has_just_changed_for_the_next_one(folder: Pat
 
 
 def test_a_hard_link_is_read(folder: Path, events: EventLog, follow: Start) -> None:
-    """A new hard link is never closed by anyone."""
+    """A new hard link is read, although no one ever closes it."""
     write(folder.parent / "elsewhere", service("web"))
     follow()
     begun(events)
@@ -131,7 +135,7 @@ def test_a_hard_link_is_read(folder: Path, events: EventLog, follow: Start) -> N
 def test_a_file_being_rewritten_is_not_read_by_a_look_that_was_due(
     folder: Path, events: EventLog, follow: Start, quick: Quick
 ) -> None:
-    """The scan of every ``Timing.rescan_interval`` skips it, too."""
+    """The scan every ``Timing.rescan_interval`` skips the file, too."""
     write(folder / "a.yaml", service("first"), service("second"))
     (folder / "link.yaml").symlink_to(target := folder.parent / "elsewhere")
     follow(quick(rescan_interval=0.1))
@@ -147,7 +151,7 @@ def test_a_file_being_rewritten_is_not_read_by_a_look_that_was_due(
 
 
 def next_but_looks(events: EventLog, awaited: str) -> tuple[type, str]:
-    """Return the next event, except those of other scans."""
+    """Return the next event that is not from a scan."""
     while (event := events.next(Kind.SERVICE)).key.name.startswith("look-"):
         if event.key.name == awaited:
             break
@@ -194,7 +198,7 @@ def test_unchanged_files_are_not_parsed_again(
 ) -> None:
     """A scan reads no unchanged file.
 
-    It may find the new file before inotify has named it, so that file may be read twice.
+    The scan may find the new file before inotify reports it, so that file may be read twice.
     """
     for name in "abc":
         write(folder / f"{name}.yaml", service(name))
@@ -218,7 +222,9 @@ def test_unchanged_files_are_not_parsed_again(
 
 
 def test_no_directory_is_an_error_at_start(folder: Path, events: EventLog) -> None:
-    """The error comes at once, in one line that names it; a file is no directory either."""
+    """The error comes at once, in one line with the directory's name; a file is not a directory
+    either.
+    """
     (folder / "file").touch()
     for path in (folder / "none", folder / "file"):
         with pytest.raises(ClusterError, match=str(path)):
@@ -264,7 +270,9 @@ def test_a_directory_replaced_at_once_is_followed(
 def test_without_inotify_the_directory_is_looked_at_by_the_second(
     folder: Path, events: EventLog, follow: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nodes may run out of inotify instances; that is an error, but manifests are still read."""
+    """Nodes may run out of inotify instances; that is an error, but manifests are still read, every
+    second.
+    """
 
     def refuse() -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

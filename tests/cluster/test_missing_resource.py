@@ -41,7 +41,7 @@ def test_a_resource_that_is_not_there_is_an_empty_list(
 def test_what_was_there_stays_when_the_resource_goes(
     api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
 ) -> None:
-    """Objects from before a server's downgrade stay."""
+    """Objects that were listed before a server's downgrade stay."""
     api.put(RANGE)
     watch(timing=quick(missing_resource_delay=0.01))
     events.next(Kind.SERVICE_CIDR)

@@ -23,7 +23,9 @@ def observed() -> list[Observed]:
 def test_a_source_tells_of_lists_and_watches(
     events: EventLog, watch: Start, observed: list[Observed]
 ) -> None:
-    """Each request is reported once, with method, server and status; a watch at its answer."""
+    """Each request is reported once, with method, server and status; a watch is reported at its
+    answer.
+    """
     source = watch(observe=lambda *request: observed.append(request[:3]))
     for kind in Kind:
         events.next(kind)
@@ -35,7 +37,7 @@ def test_a_source_tells_of_lists_and_watches(
 def test_refusals_and_silence_are_observed(
     api: FakeApiServer, observed: list[Observed], tmp_path: Path
 ) -> None:
-    """A refusal has its status; a missing answer has none; both have a duration."""
+    """A refusal has a status; a missing answer has none; both have a duration."""
     seconds: list[float] = []
 
     def observe(method: str, url: str, code: int | None, spent: float) -> None:

@@ -120,7 +120,7 @@ def test_hosts_without_a_proxy(no_proxy: str) -> None:
 
 
 def test_the_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scheme's variable is used, else that for all; lower case wins."""
+    """The variable for the scheme is used, else the one for all schemes; lower case wins."""
     for name in ("https_proxy", "http_proxy", "all_proxy", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     assert proxy_for(URLS[0]) == ""
@@ -135,7 +135,7 @@ def test_the_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_requests_go_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request fails if its proxy is missing; no error has the proxy's password."""
+    """A request fails if its proxy is missing; no error shows the proxy's password."""
     monkeypatch.setenv("http_proxy", "http://me:password@127.0.0.1:9")
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)

@@ -16,7 +16,7 @@ WEB = Key("default", "web")
 
 @pytest.fixture
 def watched(api: FakeApiServer, events: EventLog, watch: Start) -> Source:
-    """A source that has listed the Service web and watches."""
+    """Return a source that has listed the Service web and watches."""
     api.put(service("web"))
     source = watch()
     events.next(Kind.SERVICE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No token, key or password is in a log, a status or an error; none is left on a disk."""
+"""No token, key or password is in a log, a status or an error, and none is left on a disk."""
 
 import base64
 import json
@@ -111,7 +111,9 @@ def plugin(folder: Path, script: str) -> dict[str, Any]:
 def test_a_credential_plugins_output_is_not_said(
     api: FakeApiServer, tmp_path: Path, script: str
 ) -> None:
-    """Only the plugin's name and how it ended are reported, neither its stdout nor its stderr."""
+    """Only the plugin's name and its exit status are reported, neither its stdout nor its
+    stderr.
+    """
     reason = error_of(change(api.kubeconfig(tmp_path), "user", plugin(tmp_path, script)))
     assert f"credential plugin {tmp_path / 'plugin'}" in reason
     assert "\n" not in reason
@@ -145,7 +147,7 @@ def test_a_credential_plugin_that_fails_is_asked_again(
 
 
 def test_an_empty_token_file_is_none(api: FakeApiServer, tmp_path: Path) -> None:
-    """With an empty file the token counts."""
+    """An empty token file is ignored, and the token is used."""
     user = {"token": api.token, "tokenFile": ""}
     kubeconfig = change(api.kubeconfig(tmp_path), "user", user)
     assert list(Server(kubeconfig, QUICK).page(Kind.SERVICE, {}))
@@ -154,7 +156,7 @@ def test_an_empty_token_file_is_none(api: FakeApiServer, tmp_path: Path) -> None
 def test_what_a_server_repeats_is_not_said(
     api: FakeApiServer, tmp_path: Path, events: EventLog, begin: Begin
 ) -> None:
-    """A hostile API server, or a proxy in between, may answer with what it was sent."""
+    """No message repeats a secret that a hostile API server, or a proxy in between, sends back."""
     body = json.dumps({"message": f"no rights for Bearer {TOKEN}"}).encode()
     api.fail("Service", 403, body, times=1000)
     kubeconfig = api.kubeconfig(tmp_path)
@@ -193,7 +195,7 @@ def test_passwords_of_urls_are_not_said(
 def test_an_unexpected_error_does_not_quote_what_it_was_about(
     events: EventLog, failing: Failing, said: pytest.LogCaptureFixture
 ) -> None:
-    """Errors such as a codec's, whose repr has the whole text, are not quoted."""
+    """Errors whose repr has the whole text, such as a codec's, are not quoted."""
     redaction.remember(TOKEN)
 
     def fail() -> None:
@@ -271,7 +273,7 @@ def test_a_kill_leaves_no_key(tmp_path: Path) -> None:
 def test_an_inline_ca_that_is_renewed_is_used(
     tmp_path: Path, events: EventLog, begin: Begin
 ) -> None:
-    """The kubeconfig is read again when the server's certificate does not fit, as for a token."""
+    """The kubeconfig is read again when the server's certificate does not match, as for a token."""
     port, certificates = 0, []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()

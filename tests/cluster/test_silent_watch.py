@@ -15,7 +15,7 @@ SILENCE = 0.3  # seconds, instead of 150
 
 
 def of_services(events: EventLog, api: FakeApiServer) -> Callable[[], list[str | None]]:
-    """Return the errors of Services so far; None for each recovery."""
+    """Return the errors about Services so far, with None for each recovery."""
     found: list[str | None] = []
 
     def now() -> list[str | None]:
@@ -29,7 +29,7 @@ def of_services(events: EventLog, api: FakeApiServer) -> Callable[[], list[str |
 def test_a_hung_watch_is_told_and_opened_anew_where_it_was(
     api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
 ) -> None:
-    """TCP is alive but silent: an error until the next watch is opened."""
+    """The TCP connection is alive but silent: this is an error until the next watch is opened."""
     api.put(service("web"))
     silent: list[str] = []
     api.muted = True
@@ -65,7 +65,7 @@ def test_a_server_without_bookmarks_is_no_error_again_and_again(
 def test_bookmarks_keep_a_quiet_watch(
     api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
 ) -> None:
-    """Bookmarks keep the watch of a kind open that does not change for long."""
+    """Bookmarks keep a watch open whose kind does not change for long."""
     source = watch(timing=quick(watch_silence=5.0))
     events.next(Kind.SERVICE)
     api.wait_for_watch("Service")
@@ -81,7 +81,7 @@ def test_bookmarks_keep_a_quiet_watch(
 def test_it_is_known_when_each_kind_was_last_received(
     api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
 ) -> None:
-    """The time is updated by lists, by the start of a watch, by events and by bookmarks.
+    """Lists, the start of a watch, events and bookmarks update the time.
 
     The age does not change when the clock is set.
     """

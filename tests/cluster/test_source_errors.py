@@ -21,7 +21,9 @@ def services(api: FakeApiServer) -> str:
 def test_errors_of_the_server_are_reported_until_they_are_over(
     api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
-    """Many 500s are one error, and its recovery precedes the list that succeeds at last."""
+    """Many 500s are reported as one error, and the recovery is reported before the list that
+    succeeds at last.
+    """
     api.fail("Service", 500, b'{"code": 500, "message": "etcd is away"}', times=5)
     watch()
     assert events.source_status() == SourceStatus(services(api), "500 etcd is away")
@@ -33,7 +35,7 @@ def test_errors_of_the_server_are_reported_until_they_are_over(
 def test_each_kind_has_errors_of_its_own(
     api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
-    """Services that cannot be read do not delay slices, and recover separately."""
+    """Services that cannot be read do not delay slices; each kind recovers on its own."""
     api.fail("Service", 403, b'{"message": "services is forbidden"}', times=1000)
     watch()
     refused = SourceStatus(services(api), "403 services is forbidden", is_forbidden=True)
@@ -63,8 +65,8 @@ def test_a_failing_watch_keeps_its_resume_point(
 def test_garbage_instead_of_a_watch_is_an_error(
     api: FakeApiServer, events: EventLog, watch: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A proxy's login page has lines, but no event: it is a failure, so the next try waits for a
-    growing pause. Its first line alone is logged.
+    """A proxy's login page has lines, but no event: it is a failure, so the next attempt waits for
+    a growing pause. Only its first line is logged.
     """
     watch()
     events.next(Kind.SERVICE)
@@ -106,7 +108,7 @@ def test_a_server_that_is_not_there_is_found_when_it_comes(
 def test_a_silent_connection_is_noticed(
     api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
 ) -> None:
-    """A watch that is silent beyond its time and some grace is opened again."""
+    """A watch that is silent for longer than its timeout and a grace period is opened again."""
     api.muted = True
     watch(timing=quick(watch_timeout=1, watch_grace=0.2, jitter=lambda: 0.0))
     events.next(Kind.SERVICE)
@@ -169,7 +171,7 @@ def test_a_kind_that_recovers_ends_the_pauses_of_the_others(
 def test_our_own_mistakes_are_errors_and_not_the_end(
     events: EventLog, quick: Quick, failing: Failing, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An unexpected exception is logged with its traceback, and tried again."""
+    """An unexpected exception is logged with its traceback, and the request is tried again."""
     loop = RetryLoop("it", events, quick(), threading.Event())
     assert loop.run_once(lambda: print(1 // 0)) > 0
     assert failing.told == [

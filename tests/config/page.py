@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of options in docs/configuration.md, made of what the code declares.
+"""The table of options in docs/configuration.md, made from the declarations in the code.
 
-python -m tests.config.page    writes it again
+python -m tests.config.page writes it again
 """
 
 from pathlib import Path

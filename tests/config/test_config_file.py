@@ -98,7 +98,7 @@ def changed(value: Any) -> Any:
 
 
 def altered(section: Any) -> Any:
-    """Return a section in which no field has its default."""
+    """Return a section in which no field has its default value."""
     return msgspec.structs.replace(
         section,
         **{

@@ -42,7 +42,7 @@ def test_no_configuration(file: Path, text: bytes) -> None:
 
 
 def test_no_file(file: Path) -> None:
-    """A file that is not there is named."""
+    """A missing file is named."""
     with pytest.raises(ConfigurationError, match=f"{file}: No such file"):
         config_file.read(file)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files and flags as distributions write them, and at the limits of each field: the agent's
-options, or its refusal, as by kube-proxy (kube-proxy.md 15).
+options, or the error, as with kube-proxy (kube-proxy.md 15).
 """
 
 import shlex

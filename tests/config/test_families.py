@@ -32,7 +32,9 @@ def test_all_is_well() -> None:
 
 @pytest.mark.parametrize("supported", [BOTH, {V4}])
 def test_what_no_mode_goes_by(supported: set[Family]) -> None:
-    """Any valid configuration can be checked: a field that the mode ignores need not be a CIDR."""
+    """Any valid configuration can be checked, also if a field that the mode ignores is not a
+    CIDR.
+    """
     for row in DECISIONS:
         if "fields" in row and "case" not in row and isinstance(row["decision"], dict):
             values = yaml.safe_load(row["fields"]) or {}
@@ -54,7 +56,9 @@ def test_primary_family_unsupported() -> None:
     ],
 )
 def test_cluster_cidr_of_the_other_family(supported: set[Family], mode: str, fatal: bool) -> None:
-    """It is fatal only if the node is single-stack and the mode uses the field."""
+    """A cluster CIDR of the other family is fatal only if the node is single-stack and the mode
+    uses the field.
+    """
     node = NodeFamilies(V4, frozenset(supported))
     lines = check(node, clusterCIDR="fd00::/8", detectLocalMode=mode)
     (text,) = lines
@@ -64,7 +68,7 @@ def test_cluster_cidr_of_the_other_family(supported: set[Family], mode: str, fat
 
 @pytest.mark.parametrize(("mode", "fatal"), [("NodeCIDR", True), ("ClusterCIDR", False)])
 def test_pod_cidrs_of_the_other_family(mode: str, fatal: bool) -> None:
-    """It is fatal in the mode that uses them."""
+    """Pod CIDRs of the other family are fatal in the mode that uses them."""
     lines = check(NodeFamilies(V4, BOTH, (ip_network("fd00::/64"),)), detectLocalMode=mode)
     assert lines == {
         "the Node's podCIDRs: the node is IPv4-primary, but there is no IPv4 CIDR": fatal
@@ -86,7 +90,9 @@ def test_pod_cidrs_of_the_other_family(mode: str, fatal: bool) -> None:
 def test_nodeport_addresses_of_one_family(
     choice: list[str], cluster: str, missing: set[str]
 ) -> None:
-    """A warning if nodePortAddresses has no CIDR of a family in use: all addresses are served."""
+    """If nodePortAddresses has no CIDR of a family in use, all addresses are served, with a
+    warning.
+    """
     lines = check(NodeFamilies(V4, BOTH), nodePortAddresses=choice, clusterCIDR=cluster)
     assert {line.split("there is no ")[1].split()[0] for line in lines} == missing
     assert not any(lines.values())

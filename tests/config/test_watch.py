@@ -96,7 +96,7 @@ def test_a_changed_file_calls_once(
 
 
 def test_config_map(begin: Callable[[Path], ConfigWatch], calls: Calls, tmp_path: Path) -> None:
-    """The kubelet swaps the link ..data of a ConfigMap: that is a change."""
+    """When the kubelet swaps the link ..data of a ConfigMap, that is a change."""
     for version in ("..1", "..2"):
         (tmp_path / version).mkdir()
         (tmp_path / version / "config.conf").write_text(version)
@@ -120,8 +120,8 @@ def test_others(begin: Callable[[Path], ConfigWatch], calls: Calls, file: Path) 
 
 
 def test_changed_before_start(calls: Calls, file: Path) -> None:
-    """A change between the creation of the watch and its start is reported: the file may have
-    been read in between.
+    """A change between the creation of the watch and its start is reported, because the file may
+    have been read in between.
     """
     watch = ConfigWatch(file)
     rewrite(file)

@@ -23,7 +23,7 @@ def ns() -> Iterator[Namespace]:
 
 @pytest.fixture
 def world(ns: Namespace, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """Return a world in which further searches follow at once."""
+    """Return a world in which a further search follows at once."""
     monkeypatch.setattr("ebpflb.agent.stale.PASS_TIMES", (0.02, 0.1))
     with worlds.made(ns, cache) as world:
         yield world

@@ -74,7 +74,7 @@ def test_entries_of_ipv6_are_deleted_too(net: Namespace, world: World) -> None:
 def test_nobody_serves(net: Namespace, world: World) -> None:
     """If a Service has no endpoints, only the entries that lead to a removed one are deleted.
 
-    The others keep no state for a client; they are deleted when an endpoint comes.
+    Other entries keep no state for a client; they are deleted when an endpoint comes.
     """
     world.serve()
     tracked(str(VIP.address), VIP.port, REMOVED, source=4001)
@@ -85,8 +85,8 @@ def test_nobody_serves(net: Namespace, world: World) -> None:
 
 @pytest.mark.parametrize(("frontend", "node"), [(VIP, ""), (NODEPORT, NODE)], ids=str)
 def test_deleted_service(net: Namespace, world: World, frontend: Frontend, node: str) -> None:
-    """Entries to the deleted Service's endpoints are deleted. Untranslated entries stay, and those
-    that another program or another host translates.
+    """Entries to the deleted Service's endpoints are deleted. Entries stay if they are
+    untranslated, or if another program or another host translates them.
     """
     world.maps["services"].delete([VIP])
     world.maps["node_addresses"].write([(ip_address(NODE), 1)])
@@ -100,14 +100,14 @@ def test_deleted_service(net: Namespace, world: World, frontend: Frontend, node:
 
 
 def test_foreign_entries(net: Namespace, world: World) -> None:
-    """Entries that others translate, at addresses that are no frontend, stay."""
+    """Entries that other programs translate stay, if their destination is no frontend."""
     world.maps["services"].delete([VIP])
     tracked(str(VIP.address), VIP.port, REMOVED)
     assert deleted(world) == 0
 
 
 def test_only_frontends_that_changed_are_looked_at(net: Namespace, world: World) -> None:
-    """Only entries with a changed frontend's port are read; at a start all are."""
+    """Only entries with the port of a changed frontend are read; at a start all entries are."""
     tracked(str(VIP.address), VIP.port, REMOVED)
     assert deleted(world, removed(GONE)._replace(frontends={NODEPORT})) == 0
     assert deleted(world) == 1
@@ -121,7 +121,9 @@ def test_terminating_but_serving(net: Namespace, world: World) -> None:
 
 
 def test_nodeports(net: Namespace, world: World) -> None:
-    """NodePorts count at the node's addresses; unlike with kube-proxy, other hosts' ports stay."""
+    """Entries to a NodePort at an address of this node are deleted; entries to the same port of
+    other hosts stay, unlike with kube-proxy.
+    """
     world.maps["node_addresses"].write([(ip_address(NODE), 1)])
     world.serve(ELSEWHERE, frontend=NODEPORT)
     tracked(NODE, NODEPORT.port, SERVING, source=4001)
@@ -169,7 +171,7 @@ def test_a_new_device_takes_no_list_of_all_entries(net: Namespace, world: World)
 @pytest.mark.parametrize("renamed", [False, True])
 def test_connections_without_an_answer(net: Namespace, world: World, renamed: bool) -> None:
     """An unanswered TCP entry to a removed endpoint is deleted when anything of the frontend is
-    removed, unless the endpoint still serves the frontend by another port's name.
+    removed, unless the endpoint still serves the frontend under another port name.
     """
     world.serve(ELSEWHERE, frontend=OF_TCP)
     tracked(str(VIP.address), VIP.port, REMOVED, protocol=Protocol.TCP, source=4001)
@@ -201,9 +203,9 @@ def test_open_connections_are_reset_with_on_removal_alone(net: Namespace, world:
 
 
 def test_what_programs_report(net: Namespace, world: World) -> None:
-    """Only entries of stale flows are deleted, found by a hash.
+    """Only the entries of stale flows are deleted, found by a hash.
 
-    A kube-proxy, or an earlier choice, may have sent a flow elsewhere than the program.
+    A kube-proxy, or an earlier choice, may have sent a flow to another endpoint than the program.
     """
     tracked(str(VIP.address), VIP.port, SERVING, source=4001)
     tracked(str(VIP.address), VIP.port, REMOVED, source=4002)

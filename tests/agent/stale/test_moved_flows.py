@@ -82,7 +82,7 @@ def ports() -> set[int]:
 
 
 def test_very_many_flows(world: World, report: Report) -> None:
-    """In a flood only the first flows are deleted one by one; the search deletes the others."""
+    """In a flood only the first flows are deleted one by one; the search deletes the rest."""
     for source in (4001, 4002):
         tracked(str(VIP.address), VIP.port, REMOVED, source=source)
     first, last = flow_of(4001), flow_of(4002)
@@ -93,7 +93,7 @@ def test_very_many_flows(world: World, report: Report) -> None:
 
 
 def test_a_flow_that_is_reported_often(world: World, report: Report) -> None:
-    """Repeated reports take no other flow's place: a program may report each datagram."""
+    """Repeated reports of a flow displace no other flow: a program may report each datagram."""
     for source in (4001, 4002):
         tracked(str(VIP.address), VIP.port, REMOVED, source=source)
     report([*[flow_of(4001)] * MOST_FLOWS, flow_of(4002)])

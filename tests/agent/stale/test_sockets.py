@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which sockets are ended, where they are searched for, and what the programs remember of them."""
+"""Which sockets are ended, where they are searched for, and what the programs remember about
+them.
+"""
 
 import socket
 from collections.abc import Callable, Collection, Iterator
@@ -71,7 +73,7 @@ def test_a_stale_socket_is_ended(world: World) -> None:
 def test_connected_again_while_it_is_ended(
     world: World, calls: int, connected: PeerFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a hook remembers of the new connection stays, whenever the owner connects.
+    """The hook's entry for the new connection stays, whenever the owner connects.
 
     The owner learns of the end at once, and connects again after this many system calls of the
     agent.
@@ -107,7 +109,7 @@ def test_connected_again_while_it_is_ended(
 
 
 def test_connected_elsewhere(world: World) -> None:
-    """A socket that has been connected to another peer since is left alone."""
+    """A socket that was connected to another peer in the meantime is left alone."""
     client = world.remember(world.direct())
     client.connect((str(HERE), 1))
     world.end()
@@ -127,7 +129,7 @@ def test_connected_elsewhere(world: World) -> None:
     ids=["it serves", "by another id", "it terminates", "its slots are another service's"],
 )
 def test_no_stale_socket(world: World, backend: Backend) -> None:
-    """No namespace is entered, and no socket ended."""
+    """Without a stale socket no namespace is entered, and no socket is ended."""
     world.serve(ELSEWHERE, backend._replace(port=world.port))
     client = world.remember(world.direct())
     world.worker.check_everything()
@@ -175,7 +177,7 @@ def test_a_connection_that_begins(world: World, silence: None) -> None:
 
 
 def test_a_connection_that_begins_by_a_port_that_is_renamed(world: World, silence: None) -> None:
-    """A socket keeps waiting if its endpoint still serves the frontend, by another id."""
+    """A socket keeps waiting if its endpoint still serves the frontend, under another id."""
     world.serve(Backend(HERE, SILENT, frozenset({"cluster"}), 11, SERVICE), frontend=OF_TCP)
     with socket.create_server((str(HERE), 0)) as server:
         waits, _ = streams(world, server)
@@ -185,7 +187,9 @@ def test_a_connection_that_begins_by_a_port_that_is_renamed(world: World, silenc
 
 
 def test_a_removed_backend_without_sockets_is_not_searched_for(world: World, silence: None) -> None:
-    """TCP counters say that no socket uses it; with on-removal they are ignored."""
+    """No search is made if the TCP counters say that no socket uses the backend; with on-removal
+    these counters are ignored.
+    """
     with socket.create_server((str(HERE), 0)) as server:
         _, opens = streams(world, server)
         world.count(OLD, 2, 2)
@@ -201,7 +205,7 @@ def test_a_removed_backend_without_sockets_is_not_searched_for(world: World, sil
 
 
 def test_a_socket_that_was_counted_as_closed(world: World) -> None:
-    """Two threads may count a UDP socket as closed twice; the second search finds it anyway."""
+    """Two threads may count a UDP socket as closed twice; the second search still finds it."""
     client = world.remember(world.direct())
     world.count(OLD, 1, 1)
     world.end()
@@ -235,7 +239,9 @@ def test_second_pass(world: World) -> None:
 
 
 def test_only_where_a_stale_socket_is(world: World) -> None:
-    """Only the namespaces of stale sockets are entered; all if a socket has no entry of its own."""
+    """Only the namespaces of stale sockets are entered; if a socket has no entry of its own, all
+    are.
+    """
     asked, own = list[Collection[int]](), SocketEntry(world.given, SERVICE, netns=77)
 
     def each(what: Callable[[], SockDiag], cookies: Collection[int]) -> Iterator[SockDiag]:
@@ -271,7 +277,9 @@ def test_walk_ends(world: World) -> None:
 def test_a_kernel_that_ends_no_sockets(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The lack is logged once for each protocol, with its effect; no search is made."""
+    """If the kernel cannot end sockets, this is logged once for each protocol, with the effect; no
+    search is made.
+    """
     monkeypatch.setattr(sock_diag, "can_destroy", lambda _: False)
     worker = stale.StaleWorker(world.maps, world.each, world.socket_end.run)
     world.remember(world.direct())
@@ -297,7 +305,7 @@ FRONTENDS = [
 
 @pytest.mark.parametrize(("served", "asked", "is_served"), FRONTENDS, ids=str)
 def test_frontends(world: World, served: Frontend, asked: Frontend, is_served: bool) -> None:
-    """A socket's frontend is found as the datapath does, NodePorts included."""
+    """A socket's frontend is found in the same way as in the datapath, NodePorts included."""
     world.maps["services"].delete([VIP])
     world.maps["node_addresses"].write([(ip_address(a), 1) for a in ("192.0.2.1", "fd00::1")])
     world.serve(Backend(HERE, world.port, frozenset({"cluster"}), OLD, SERVICE), frontend=served)
@@ -313,7 +321,7 @@ def test_a_slot_of_another_service_tells_nothing(world: World) -> None:
 
 
 def test_all_are_found_in_a_large_map(world: World) -> None:
-    """All stale ones are found in a large map, each kind of peer is judged once."""
+    """All stale sockets in a large map are found, and each kind of peer is judged once."""
     judged = list[PeerFrontend]()
 
     class Judge:

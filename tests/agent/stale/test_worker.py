@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When connections are searched for, and what programs report meanwhile. Time is virtual."""
+"""When connections are searched for, and what programs report in between. Time is virtual."""
 
 import errno
 import math
@@ -67,7 +67,7 @@ class Idle:
 
     @property
     def due(self) -> float:
-        """When conntrack is searched next."""
+        """The time of the next search of conntrack."""
         return self.worker.entries.due
 
     def turn(self) -> float:
@@ -84,7 +84,9 @@ def idle(world: World, monkeypatch: pytest.MonkeyPatch) -> Idle:
 
 
 def test_twice_after_a_change(idle: Idle) -> None:
-    """A search follows at once and a second later; UDP: only for removed endpoints."""
+    """A search follows at once and again a second later; for UDP only after an endpoint was
+    removed.
+    """
     idle.worker.check([])
     assert idle.due == math.inf
     idle.worker.check([removed(GONE)])
@@ -95,7 +97,9 @@ def test_twice_after_a_change(idle: Idle) -> None:
 
 
 def test_what_may_be_untranslated_is_searched_for_by_ports(idle: Idle) -> None:
-    """A frontend that begins to serve does not tell to which endpoints conntrack leads."""
+    """A frontend that begins to serve has entries to unknown endpoints, so conntrack is searched by
+    its port.
+    """
     idle.worker.check([removed(GONE), removed()])
     idle.turn()
     assert idle.searched[0]["udp_endpoints"] is None
@@ -111,7 +115,7 @@ def test_everything_after_a_start_and_what_came_untranslated(idle: Idle) -> None
 
 
 def test_changes_that_come_meanwhile_share_a_search(idle: Idle) -> None:
-    """Changes during a search share the next one; each has its second search."""
+    """Changes during a search share the next one, and each gets its second search."""
     for protocol in (Protocol.UDP, Protocol.TCP):
         idle.worker.check([removed(GONE, protocol=protocol)])
     idle.turn()
@@ -124,7 +128,9 @@ def test_changes_that_come_meanwhile_share_a_search(idle: Idle) -> None:
 
 
 def test_a_pause_grows_with_the_search(idle: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pause is three times the search's processor time, for endpoints removed one by one."""
+    """The pause is three times the search's CPU time, also when endpoints are removed one by
+    one.
+    """
 
     def delete(*_: Any, **__: Any) -> Ended:
         idle.cpu += 0.5
@@ -155,7 +161,9 @@ def test_what_has_failed_is_made_again(idle: Idle, caplog: pytest.LogCaptureFixt
 
 
 def test_open_connections_when_the_grace_ends(idle: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Open connections are searched for twice after the change, and again when the grace ends."""
+    """Open connections are searched for twice after the change, and again when the grace period
+    ends.
+    """
     between = OF_TCP, GONE
 
     def delete(maps: Any, judge: Any, protocols: Any, **how: Any) -> Ended:
@@ -237,8 +245,8 @@ def test_sockets_end_though_conntrack_fails_and_the_other_way_round(
 
 
 def test_beside_a_kube_proxy_nothing_is_deleted(net: Namespace, world: World) -> None:
-    """Beside a kube-proxy, its entries and the sockets that it serves are left alone, even sockets
-    whose entries are gone.
+    """Beside a kube-proxy, its entries and its sockets are left alone, even sockets whose entries
+    are gone.
     """
     tracked(str(VIP.address), VIP.port, REMOVED)
     world.maps["cluster_ips"].write([(VIP.address, 1)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries of conntrack, as clients and rules of others make them."""
+"""Entries of conntrack, as clients and other programs' rules make them."""
 
 import socket
 from ipaddress import ip_address
@@ -17,7 +17,9 @@ GONE = (ip_address("10.244.8.8"), 5353)
 def tracked(
     address: str, port: int, to: str = "", *, protocol: Protocol = Protocol.UDP, source: int = 0
 ) -> None:
-    """An entry of a client that has sent to this address, translated to ``to``, or not at all."""
+    """Make an entry of a client that has sent to this address, translated to ``to``, or not at
+    all.
+    """
     v6, datagrams = ":" in address, protocol is Protocol.UDP
     family, where = ("ip6" if v6 else "ip"), f"{protocol.name.lower()} dport {port}"
     verdict = f"dnat {family} to {to}" if to else "ct state new accept"

@@ -95,7 +95,7 @@ class World:
 
     @property
     def known(self) -> set[int]:
-        """Return the sockets that are remembered to talk to a backend."""
+        """Return the sockets that the maps connect to a backend."""
         entries = self.maps["sockets"].items()
         return {socket for socket, entry in entries if entry.peer.frontend.port}
 
@@ -132,7 +132,9 @@ def made(ns: Namespace, cache: Path) -> Iterator[World]:
 
 
 def removed(*endpoints: tuple[Address, int], protocol: Protocol = Protocol.UDP) -> Removal:
-    """A service port with the frontend VIP loses these endpoints, whose backend was OLD."""
+    """Return the event that a service port with the frontend VIP lost these endpoints, whose
+    backend was OLD.
+    """
     frontend = VIP._replace(protocol=protocol)
     return Removal(protocol, {frontend}, {*endpoints}, {OLD}, has_left=True)
 
@@ -154,7 +156,7 @@ def has_peer(one: socket.socket) -> bool:
 
 
 def is_ended(one: socket.socket) -> bool:
-    """Whether the socket is ended soon; the kernel reports the error only once."""
+    """Whether the socket is ended soon. The kernel reports the error only once."""
     return eventually(lambda: not has_peer(one)) and error_of(one) == errno.ECONNABORTED
 
 
@@ -170,5 +172,5 @@ def settle(world: World) -> None:
 
 
 def is_waiting(worker: DueWorker) -> bool:
-    """Whether its thread waits for something to do."""
+    """Whether the worker's thread waits for something to do."""
     return bool(worker.changed._waiters)  # type: ignore[attr-defined]  # noqa: SLF001
