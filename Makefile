@@ -68,7 +68,7 @@ help:
 # `make test`: each test with one or two sets of its parameters, each file of tests/network with one
 # of its set-ups, what is repeated a third as often, and without those that take long.
 PYTEST := $(BIN)/python -m pytest
-SETS := --parameter-sets=2 --parameter-sets=100:tests/simulation --one-set-up=tests/network \
+SETS := --parameter-sets=2 --one-set-up=tests/network \
 	$(patsubst %,--parameter-sets=1:tests/%,agent cli kernel deploy network packet)
 PART := -p vagrant.kernels.parameter_sets $(SETS) -m "not extended"
 
