@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
+from pathlib import Path
 from typing import NamedTuple
 
 from pyroute2 import netns
@@ -28,6 +29,8 @@ _FIRST_SOURCES = {4: ip_address("10.128.0.0"), 6: ip_address("fd80::")}
 _PORT = 1000
 _SECONDS = 600
 _AT_ONCE = 200
+_LIMIT = Path("/proc/sys/net/netfilter/nf_conntrack_max")
+_FREE = 10_000  # entries
 
 
 class Served(NamedTuple):
@@ -35,6 +38,17 @@ class Served(NamedTuple):
 
     frontend: tuple[Address, int]
     endpoint: tuple[Address, int]
+
+
+@contextmanager
+def room_for(entries: int) -> Iterator[None]:
+    """Raise conntrack's limit to this many entries and some more, until the block ends."""
+    usual = _LIMIT.read_text()
+    _LIMIT.write_text(str(max(int(usual), entries + _FREE)))
+    try:
+        yield
+    finally:
+        _LIMIT.write_text(usual)
 
 
 @contextmanager

@@ -219,6 +219,14 @@ def nft(them: list[NodePort], node: str, node_address: str, pods: str) -> str:
     )
 
 
+def nft_change(service: NodePort, protocol: str) -> str:
+    """Return what `nft -f` is given when the service's endpoints have changed."""
+    family = "ip6" if ":" in service.address else "ip"
+    chain = f"{family} kube-proxy service-{_chain(service, protocol)}"
+    target = f"meta l4proto {protocol} {_nft_target(service)}"
+    return f"flush chain {chain}\nadd rule {chain} {target}\n"
+
+
 def _listed(elements: Iterable[str]) -> str:
     return ", ".join(elements)
 

@@ -21,7 +21,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from bench import targets
-from bench.conntrack_filler import Served, amid, entered, forge
+from bench.conntrack_filler import Served, amid, entered, forge, room_for
 from bench.report import Lines, row_of
 from bench.result import run_bench
 from bench.temporary_lab import beside, print_step, temporary_lab
@@ -37,10 +37,8 @@ NODEPORT, PORT, TARGET = 30080, 80, 8080
 MS = 1e6
 PERIOD = 0.001  # seconds between datagrams
 AFTERWARDS = 0.1  # seconds in which the removed endpoint may get more
-LIMIT = Path("/proc/sys/net/netfilter/nf_conntrack_max")
 SO_RCVBUFFORCE, RECEIVE_BUFFER = 33, 1 << 23
 STAMP = struct.Struct("Q")  # CLOCK_MONOTONIC, in nanoseconds
-FREE = 10_000  # entries of conntrack
 
 
 def main() -> None:
@@ -48,7 +46,7 @@ def main() -> None:
 
 
 def _measured(wanted: argparse.Namespace) -> Lines:
-    with temporary_lab(PREFIX) as (lab, folder, stack), _room_for(wanted.entries):
+    with temporary_lab(PREFIX) as (lab, folder, stack), room_for(wanted.entries):
         cluster = MovedLab(lab, folder, stack)
         for same, known in ((False, True), (True, True), (False, False)):
             of_whom = "of the same Service" if same else "of others"
@@ -64,17 +62,6 @@ def _measured(wanted: argparse.Namespace) -> Lines:
                     what = "IPv6" if v6 else "IPv4"
                     note = f"at most {max(took):.0f} ms"
                     yield row_of(what, took, "ms", target, note, at=size, axis="entries")
-
-
-@contextmanager
-def _room_for(entries: int) -> Iterator[None]:
-    """Raise conntrack's limit to this many entries and some more, until the block ends."""
-    usual = LIMIT.read_text()
-    LIMIT.write_text(str(max(int(usual), entries + FREE)))
-    try:
-        yield
-    finally:
-        LIMIT.write_text(usual)
 
 
 class MovedLab:

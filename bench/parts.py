@@ -83,6 +83,12 @@ PARTS = {
             "--rounds 100", "--pods 20 --rounds 5", (Panel("from the new slice", "ms"),),
         ),
         Part(
+            "dns", "bench.dns",
+            "A DNS Service's endpoint dies, amid 200,000 entries of conntrack",
+            "--rounds 5", "--entries 20000 --rounds 1",
+            (Panel("ebpflb", "ms"), Panel("kube-proxy", "ms")),
+        ),
+        Part(
             "programming", "bench.programming",
             "Network programming latency, as ClusterLoader2 reads it and exact",
             "--seconds 30", "--seconds 5", (Panel("10 pods", "ms"), Panel("100 pods", "ms")),
