@@ -55,8 +55,8 @@ def kind(path: Path) -> str:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Ignore modules that only root can import if only pure tests are requested, and those whose
-    tests are all extended if none of these is: to collect them would take a third of the time.
+    """Ignore modules that only root can import if only pure tests are requested, and modules of
+    extended tests if none of these is requested: collecting them would take a third of the time.
     """
     chosen = config.option.markexpr
     if not collection_path.name.startswith("test_"):
@@ -89,7 +89,7 @@ def _turn(item: pytest.Item) -> tuple[bool, int]:
 
 
 def pytest_collection_finish() -> None:
-    """What is collected stays until the end: no search for garbage passes through it again."""
+    """Exclude the collected tests from garbage collection, because they stay until the end."""
     gc.freeze()
     gc.enable()
 
@@ -113,7 +113,7 @@ def no_part_fails() -> Iterator[None]:
 
 @pytest.fixture
 def failing(tmp_path: Path) -> Iterator[Failing]:
-    """Yield the reports about failed parts, which the test expects."""
+    """Yield the reports about failed parts that the test expects."""
     made = Failing(tmp_path / "record")
     parts.connect(made.told.append, made.stopped.set, made.record)
     yield made
@@ -122,7 +122,7 @@ def failing(tmp_path: Path) -> Iterator[Failing]:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of the whole run."""
+    """Return a folder that the whole run shares."""
     return once.shared_folder(tmp_path_factory)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The number of repetitions, for tests that repeat something many times.
 
-EBPFLB_TEST_LOAD is the share that this machine can bear; the kernel lab's machines, which are
-emulated and twenty times slower, have less than 1.
+EBPFLB_TEST_LOAD is the share of them that this machine can bear: less than 1 on the kernel lab's
+machines, which are emulated and twenty times slower.
 """
 
 import os
@@ -17,7 +17,7 @@ def scaled(count: int) -> int:
 
 
 def paused(seconds: float) -> float:
-    """Return the pause of a client between its requests.
+    """Return a client's pause between its requests.
 
     Clients that hardly pause leave an emulated machine no time to start an agent beside them.
     """

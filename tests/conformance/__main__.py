@@ -31,8 +31,8 @@ SENDS = {"TCP": requests.tcp, "UDP": requests.udp}
 
 
 class Result(NamedTuple):
-    """``seen``: what a client met instead of the expected result; "" if they agree. ``on_purpose``:
-    this proxy is known to do that.
+    """``seen`` is what a client met instead of the expected result; "" if they agree.
+    ``on_purpose`` means that this proxy is known to do that.
     """
 
     case: str
@@ -45,7 +45,7 @@ class Result(NamedTuple):
 def play(
     target: str, cases: Mapping[str, Case], patience: float = served.SECONDS
 ) -> Iterator[Result]:
-    """Return what the clients of each case meet, in its order; see ``Served``."""
+    """Return what the clients of each case meet, in the order of the case; see ``Served``."""
     proxy = named(target)
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients meet who ask a service: which endpoints, whom these see, a refusal, or nothing.
+"""The results of clients that ask a service: which endpoints answer, whom these see, a refusal, or
+nothing.
 
 Each case is a state of the cluster and what each client meets there (tests.kit.cells), on two
 nodes, in both families and protocols. "policies" is the table of kube-proxy.md 5.3, cell by cell.
@@ -69,7 +70,7 @@ def only_for(two: Topology, *hosts: Host, more: tuple[str, ...] = ()) -> list[Ma
 
 
 def leaving(two: Topology, **policy: str) -> list[Manifest]:
-    """Return a Service whose only endpoint, on the near node, terminates."""
+    """Return a Service whose only endpoint, on the near node, is terminating."""
     conditions = {"ready": False, "terminating": True}
     return two.service("web", 10, two.here, conditions=conditions, **policy)
 
@@ -90,7 +91,7 @@ def second_slice(two: Topology, pod: Host, **conditions: bool) -> list[Manifest]
 
 
 def by_proxy(number: int) -> list[Manifest]:
-    """Return addresses of a load balancer that translates them itself."""
+    """Return the addresses of a load balancer that translates them itself."""
     return [{"ip": it, "ipMode": "Proxy"} for it in Frontends(number).balancer]
 
 

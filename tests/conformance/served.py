@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two nodes of the cases, each served by a target's proxy and an API server of its own."""
+"""The two nodes of the cases; each has a target's proxy and an API server of its own."""
 
 import itertools
 import signal
@@ -25,12 +25,12 @@ SECONDS = 30.0
 
 
 class Served(Topology):
-    """``publish`` gives both API servers the same objects; a marker Service, whose port changes,
-    tells when a proxy has followed. Raises NodeError if one does not.
+    """``publish`` gives both API servers the same objects. A marker Service, whose port changes,
+    shows when a proxy has followed. Raises NodeError if one does not.
     """
 
     def __init__(self, lab: Lab, folder: Path, target: Target, patience: float = SECONDS) -> None:
-        """``patience``: the seconds that the proxies have to follow a change."""
+        """``patience`` is the number of seconds in which the proxies must follow a change."""
         super().__init__(lab, folder, cni.Bridge(hairpin=True))
         self._target, self._patience = target, patience
         self._servers: list[FakeApiServer] = []
@@ -111,7 +111,7 @@ class Served(Topology):
         ]
 
     def _replace(self, objects: dict[tuple[str, ...], Manifest]) -> None:
-        """The marker, which is last, changes last of each kind."""
+        """Replace the objects of each kind; the marker, which is last, changes last."""
         for server in self._servers:
             for name in self._objects.keys() - objects.keys():
                 server.delete(self._objects[name])

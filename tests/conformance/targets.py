@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The service proxies that the cases are played against.
 
-A target says by which command a node's proxy starts. It watches the API server of its kubeconfig,
-serves the network namespace that it runs in, and is ended by SIGTERM. Any other proxy is a command
-in which {node}, {kubeconfig}, {folder} and {cgroup} are replaced.
+A target names the command that starts a node's proxy. The proxy watches the API server of its
+kubeconfig, serves the network namespace that it runs in, and is ended by SIGTERM. Any other proxy
+is a command in which {node}, {kubeconfig}, {folder} and {cgroup} are replaced.
 """
 
 import os
@@ -25,7 +25,7 @@ from tests.kit.cells import REFUSED, UNANSWERED, Row
 
 @dataclass(frozen=True)
 class Place:
-    """A node, the kubeconfig for its proxy, and a folder that is the proxy's own."""
+    """A node, the kubeconfig for its proxy, and a folder for the proxy."""
 
     node: Host
     kubeconfig: Path
@@ -38,8 +38,8 @@ def _nothing(place: Place) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """``clean`` removes what the proxy leaves outside of its namespace. ``differs`` names the cell
-    of a row, for a client and a kind of frontend, that the proxy means instead, or nothing.
+    """``clean`` removes what the proxy leaves outside its namespace. ``differs`` returns the
+    proxy's own cell of a row, for a client and a kind of frontend, if the proxy is known to differ.
     """
 
     command: Callable[[Place], list[str]]
@@ -71,7 +71,9 @@ def ebpflb(packet_path: str, *more: str) -> Target:
 
 
 def kube_proxy(mode: str) -> Target:
-    """Return the target kube-proxy; its binary is KUBE_PROXY, or found by the shell's path."""
+    """Return the target kube-proxy; its binary is KUBE_PROXY, or the one that the shell's path
+    has.
+    """
 
     def command(place: Place) -> list[str]:
         path = place.folder / "config.yaml"
@@ -131,5 +133,5 @@ TARGETS = {
 
 
 def named(text: str) -> Target:
-    """Return one of TARGETS, or the proxy of this command. Raises ValueError as ``other``."""
+    """Return one of TARGETS, or the proxy of this command. Raises ValueError as ``other`` does."""
     return TARGETS.get(text) or other(text)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.extended
 
 @pytest.mark.parametrize("target", ["ebpflb-netfilter", "ebpflb-flows"])
 def test_ours_pass(target: str) -> None:
-    """Each client of these cases meets the same as with kube-proxy."""
+    """Each client of these cases has the same result as with kube-proxy."""
     cases = {name: CASES[name] for name in ("no endpoint", "affinity", "zones")}
     results = list(play(target, cases))
     assert {result.case for result in results} == set(cases)
@@ -31,7 +31,7 @@ def test_a_difference_is_told() -> None:
 
 
 def test_no_other_difference_is_on_purpose() -> None:
-    """Differences are known per target; a proxy that is given as a command has none."""
+    """Differences are known for each target; a proxy that is given as a command has none."""
     kube_proxy, ours = TARGETS["kube-proxy-iptables"], TARGETS["ebpflb-flows"]
     refused, seen = Row("near outside", 10, "external cluster", REFUSED), Row("a", 1, "b", "c", "d")
     known = kube_proxy.differs(refused, "near", "external"), ours.differs(seen, "a", "b")
@@ -48,6 +48,8 @@ def test_a_proxy_that_does_nothing_fails() -> None:
 
 
 def test_a_proxy_that_cannot_start_is_told_at_once() -> None:
-    """Its status and its output are reported, without waiting for its time to end."""
+    """The proxy's status and output are reported at once, without waiting until its time is
+    over.
+    """
     (result,) = play("sh -c 'echo no licence; exit 3'", {"zones": CASES["zones"]}, patience=1e6)
     assert "near's proxy has ended with status 3" in result.seen and "no licence" in result.seen

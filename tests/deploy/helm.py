@@ -36,7 +36,7 @@ class Refused(Exception):
 
 
 def ask(question: str, *values: Values) -> list[Any]:
-    """Return Helm's answer to each request; a Refused where it refuses."""
+    """Return Helm's answer to each request; a Refused if Helm refuses the request."""
     done = subprocess.run(
         [sys.executable, __file__, question],
         input=json.dumps(values),
@@ -62,7 +62,7 @@ def _place(text: str) -> int:
 
 
 def render(*values: Values) -> list[list[Object]]:
-    """The objects of each rendering. Raises Refused."""
+    """Return the objects of each rendering. Raises Refused."""
     answers = ask("render", *values)
     for answer in answers:
         if isinstance(answer, Refused):
@@ -71,7 +71,7 @@ def render(*values: Values) -> list[list[Object]]:
 
 
 def the(kind: str, objects: list[Object]) -> Object:
-    """Return the only object of its kind."""
+    """Return the only object of this kind."""
     (found,) = [it for it in objects if it["kind"] == kind]
     return found
 

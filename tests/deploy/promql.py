@@ -16,7 +16,9 @@ TARGET = frozenset({"instance", "job"})  # what Prometheus adds
 
 
 def parse(text: str) -> promql.Expr:
-    """Raises ValueError. Grafana's variables stand for what Grafana puts in their place."""
+    """Parse the expression. Raises ValueError. Grafana's variables are replaced as Grafana replaces
+    them.
+    """
     text = text.replace("$__rate_interval", "5m")
     return promql.parse(text.replace("$node", ".*").replace("$job", ".*"))
 

@@ -48,7 +48,8 @@ def mask(rights: Rights) -> int:
 def limited_to(rights: Rights, folder: Path, profile: Rights | None = None) -> list[str]:
     """Return the command prefix for root with only these rights, as in a container or unit.
 
-    A container has the seccomp profile RuntimeDefault; ``profile``: for these rights instead.
+    A container has the seccomp profile RuntimeDefault for these rights, or for those in
+    ``profile``.
     """
     here = [name for name in rights if ours() >> namespaces.CAPABILITIES[name] & 1]
     named = "".join(f",+{name.removeprefix('CAP_').lower()}" for name in here)
@@ -63,7 +64,7 @@ def limited_to(rights: Rights, folder: Path, profile: Rights | None = None) -> l
 
 
 class Confined(Cluster):
-    """A cluster with a client outside; only its packets are seen."""
+    """A cluster with a client outside, whose packets are translated at a device."""
 
     def __init__(self, lab: Lab, folder: Path, *options: str) -> None:
         hairpin = cni.Bridge(hairpin=True)
@@ -101,7 +102,7 @@ def serves(made: Confined) -> None:
 
 
 def packet_path(made: Confined) -> str:
-    """Return the engine that the agent last reported."""
+    """Return the engine that the agent reported last."""
     return made.agent.log().rpartition("packet path: ")[2].partition(" ")[0]
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which writes of an agent to Nodes the chart's admission policy admits, by a CEL runtime.
+"""Which writes of an agent to Nodes the chart's admission policy admits, evaluated by a CEL
+runtime.
 
 The API server evaluates the same expressions; only ``variables`` are its own.
 """
@@ -61,7 +62,7 @@ Change = Callable[[Json], Any]
 
 
 class Policy:
-    """The policy as the chart has it, and whose requests it lets pass."""
+    """The chart's policy, and the account whose requests it checks."""
 
     def __init__(self, policy: Json) -> None:
         names = ("object", "oldObject", "request", "variables")
@@ -114,7 +115,9 @@ def patched(patch: Any) -> Json:
 
 
 def test_what_the_agent_writes_is_admitted(policy: Policy) -> None:
-    """It writes the condition, new or changed, and the taint's removal; the server adds more."""
+    """The agent writes the condition, new or changed, and the taint's removal; the server adds
+    more.
+    """
     first = patched(condition_patch(NOT_READY, None, 0.0))
     assert policy.denies(NODE, first, asked(subResource="status")) == ""
     second = copy.deepcopy(first)
@@ -172,14 +175,14 @@ def test_nothing_else_is_admitted(policy: Policy, number: int) -> None:
     ids=["another node's agent", "a token of no node", "no claims"],
 )
 def test_only_the_own_node(policy: Policy, request_: Json) -> None:
-    """The token names the node of the pod; without it nothing is admitted."""
+    """The token names the node of the pod; without a node in the token nothing is admitted."""
     changed = patched(condition_patch(READY, None, 0.0))
     assert policy.denies(NODE, changed, request_) == OWN
 
 
 @pytest.mark.parametrize("operation", ["CREATE", "DELETE"])
 def test_nodes_are_neither_made_nor_deleted(policy: Policy, operation: str) -> None:
-    """This holds whatever other roles the agent's account has."""
+    """The policy denies it, whatever other roles the agent's account has."""
     old, new = (None, NODE) if operation == "CREATE" else (NODE, None)
     assert policy.denies(old, new, asked(operation=operation)) == OWN
 

@@ -21,7 +21,7 @@ EVERYTHING: Values = yaml.safe_load(EVERYTHING_FILE.read_text())
 
 
 def leaves(values: Values, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value that can be set, by its path."""
+    """Yield every value that can be set, with its path."""
     for key, value in values.items():
         path = f"{above}{key}"
         if isinstance(value, dict) and value:
@@ -43,7 +43,7 @@ def test_renderings_are_current() -> None:
 
 
 def test_the_second_rendering_has_other_values() -> None:
-    """It changes each value of values.yaml."""
+    """The second rendering changes each value of values.yaml."""
     every, others = dict(leaves(DEFAULTS)), dict(leaves(EVERYTHING))
     same = {path for path, value in every.items() if others.get(path, value) == value}
     same -= {path for path in same if any(it.startswith(f"{path}.") for it in others)}
@@ -68,7 +68,9 @@ def test_options_of_the_chart() -> None:
 
 
 def test_values_that_an_older_chart_did_not_have() -> None:
-    """After an upgrade with --reuse-values they are absent: the option is not given."""
+    """After an upgrade with --reuse-values new values are missing, and their options are not
+    given.
+    """
     names = [name for name, value in DEFAULTS.items() if not isinstance(value, dict)]
     names.remove("readyzBindAddress")  # every chart has had it; its absence is refused
     for name, objects in zip(names, helm.render(*({it: None} for it in names)), strict=True):
@@ -77,7 +79,9 @@ def test_values_that_an_older_chart_did_not_have() -> None:
 
 
 def test_misspelt_values_are_refused() -> None:
-    """This holds at every level, except in the configuration, which ebpflb reads itself."""
+    """Misspelt values are refused at every level, except in the configuration, which ebpflb reads
+    itself.
+    """
     free = {"config", "resources", "nodeSelector", "updateStrategy", "podLabels", "podAnnotations"}
     sections = [key for key, v in DEFAULTS.items() if isinstance(v, dict) and key not in free]
     misspelt: list[dict[str, Any]] = [{"tolerationz": []}]

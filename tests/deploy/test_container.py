@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host hands to a container, and what the container must not make itself."""
+"""What the host provides for a container, and what the container must not create itself."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from ebpflb.kernel.maps.state_dir import BPFFS
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
 def test_container_mounts_no_bpffs_of_its_own() -> None:
-    """If the host's directory is no bpffs, pins in a new mount would end with the container."""
+    """If the host's directory is not a bpffs, pins in a new mount would end with the container."""
     handed = f"umount {BPFFS}; mount --bind {BPFFS} {BPFFS}"
     check = f"{sys.executable} -m ebpflb check -o wide; cat /proc/self/mounts"
     done = subprocess.run(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image's recipe, checked by hadolint and here, and its build with fake engines: `make test`
-has no engine that could build.
+"""The image's recipe, checked by hadolint and here, and its build with fake engines, because `make
+test` has no engine that could build.
 """
 
 import os
@@ -55,7 +55,7 @@ def test_the_base_is_named_by_digest_and_every_stage_comes_from_it() -> None:
 
 
 def renew_base(folder: Path, digest: str) -> "subprocess.CompletedProcess[str]":
-    """Renew the base in a copy, with a skopeo that prints this."""
+    """Renew the base in a copy of the recipe, with a skopeo that prints this."""
     image = folder / "deploy/image"
     image.mkdir(parents=True)
     for name in ("Dockerfile", "renew-base"):
@@ -72,7 +72,7 @@ def renew_base(folder: Path, digest: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_the_digest_is_renewed(tmp_path: Path) -> None:
-    """The registry is asked about each tag, and nothing but the digests changes."""
+    """The registry is asked about each tag, and only the digests change."""
     digest = "sha256:" + "5" * 64
     assert renew_base(tmp_path, digest).returncode == 0
     asked = re.findall(r"docker://docker.io/library/(\S+)", (tmp_path / "asked").read_text())
@@ -120,7 +120,7 @@ def build(
 
 
 def test_an_image_of_140_mb_is_built(tmp_path: Path) -> None:
-    """The working engine builds it, under the chart's name, from the requested base."""
+    """The engine that works builds the image, under the chart's name, from the requested base."""
     done = build(tmp_path, size="140 MB", base="localhost/debian:bookworm-slim")
     assert done.returncode == 0, done.stderr
     asked = (tmp_path / "asked").read_text()
@@ -134,7 +134,9 @@ def test_an_image_of_140_mb_is_built(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", ["141MB", "1.02 GB"])
 def test_a_larger_one_is_a_failure(tmp_path: Path, size: str) -> None:
-    """Every node would have to load a larger one; only the image with BCC may be larger."""
+    """A larger image is a failure, because every node would have to load it; only the image with
+    BCC may be larger.
+    """
     done = build(tmp_path, size=size)
     assert done.returncode == 1
     assert f"has {size}, and 140000000 bytes are allowed" in done.stderr

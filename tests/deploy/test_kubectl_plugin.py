@@ -42,7 +42,7 @@ class Done(NamedTuple):
 
 
 class Kubectl:
-    """kubectl with the plugin in its PATH; ``asked`` has the commands for the pods."""
+    """kubectl with the plugin in its PATH; ``asked`` has the commands that pods were sent."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -112,7 +112,7 @@ def kubectl(tmp_path: Path, pods: list[api_exec.Pod]) -> Iterator[Kubectl]:
 
 
 def test_tables_become_one(kubectl: Kubectl) -> None:
-    """The table has a column NODE and is aligned again; stderr lines have the node's name."""
+    """The table has a column NODE and is aligned again; each stderr line has the node's name."""
     done = kubectl("services", "list", "-n", "shop")
     assert done.status == 0
     assert done.out.splitlines() == [
@@ -156,7 +156,9 @@ def test_streams(kubectl: Kubectl) -> None:
     ],
 )
 def test_explain_on_the_node_of_the_pod(kubectl: Kubectl, client: str, pod: str, sent: str) -> None:
-    """A pod without a namespace is in the Service's; the agent finds it by its address."""
+    """A pod without a namespace is in the Service's namespace; the agent finds it by its
+    address.
+    """
     done = kubectl("explain", "shop/cart:http", "--from", client)
     assert (done.status, done.err) == (0, "")
     assert kubectl.asked == [(pod, f"explain shop/cart:http --from={sent}")]
@@ -169,7 +171,7 @@ def test_explain_without_a_pod_asks_all(kubectl: Kubectl) -> None:
 
 
 def test_what_changes_something_names_its_nodes(kubectl: Kubectl) -> None:
-    """doctor needs named nodes, as it connects through all their paths; cleanup is refused."""
+    """doctor needs named nodes, because it connects through all their paths; cleanup is refused."""
     assert "name nodes with --node, or --all" in kubectl("doctor").err
     assert kubectl("doctor", "--all", "-q").status == 0
     assert sorted(kubectl.asked) == [(f"ebpflb-{it}", "doctor -q") for it in "ab"]
@@ -207,7 +209,7 @@ def test_report_of_all_nodes(kubectl: Kubectl, anonymous: bool) -> None:
     "pods", [[PODS[0], api_exec.pod("ebpflb-b", "worker-b", "", labels=OURS, runs=False)]]
 )
 def test_a_pod_that_does_not_run(kubectl: Kubectl) -> None:
-    """The pod is named, the others are asked, and the exit status is not 0."""
+    """The pod that does not run is named, the others are asked, and the exit status is not 0."""
     done = kubectl("status")
     assert (done.status, done.out) == (1, "worker-a  OK\n")
     assert done.err == "worker-b: not asked: ebpflb-b does not run (Running)\n"

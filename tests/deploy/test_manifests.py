@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed is valid for every supported Kubernetes, and asks for no unused rights."""
+"""The installed objects are valid for every supported Kubernetes, and request no unused rights."""
 
 import inspect
 import re
@@ -48,7 +48,7 @@ def watched() -> list[Object]:
 
 @pytest.fixture(scope="module")
 def variants() -> list[list[Object]]:
-    """Return the chart's objects, by the values of VARIANTS."""
+    """Return the chart's objects for each set of values in VARIANTS."""
     return helm.render(*VARIANTS)
 
 
@@ -62,7 +62,7 @@ def validator() -> Any:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_schema(version: str, variants: list[list[Object]], validator: Any) -> None:
-    """Every object is valid by the strict schema of every Kubernetes that the chart is for."""
+    """Every object is valid by the strict schema of every Kubernetes that the chart supports."""
     for objects in variants:
         for it in objects:
             if it["kind"] not in OPERATOR_KINDS:
@@ -152,7 +152,7 @@ def test_agent_knows_its_flags(defaults: list[Object]) -> None:
 def test_configuration_is_read(
     place: str, defaults: list[Object], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """ebpflb's own reader finds no wrong, unknown or duplicate field in it."""
+    """ebpflb's own reader finds no wrong, unknown or duplicate field in the configuration."""
     path = DEPLOY / "systemd/config.conf"
     if place == "the manifests":
         path = tmp_path / "config.conf"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/metrics.md describes every metric of ebpflb in its own help text, and no other. kube-proxy's
-are in docs/kube-proxy.md, and tests/serve/test_metrics_kube_proxy.py compares them.
+"""docs/metrics.md describes every metric of ebpflb with the metric's own help text, and no other.
+kube-proxy's metrics are in docs/kube-proxy.md, and tests/serve/test_metrics_kube_proxy.py compares
+them.
 """
 
 import re
@@ -40,8 +41,8 @@ def type_of(name: str) -> str:
 
 
 def test_page_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names, types, labels and meanings equal an exposition's, except for kube-proxy's, and those
-    that prometheus_client has of itself.
+    """Names, types, labels and meanings equal an exposition's, except for kube-proxy's metrics, and
+    those of prometheus_client about itself.
     """
     made = subjects.everything(monkeypatch)
     bodies = made.exposition().body, made.slis_exposition().body

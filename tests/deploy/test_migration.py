@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of docs/migration.md do what it says, as far as this needs no cluster."""
+"""The commands of docs/migration.md do what the page says, as far as this needs no cluster."""
 
 import os
 import re
@@ -82,7 +82,7 @@ STEPS = [
 def test_a_little_at_a_time(
     tmp_path: Path, name: str, wanted: list[list[str]], nodes: dict[str, str]
 ) -> None:
-    """Each step has the agent's options for its own nodes, and no other step's."""
+    """Each step sets the agent's options for its own nodes, and for no other step's."""
     for tool, script in (("helm", 'printf "%s\\n" "$*" >> said'), ("kubectl", "true")):
         (tmp_path / tool).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / tool).chmod(0o755)
@@ -98,7 +98,7 @@ def test_a_little_at_a_time(
 
 
 def set_by(words: str) -> helm.Values:
-    """Return the values that these words of `helm upgrade` set, except a file's."""
+    """Return the values that these words of `helm upgrade` set, without those of a file."""
     values: helm.Values = {}
     for word in re.findall(r"--set (\S+)", words):
         path, _, text = word.partition("=")
@@ -134,7 +134,7 @@ def test_readme_installs_on_one_node_and_removes(tmp_path: Path) -> None:
 
 
 def test_a_pod_is_ready_after_its_cleanup(tmp_path: Path) -> None:
-    """A pod is ready only after its cleanup, so the roll-out does not end before."""
+    """A pod is ready only after its cleanup, so the roll-out does not end earlier."""
     install = PAGE.with_name("install.md").read_text()
     (block,) = re.findall(r"<!-- remove -->\n```sh\n(.*?)```", install, re.DOTALL)
     (patch,) = re.findall(r"--patch='(.*?)'", block, re.DOTALL)

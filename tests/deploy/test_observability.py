@@ -73,7 +73,7 @@ def whole(known: dict[str, set[str]]) -> promql.Labels:
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.where)
 def test_every_metric_and_label_exists(known: dict[str, set[str]], question: Question) -> None:
-    """An expression is well-formed and uses existing series and labels; so does its text."""
+    """Each expression is well-formed and uses existing series and labels, and so does its text."""
     labels = promql.labels(promql.parse(question.expr), whole(known))
     assert question.shown <= labels
 
@@ -100,7 +100,7 @@ def test_dashboard_shows_what_is_ours(known: dict[str, set[str]]) -> None:
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
 def test_the_runbook_has_a_heading_for_each_alert(rule: dict[str, Any]) -> None:
-    """The link leads to the reason or to the alert's own heading, and it says what to do."""
+    """The link of each alert leads to its reason or to its own heading, which says what to do."""
     path, _, heading = rule["annotations"]["runbook_url"].partition("#")
     sections = re.split(r"^### ", (ROOT / path).read_text(), flags=re.M)[1:]
     (section,) = (it for it in sections if anchor(it.partition("\n")[0]) == heading)

@@ -35,7 +35,7 @@ print(*sys.modules)
 
 @pytest.fixture
 def chart(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script that packages the chart."""
+    """Return the script that packages the chart."""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1790000000")
     return script("chart")
 
@@ -70,7 +70,9 @@ def test_the_chart_has_every_file_and_the_version(chart: Any, tmp_path: Path) ->
 
 
 def test_the_layout_names_the_chart_by_digest(chart: Any) -> None:
-    """The OCI layout's index leads to a manifest, and that to the chart, with Helm's types."""
+    """The OCI layout's index leads to a manifest, and the manifest to the chart, with Helm's
+    types.
+    """
     content = chart.chart(VERSION)
     files = unpacked(chart.layout(content, VERSION))
 
@@ -120,7 +122,9 @@ def test_a_release_has_what_is_imported_and_nothing_else() -> None:
 
 
 def test_the_branch_that_is_checked_out_changes_no_byte(tmp_path: Path) -> None:
-    """The source archive names a checked-out branch; the workflow checks out a tag, on none."""
+    """The source archive is the same, whether a branch is checked out or, as in the workflow, a
+    tag.
+    """
     checkout, tools = tmp_path / "checkout", tmp_path / "tools"
     for folder in (checkout / "deploy/release", checkout / ".venv/bin", tools):
         folder.mkdir(parents=True)
@@ -182,7 +186,7 @@ ENVIRONMENT = {
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """Return the package roots for an environment with one compiled module. pip is a stand-in that
-    records its requests; so is rpmbuild, because Debian has none before a release.
+    records its requests, and so is rpmbuild, because Debian before a release has none.
     """
     for name, text in (
         ENVIRONMENT
@@ -208,7 +212,7 @@ def package(tmp_path: Path) -> Path:
 
 def test_the_debian_package_serves_each_python(package: Path) -> None:
     """The package has its compiled modules for each supported Python, everything else once, and no
-    bytecode of Python.
+    .pyc file.
     """
     control = (package / "DEBIAN/control").read_text()
     first, end = (int(each) for each in re.findall(r"python3 \((?:>=|<<) 3\.(\d+)\)", control))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The capabilities that deploy/ grants suffice to serve, and each required one is required."""
+"""The capabilities that deploy/ grants suffice to serve, and none of them is superfluous."""
 
 import os
 import subprocess
@@ -74,11 +74,11 @@ def of_process(agent: LabAgent, line: str) -> int:
     ids=["the chart", "the unit", "the chart at the least"],
 )
 def test_granted_rights_are_enough(granted: Callable[[], Rights], tmp_path: Path) -> None:
-    """With what is granted the agent serves, and goes on after a restart.
+    """With the granted rights the agent serves, also after a restart.
 
-    All under the seccomp profile of container runtimes. With the least it also compiles: more
-    rights take nothing from that. The right to enter namespaces lets it end pods' sockets, and find
-    that netfilter translates; without it an init container finds that.
+    All cases run under the seccomp profile of container runtimes. With the fewest rights the agent
+    also compiles. The right to enter namespaces lets it end pods' sockets, and find out whether
+    netfilter translates; without that right an init container finds this out.
     """
     rights = granted()
     compiles = set(rights) == set(namespaces.NEEDED_CAPABILITIES)
@@ -103,7 +103,7 @@ def test_granted_rights_are_enough(granted: Callable[[], Rights], tmp_path: Path
 
 
 def probe(made: Confined, folder: Path) -> None:
-    """Run the chart's init container on the node, with its rights, as printed."""
+    """Run the chart's init container on the node, with its rights, and return its answers."""
     container = probe_container()
     made.agent.under = limited_to(granted_to(container), folder)
     words = [it for it in container["args"] if not it.startswith("--config=")]
@@ -149,7 +149,7 @@ def test_answers_of_another_boot_are_not_believed(tmp_path: Path) -> None:
 
 
 def test_only_needed_rights_are_granted() -> None:
-    """There are three for everything, one for old kernels, one for pods' namespaces."""
+    """There are three rights for everything, one for old kernels, and one for pods' namespaces."""
     assert granted_by_the_chart(**LEAST) == (
         "CAP_BPF",
         "CAP_NET_ADMIN",
@@ -168,7 +168,7 @@ def test_only_needed_rights_are_granted() -> None:
 
 @pytest.mark.parametrize("lost", namespaces.NEEDED_CAPABILITIES)
 def test_each_right_is_needed(lost: str, tmp_path: Path) -> None:
-    """Without any one of the three nothing starts, and the error names it."""
+    """Without any one of the three rights nothing starts, and the error names the missing one."""
     rest = tuple(name for name in namespaces.NEEDED_CAPABILITIES if name != lost)
     refused = f"ebpflb: missing capabilities: {lost}: run as root, or grant them\n"
     assert failure(limited_to(rest, tmp_path), "run", "--manifests", str(tmp_path)) == refused

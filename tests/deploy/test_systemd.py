@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The unit for a machine without a DaemonSet."""
+"""The systemd unit for a machine without a DaemonSet."""
 
 import configparser
 import re
@@ -43,7 +43,7 @@ def verify(text: str, folder: Path) -> str:
 
 @needs_systemd
 def test_systemd_takes_it(tmp_path: Path) -> None:
-    """systemd has no message."""
+    """systemd reports nothing about the unit."""
     assert verify(UNIT.read_text(), tmp_path) == ""
 
 

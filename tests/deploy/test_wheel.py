@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An installation from a wheel is complete: the image and a bare machine have no checkout."""
+"""An installation from a wheel is complete, as the image and a bare machine have no checkout."""
 
 import ast
 import os
@@ -52,8 +52,8 @@ def run(*command: object, **options: object) -> str:
 def installed() -> Iterator[Path]:
     """Return a fresh environment with ebpflb from a wheel, and its dependencies from here.
 
-    The sources are copied, because building writes beside them; every user may read the copy,
-    because the user nobody compiles.
+    The sources are copied, because a build writes beside them; every user may read the copy,
+    because the compiler runs as the user nobody.
     """
     with TemporaryDirectory(prefix="ebpflb-test-") as folder:
         path = Path(folder)
@@ -99,14 +99,14 @@ def commit(source: Path) -> None:
 
 
 def elsewhere(installed: Path) -> dict[str, object]:
-    """Return an environment outside the checkout. A .pth file names ebpflb's dependencies, as the
-    compiler child ignores the environment.
+    """Return an environment outside the checkout. A .pth file names ebpflb's dependencies, because
+    the compiler child ignores the environment.
     """
     return {"cwd": installed, "env": dict(os.environ)}
 
 
 def test_version_and_commit_are_those_of_the_source_archive(installed: Path) -> None:
-    """The wheel was built from the archive without git, the archive from a tagged commit."""
+    """The wheel is built without git from the archive, and the archive from a tagged commit."""
     shown = run(installed / "bin/ebpflb", "version", **elsewhere(installed)).splitlines()
     assert shown[0] == f"ebpflb {TAG[1:]}"
     assert re.fullmatch("commit      [0-9a-f]{9}", shown[1])
@@ -137,7 +137,7 @@ def test_documentation_is_installed(installed: Path) -> None:
 
 
 def test_no_text_names_a_page_of_a_checkout() -> None:
-    """Messages are read where there is no checkout."""
+    """No message names a file of the checkout, because users have none."""
     for path in (CHECKOUT / "ebpflb").rglob("*.py"):
         parsed = ast.parse(path.read_text())
         notes = {id(node.value) for node in ast.walk(parsed) if isinstance(node, ast.Expr)}
@@ -219,7 +219,7 @@ def test_it_compiles(installed: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")
 def test_it_checks(installed: Path) -> None:
-    """The installed `ebpflb check` says that this node can run it."""
+    """The installed `ebpflb check` says that this node can run ebpflb."""
     command = installed / "bin/ebpflb", "check", "-o", "json"
     findings = answers.results(run(*command, **elsewhere(installed)))
     assert [it for it in findings if it["required"] and not it["ok"]] == []

@@ -15,14 +15,14 @@ every_workflow = pytest.mark.parametrize("workflow", WORKFLOWS, ids=[it.stem for
 
 
 def steps(workflow: Path) -> list[dict[str, Any]]:
-    """All steps of all jobs."""
+    """Return all steps of all jobs."""
     jobs = yaml.safe_load(workflow.read_text())["jobs"].values()
     return [step for job in jobs for step in job["steps"]]
 
 
 @every_workflow
 def test_every_action_and_image_is_pinned(workflow: Path) -> None:
-    """They are pinned by digest; a comment has the version of an action."""
+    """Actions and images are pinned by digest; a comment has the version of an action."""
     text = workflow.read_text()
     uses = re.findall(r"\buses: (.*)", text)
     assert len(uses) == sum("uses" in step for step in steps(workflow))

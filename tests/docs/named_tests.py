@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests that a page or a list names exist, and nothing skips them."""
+"""The tests that a page or a list names exist, and none of them is skipped."""
 
 import ast
 import re
@@ -25,7 +25,9 @@ def marks_in(path: str) -> dict[str, str]:
 
 
 def assert_exists(test: str) -> None:
-    """Check that the test exists, with the case of its table, and is never skipped altogether."""
+    """Check that the test exists, with the named case of its table, and is never skipped
+    altogether.
+    """
     named = TEST.fullmatch(test)
     assert named, test
     path, name, case = named.groups()

@@ -21,14 +21,14 @@ HEADING = re.compile(r"^#+ (.*)$", re.M)
 
 
 class Link(NamedTuple):
-    """A relative link: the file that it leads to, and the heading in it, or nothing."""
+    """A relative link: the file that it leads to, and the heading in that file, or ""."""
 
     path: Path
     heading: str
 
 
 def name(page: Path) -> str:
-    """Return the name of a page from the root of the repository."""
+    """Return a page's path from the root of the repository."""
     return str(page.relative_to(ROOT))
 
 
@@ -54,7 +54,7 @@ def headings(page: Path) -> set[str]:
 
 
 def rows(page: Path, heading: str) -> list[list[str]]:
-    """Return the cells of the first table below a heading, without its head."""
+    """Return the cells of the first table below a heading, without the table's head."""
     below = page.read_text().split(f"# {heading}\n", 1)[1]
     lines = re.search(r"(?:^\|.*\n)+", below, re.M)
     assert lines, heading

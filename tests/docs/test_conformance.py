@@ -15,7 +15,7 @@ REQUESTS = {
 
 
 def passed_of(cell: str) -> tuple[int, int]:
-    """Return how many pass, of how many: "148, 56 differ"."""
+    """Return the number that pass and the total, from a text such as "148, 56 differ"."""
     passed, *differ = map(int, re.findall(r"\d+", cell))
     return passed, passed + sum(differ)
 

@@ -43,7 +43,7 @@ def test_drawn_from_its_source(source: Path) -> None:
 
 @every_diagram
 def test_names_what_exists(source: Path) -> None:
-    """Boxes are files below bpf/ and ebpflb/, cells are maps."""
+    """Boxes are files below bpf/ and ebpflb/, and cells are maps."""
     text = source.read_text().replace("\\n", "")
     for file in FILE.findall(text):
         assert (ROOT / "bpf" / file).is_file() or (ROOT / "ebpflb" / file).is_file(), file

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables in docs that repeat facts of the code are complete and correct."""
+"""Tables in docs that repeat facts from the code are complete and correct."""
 
 import re
 
@@ -52,7 +52,7 @@ def test_every_field_has_its_line() -> None:
 
 
 def test_runbook_has_each_verdict_and_reason_of_status() -> None:
-    """Each one has a heading in the runbook, which has no other such heading."""
+    """Each verdict and reason has a heading in the runbook, which has no other such heading."""
     chapters = re.split(r"^## (.*)\n", RUNBOOK.read_text(), flags=re.M)
     below = dict(zip(chapters[1::2], chapters[2::2], strict=True))
     found = {name: re.findall(r"^### (.*)$", text, re.M) for name, text in below.items()}
@@ -76,7 +76,7 @@ def test_readme_has_the_headings_of_the_demo() -> None:
 
 
 def test_where_to_find_what() -> None:
-    """Every function and class of the first two tables is defined in a file of its row."""
+    """Every function and class in the first two tables is defined in a file of its row."""
     found = re.findall(r"^\| (?:to find|flag) .*\n(?:\|.*\n)+", ARCHITECTURE.read_text(), re.M)
     assert len(found) == 2
     for row in [row for table in found for row in table.splitlines()[2:]]:
@@ -88,7 +88,7 @@ def test_where_to_find_what() -> None:
 
 
 def test_which_code_acts_on_a_flag() -> None:
-    """Every option of ebpflb's own has a row."""
+    """Every option that only ebpflb has is in a row."""
     listed = re.findall(r"(?m)^\| (--[^|]*)\|", ARCHITECTURE.read_text())
     flags = {flag.name for _, flag, _ in flags_of(Options)}
     assert flags <= {name.strip(",") for row in listed for name in row.split()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The console blocks of README and guide run as printed in a kept demo, and print what they show.
+"""The console blocks of README and guide run in a kept demo, and print what the pages show.
 
 Output is compared by shape: numbers, times and the widths of columns differ from run to run.
 """

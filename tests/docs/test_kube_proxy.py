@@ -29,7 +29,7 @@ def sections(page: str) -> dict[str, str]:
 
 
 def differences(text: str) -> list[str]:
-    """Return the marked differences; of tables with a column ebpflb, its cells."""
+    """Return the marked differences; in tables with a column ebpflb, the cells of that column."""
     found = re.findall(r"\*\*ebpflb:\*\* (.+)$", text, re.M)
     for table in re.findall(r"^\|.*\| ebpflb \|\n\|[-|]+\n((?:\|.*\n)+)", text, re.M):
         rows = [[it.strip() for it in row.strip("|").split("|")] for row in table.splitlines()]
@@ -38,7 +38,9 @@ def differences(text: str) -> list[str]:
 
 
 def assert_is_shown(section: str, text: str) -> None:
-    """Each difference begins like one key of the section, and each key like a difference."""
+    """Check that each difference begins like one key of the section, and each key like a
+    difference.
+    """
     begins = [it.removeprefix(DIFFERENCE) for it in SHOWN_BY[section] if it.startswith(DIFFERENCE)]
     listed = Counter(begin for it in differences(text) for begin in begins if it.startswith(begin))
     assert listed == Counter(begins)

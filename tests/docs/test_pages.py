@@ -26,14 +26,14 @@ PLACEHOLDER = "<"
 
 
 def exists(path: str) -> bool:
-    """Whether it is a file, a folder, a matching pattern, or a test file without its suffix."""
+    """Whether this is a file, a folder, a matching pattern, or a test file without its suffix."""
     path = path.rstrip("/")
     return any(ROOT.glob(path)) or (ROOT / f"{path}.py").is_file()
 
 
 @every_page
 def test_every_link_leads_to_a_file_and_heading(page: Path) -> None:
-    """Every relative link leads to a file, and to a heading of it."""
+    """Every relative link leads to a file, and to a heading in that file."""
     for link in pages.links(page):
         assert link.path.exists(), link.path
         assert not link.heading or link.heading in pages.headings(link.path), link
@@ -55,7 +55,7 @@ def test_paths_in_sources() -> None:
 
 @every_page
 def test_every_module_exists(page: Path) -> None:
-    """Every module in backticks exists, or the module of which the name is a part."""
+    """Every module in backticks exists, or is the beginning of a longer name."""
     for text in pages.code(page):
         for module in filter(lambda it: not NO_MODULE.fullmatch(it), MODULE.findall(text)):
             assert find_spec(module.rpartition(".")[0]) or find_spec(module), module

@@ -111,7 +111,7 @@ def test_a_record_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_of_one_service(tmp_path: Path) -> None:
-    """Other Services are left out, and earlier changes of this one are counted."""
+    """Other Services are left out, and earlier changes of this Service are counted."""
     node = Node(tmp_path)
     for count in (1, 2, 3):
         node.wants(desired("web", [1], [1, 2, 3][:count]), desired("b", [2], [1, 2, 3][:count]))
@@ -152,7 +152,9 @@ def test_damaged_lines_are_named(tmp_path: Path) -> None:
 def test_what_lies_in_its_place(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither the agent nor a reader waits for a wrong file or follows it; it is named."""
+    """Neither the agent nor a reader waits for a wrong file or follows a link; the file is
+    named.
+    """
     node = Node(tmp_path)
     node.history.start()
     os.replace(node.paths.history_file, tmp_path / "state.history.1")
@@ -166,7 +168,9 @@ def test_what_lies_in_its_place(
 def test_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The agent goes on without a history, logs this once, and records when there is space."""
+    """The agent goes on without a history, logs this once, and records again when there is
+    space.
+    """
     node, real = Node(tmp_path), os.write
     node.history.start()
     with monkeypatch.context() as full, caplog.at_level(logging.WARNING):

@@ -23,7 +23,7 @@ NOW = datetime(2026, 3, 4, 15, 0, 0).timestamp()
     ],
 )
 def test_times(text: str, expected: datetime) -> None:
-    """A time is relative ("ago"), a past time of day, or a date; in this machine's zone."""
+    """A time is relative ("ago"), a past time of day, or a date, in this machine's zone."""
     assert parse_time(text, NOW) == expected.timestamp()
 
 

@@ -108,5 +108,5 @@ def loaded(one_variant: Compiled, all_maps: dict[str, Map]) -> Iterator[list[Pro
 
 @pytest.fixture
 def nothing_brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ignore this checkout's own bytecode (precompile.py)."""
+    """Ignore this checkout's own precompiled bytecode (precompile.py)."""
     monkeypatch.setattr(compiler, "BROUGHT", tmp_path / "no bytecode")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever is in the maps and the state directory, an agent starts, names it and repairs it."""
+"""Whatever is in the maps and the state directory, an agent starts, names the damage and repairs
+it.
+"""
 
 import struct
 from collections.abc import Iterator
@@ -90,7 +92,7 @@ numbers = some.one_of(some.integers(0, 2**32 - 1), some.integers(0, 8))
 
 @some.composite
 def damages(draw: some.DrawFn) -> tuple[str, int, bytes, int]:
-    """Return a map, which of its entries, and a number to write somewhere into it."""
+    """Return a map, the place of an entry, and a number to write somewhere into it."""
     name = draw(some.sampled_from(HASHES + ARRAYS))
     spec = layout.MAPS[name]
     in_key = name in HASHES and draw(some.booleans())

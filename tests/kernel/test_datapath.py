@@ -78,7 +78,7 @@ def held(datapath: Datapath, name: str) -> dict[Any, Any]:
     ],
 )
 def test_hold(datapath: Datapath, name: str, first: dict[Any, Any], second: dict[Any, Any]) -> None:
-    """A map becomes equal to the wanted one; the same again writes nothing."""
+    """A map becomes equal to the wanted one; writing the same again changes nothing."""
     for wanted in (first, first | second, second, {}, first):
         datapath.write_map(name, wanted)
         assert held(datapath, name) == wanted
@@ -183,7 +183,9 @@ def test_a_program_may_be_opening_a_flow(
 
 
 def test_frontend_moves(datapath: Datapath) -> None:
-    """The count grows when a UDP frontend gets another service, or none; not by other writes."""
+    """The count grows when a UDP frontend gets another service, or none; other writes leave it
+    unchanged.
+    """
 
     def moved(*plans: Plan) -> list[bool]:
         found = []
@@ -246,7 +248,7 @@ def test_last_ids(datapath: Datapath, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_counters_of_former_backends(datapath: Datapath) -> None:
-    """They show sockets of a removed backend until a new backend gets its id."""
+    """The counters show sockets of a removed backend until a new backend gets its id."""
     stats = datapath.maps["backend_stats"]
     assert isinstance(stats, Counters)
     name = BackendName("node", "pod")
@@ -265,7 +267,9 @@ def test_counters_of_former_backends(datapath: Datapath) -> None:
 
 
 def test_open_connections_of_former_backends(datapath: Datapath) -> None:
-    """They do not count for a later backend with the id; uncounted ones have a counter."""
+    """Open connections of a removed backend do not count for a later backend with the same id;
+    uncounted ones have a counter.
+    """
     loads, name = datapath.maps["backend_loads"], BackendName("node", "pod")
     datapath.apply(Plan(backend_slots=[(5, 0)], backend_names=[(5, name)]))
     loads.write([(5, BackendLoad(open=3, generation=7, uncounted=2))])
@@ -276,7 +280,7 @@ def test_open_connections_of_former_backends(datapath: Datapath) -> None:
 
 
 def tags(ns: Namespace, device: str) -> dict[str, bytes]:
-    """The tags of the programs at a device, which are hashes of their code."""
+    """Return the tags of the programs at a device, which are hashes of their code."""
     found = {}
     for end, (number,) in ns.filters(device).items():
         fd = bpf.prog_by_id(number)
@@ -286,7 +290,7 @@ def tags(ns: Namespace, device: str) -> dict[str, bytes]:
 
 
 def test_variants(datapath: Datapath, ns: Namespace, cache: Path) -> None:
-    """Devices without a link header get programs of their own, loaded once one needs them."""
+    """Devices without a link header have separate programs, loaded once a device needs them."""
     datapath.load(cache)
     assert datapath.attach_devices(ns.served("!tun*")) == {}
     alike = len(datapath.programs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cffi's types from C declarations: from the installed file, else parsed."""
+"""cffi's types from C declarations: from the installed file, or else parsed."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def test_the_file_of_this_text_is_used(tmp_path: Path) -> None:
 
 
 def test_a_checkout_parses_a_text_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the file is read; a folder that cannot be made is no error."""
+    """After the first parse the file is read; a folder that cannot be made is no error."""
     cache = tmp_path / "build/declarations"
     assert bpf.c_types(TEXT, tmp_path, cache).sizeof("struct pair") == 8
     monkeypatch.setattr(bpf, "parse_declarations", lambda text: pytest.fail("parsed again"))

@@ -43,7 +43,7 @@ def datapath(directory: Path, cgroup: Path, ns: Namespace, cache: Path) -> Itera
 
 @pytest.fixture
 def others(datapath: Datapath, cache: Path) -> Make:
-    """Load further programs; their variant does not matter here."""
+    """Load further programs; which variant they are does not matter here."""
     return lambda: ProgramSet(datapath.compile(cache), datapath.maps)
 
 
@@ -62,13 +62,15 @@ def in_force(datapath: Datapath) -> set[int]:
 
 
 def faults(datapath: Datapath, cgroup: Path, ns: Namespace) -> list[object]:
-    """Return the audit's findings, at devices too, whichever programs should be in force."""
+    """Return the audit's findings, also at devices, whichever programs should be in force."""
     return [drift for part in datapath.faults(cgroup, ns.served()) for drift in part]
 
 
 @pytest.mark.extended
 def test_there_and_back(datapath: Datapath, others: Make, cgroup: Path, ns: Namespace) -> None:
-    """Every hook has the others, without drift; then the former ones, and no other is open."""
+    """Every hook has the other programs, without drift; then again the former ones, and no other
+    program is open.
+    """
     usual, made = usual_ids(datapath), others()
     during, descriptors = ids(made.sockets), [it.fd for it in made.loaded]
     assert datapath.exchange(made, cgroup, ns.served()) == {}
@@ -84,7 +86,7 @@ def test_there_and_back(datapath: Datapath, others: Make, cgroup: Path, ns: Name
 def test_a_failure_leaves_the_usual_ones_everywhere(
     datapath: Datapath, others: Make, cgroup: Path, ns: Namespace
 ) -> None:
-    """If the fourth hook refuses its program, the first three get the usual ones again."""
+    """If the fourth hook refuses its program, the first three get the usual programs again."""
     usual, made = usual_ids(datapath), others()
     whole = made.sockets[3]
     made.sockets[3] = whole._replace(fd=made.packets(True)[0].fd)
@@ -100,7 +102,9 @@ def test_a_failure_leaves_the_usual_ones_everywhere(
 def test_programs_that_are_loaded_again_take_their_place(
     datapath: Datapath, others: Make, cgroup: Path, ns: Namespace, cache: Path
 ) -> None:
-    """They may be of another engine: no other variant stays in force beside them."""
+    """Newly loaded programs may be of another engine: no other variant stays in force beside
+    them.
+    """
     made = others()
     during = ids(made.sockets)
     assert datapath.exchange(made, cgroup, ns.served()) == {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probes: they find what this kernel can do, and leave nothing behind."""
+"""Probes find out what this kernel can do, and leave nothing behind."""
 
 import errno
 import os

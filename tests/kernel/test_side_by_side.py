@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parallel calls of the kernel: all or none, in order."""
+"""Parallel calls to the kernel: all or none succeed, in order."""
 
 import threading
 from functools import partial
@@ -49,7 +49,7 @@ def fail(text: str) -> int:
 
 @pytest.mark.usefixtures("cores")
 def test_a_failure_discards_what_the_others_made() -> None:
-    """The first error in order is raised; nothing stays open."""
+    """The first error in order is raised; the results of other calls are closed."""
     made: list[int] = []
     discarded: list[int] = []
 

@@ -20,7 +20,9 @@ def open_files() -> int:
 
 
 def eventually(holds: Callable[[], object]) -> bool:
-    """Whether it becomes true soon: the kernel removes cgroups and links asynchronously."""
+    """Whether the condition becomes true soon: the kernel removes cgroups and links
+    asynchronously.
+    """
     until = time.monotonic() + 60
     while not holds() and time.monotonic() < until:
         time.sleep(0.01)

@@ -21,7 +21,7 @@ def test_every_compiled_file_is_listed() -> None:
 
 
 def test_every_switch_is_both_on_and_off() -> None:
-    """Every switch of the C code is both on and off, except one for tests."""
+    """The variants have every switch of the C code both on and off, except one for tests."""
     files = [path for path in layout.SOURCES.rglob("*.[ch]") if "stub" not in path.parts]
     switches = {f"-D{name}" for path in files for name in SWITCH.findall(Path(path).read_text())}
     every = {
@@ -38,8 +38,8 @@ def test_every_switch_is_both_on_and_off() -> None:
 def test_whatever_probes_find_is_a_variant(
     monkeypatch: pytest.MonkeyPatch, set_retval: bool, read: bool, coarse: bool, process: bool
 ) -> None:
-    """All of the agent's compiler flags are compiled ahead, so no node of the image needs a
-    compiler.
+    """Each combination of compiler flags that the agent uses is precompiled, so no node of the
+    image needs a compiler.
     """
     monkeypatch.setattr(probe, "set_retval", lambda: set_retval)
     monkeypatch.setattr(probe, "kernel_read", lambda: read)

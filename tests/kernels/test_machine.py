@@ -33,7 +33,9 @@ def verdict(result: machine.Result) -> str:
 
 
 def test_passed_and_skipped_tests_are_reported(boot: Boot) -> None:
-    """With status 0 and results, the numbers of passed and skipped tests are reported."""
+    """If the status is 0 and there are results, the numbers of passed and skipped tests are
+    reported.
+    """
     result = boot(f"echo '{JUNIT.format(0)}' >$out/junit.xml; echo 0 >$out/status")
     error, summary = lane.judge(KERNEL, result)[1:]
     assert not error
@@ -72,7 +74,7 @@ BAD_RUNS = {
 
 @pytest.mark.parametrize(("script", "said"), BAD_RUNS.values(), ids=BAD_RUNS)
 def test_a_run_that_proves_nothing_is_named(boot: Boot, script: str, said: str) -> None:
-    """The message has its traces, and the last lines of its console or output."""
+    """The message has the run's traces, and the last lines of its console or output."""
     assert verdict(boot(script)).startswith(said)
 
 

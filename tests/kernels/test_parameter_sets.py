@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A few parameter sets of each test: none is left out altogether, many values are included."""
+"""A few parameter sets of each test: no test is left out altogether, many values are included."""
 
 import os
 import subprocess
@@ -73,7 +73,9 @@ def test_in_pytest(tmp_path: Path, options: list[str], many: int) -> None:
 
 
 def test_one_set_up(tmp_path: Path) -> None:
-    """Each file keeps one network with all parameters of its tests; others keep both."""
+    """Each file in the named folder keeps one network with all parameters of its tests; files
+    elsewhere keep both.
+    """
     for name in ("here/test_a.py", "here/test_b.py", "here/test_c.py", "test_d.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(TESTS)

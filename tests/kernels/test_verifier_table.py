@@ -40,7 +40,7 @@ def test_stack_has_a_limit() -> None:
 
 
 def test_not_there() -> None:
-    """A program or a kernel without a budget fails, with how to get one."""
+    """A program or a kernel without a budget fails, with instructions how to get one."""
     for table in ({}, {ROW: {"6.1": "1000"}}):
         [line] = verifier.complaints({ROW: 1}, table, "5.10")
         assert line.endswith("not in the table yet: make verifier-table")
@@ -55,7 +55,7 @@ def test_the_table_is_complete() -> None:
 
 
 def test_stacks_in_the_table_have_room() -> None:
-    """This holds for every program in every variant, by both BCCs."""
+    """Every program leaves room on the stack, in every variant, with both BCCs."""
     stacks = verifier.counts_of(verifier.read(), verifier.STACK)
     programs = {row[:3] for row in stacks}
     assert set(stacks) == {Row(*each, bcc) for each in programs for bcc in BCCS}

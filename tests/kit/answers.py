@@ -6,14 +6,14 @@ from typing import Any
 
 
 def items(text: str) -> list[dict[str, Any]]:
-    """The items of a list."""
+    """Return the items of a list."""
     found: list[dict[str, Any]] = json.loads(text)["items"]
     return found
 
 
 def results(text: str) -> list[dict[str, Any]]:
-    """Return the results of check and doctor, with the names of CheckResult; ``required``: what is
-    missing is needed.
+    """Return the results of check and doctor, with the names of CheckResult; ``required``: a
+    missing feature is wrong, not a warning.
     """
     names = {"check": "feature", "found": "detail", "what_to_do": "remedy"}
     return [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The history of the fake API server, and the events that a watch with selectors sends of it."""
+"""The history of the fake API server, and the events of it that a watch with selectors gets."""
 
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ Json = dict[str, Any]
 class Change(NamedTuple):
     """A version of the history: an object before and after, or a line to send as it is.
 
-    ``lost``: no watch tells of it.
+    ``lost``: no watch sends this change.
     """
 
     version: int
@@ -53,7 +53,9 @@ def event(change: Change, request: Request) -> Json | bytes | None:
 
 
 def fits(object: Json | None, request: Request) -> bool:
-    """Apply selectors, as far as they are needed: ``!label,!another``, ``a.b=c`` and ``a.b!=c``."""
+    """Apply selectors of the forms that are needed: ``!label,!another``, ``a.b=c`` and
+    ``a.b!=c``.
+    """
     if object is None:
         return False
     labels = request.query.get("labelSelector", "").replace("!", "").split(",")

@@ -14,7 +14,7 @@ class Refused(Exception):
 
 
 def applied(node: Json, content_type: str, body: Any) -> Json:
-    """Return the Node with the patch. Raises Refused if a test of it fails."""
+    """Return the Node with the patch applied. Raises Refused if a test in the patch fails."""
     made = copy.deepcopy(node)
     if content_type == OPERATIONS:
         for operation in body:

@@ -49,8 +49,8 @@ class _HttpServer(ThreadingHTTPServer):
 
 
 class FakeApiServer:
-    """``with FakeApiServer() as api:`` serves until the end of the block; everyone unless there is
-    a ``token``.
+    """``with FakeApiServer() as api:`` serves until the end of the block; with a ``token``, only
+    clients that send it.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class FakeApiServer:
         self.drop()
 
     def hang_up(self) -> None:
-        """End all connections, also idle ones, as the end of a process does."""
+        """End all connections, also idle ones, as a server does when its process ends."""
         for connection in self._server.connections:
             with suppress(OSError):
                 connection.shutdown(SHUT_RDWR)
@@ -115,7 +115,7 @@ class FakeApiServer:
     # What the cluster does
 
     def put(self, object: Json) -> str:
-        """Create or change an object; returns its new resource version."""
+        """Create or change an object; return its new resource version."""
         with self.changed:
             self._version += 1
             version = str(self._version)
@@ -156,7 +156,9 @@ class FakeApiServer:
         return str(self._version)
 
     def compact(self, oldest: str = "") -> None:
-        """Forget the history: no one can resume from before ``oldest``, or before now."""
+        """Forget the history before ``oldest``, or before now: no one can resume from an earlier
+        version.
+        """
         with self.changed:
             self._version += not oldest
             for collection in self._collections.values():
@@ -185,7 +187,7 @@ class FakeApiServer:
         return [it.query for it in self.requests if it.kind == kind and it.is_watch]
 
     def wait_for_watch(self, kind: str, count: int = 1) -> None:
-        """Return when someone watches this kind, for the ``count``-th time."""
+        """Return when a watch of this kind has been opened for the ``count``-th time."""
 
         def watched() -> bool:
             return self.open[kind] > 0 and len(self.watches(kind)) >= count
@@ -233,7 +235,7 @@ class FakeApiServer:
             self._list(request, handler)
 
     def _create(self, object: Json, handler: Handler) -> None:
-        """Record the object before the answer: the client may look at once."""
+        """Record the object before the answer, because the client may look at once."""
         with self.changed:
             self.created.append(object)
             self.changed.notify_all()
@@ -266,7 +268,7 @@ class FakeApiServer:
         handler.send(200, json.dumps(changed).encode())
 
     def node(self, name: str) -> Json:
-        """Return the current Node."""
+        """Return the current Node object."""
         return self._collections["Node"].objects["", name]
 
     def _list(self, request: Request, handler: Handler) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two nodes that serve the same NodePort, so that what one leaves in its conntrack can be compared.
+"""Two nodes that serve the same NodePort, so that their conntrack entries can be compared.
 
     near     ebpflb, with the engine netfilter
     rules    kube-proxy's nftables rules, no agent
@@ -35,7 +35,7 @@ _FLOOD = Path(flood.__file__)
 
 
 class BesideKubeProxy(LabCluster):
-    """``nodes`` are the two that are compared, ebpflb's first."""
+    """``nodes`` are the two nodes to compare, ebpflb's first."""
 
     engine = Engine.NETFILTER
 
@@ -76,7 +76,7 @@ class BesideKubeProxy(LabCluster):
 
     @contextmanager
     def mute(self) -> Iterator[None]:
-        """Drop everything sent to the endpoint, so it answers no one."""
+        """Drop everything sent to the endpoint, so that it answers no one."""
         rule = f"pref 1 to {self.there.v4} blackhole"
         self.far.ip(f"rule add {rule}")
         try:
@@ -99,7 +99,7 @@ def entries(node: Host) -> list[Connection]:
 
 
 def kinds(node: Host) -> Counter[tuple[str, int]]:
-    """Return how many entries there are of each kind: TCP's state, and the status' bits."""
+    """Return the number of entries of each kind: TCP's state, and the bits of the status."""
     return Counter((entry.state_name, entry.status) for entry in entries(node))
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node that an agent and kube-proxy's rules serve, each the same two Services.
+"""A node that an agent and kube-proxy's rules serve; each serves the same two Services.
 
-The rules are those of a kube-proxy that runs beside. They lead to web-3, the manifests to web-1 and
-web-2, so the answer tells who has served a request. Clients ask in both families.
+The rules are those of a kube-proxy that runs beside the agent. They lead to web-3, the manifests to
+web-1 and web-2, so the answer tells who has served a request. Clients ask in both families.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,12 +40,12 @@ def udp(sockets: Sockets, host: str, port: int = PORT) -> requests.Answer:
 
 
 def v6_of(address: str) -> str:
-    """Return the cluster IP that a Service has besides this one of IPv4."""
+    """Return the IPv6 cluster IP of the Service with this IPv4 cluster IP."""
     return f"fd00:96::{address.rpartition('.')[2]}"
 
 
 class Both(Cluster):
-    """The node; its agent is not started yet."""
+    """The node, whose agent is not started yet."""
 
     def __init__(self, lab: Lab, folder: Path, engine: Engine) -> None:
         pods = ("--cluster-cidr", f"{PODS},{PODS6}")

@@ -3,8 +3,8 @@
 
 A cell names the endpoints that answer, "here there"; with "here=client there=node" also whom each
 sees: the client, the far node, or the near one, by the address of the device that leads to the
-endpoint. "one of here there" is either of them, for all requests the same one. With "lost" some
-requests are not answered. REFUSED, SILENT and UNANSWERED are what becomes of all requests: an error
+endpoint. "one of here there" is one of them, the same one for all requests. With "lost" some
+requests are not answered. REFUSED, SILENT and UNANSWERED are the result of all requests: an error
 at once, neither an error nor an answer, or either of these.
 
 A kind of frontend is one of ``Frontends``, or "loopback" for a NodePort on the node's own loopback;
@@ -46,9 +46,9 @@ Met = set[tuple[str, str]]  # names of endpoints, or what went wrong, and the so
 
 
 class Row(NamedTuple):
-    """Which clients ask a service by which kinds of frontends, and what they meet.
+    """Clients that ask a service by some kinds of frontends, and their result.
 
-    ``kube_proxy``: kube-proxy's cell, if it differs.
+    ``kube_proxy`` is kube-proxy's cell, if it differs.
     """
 
     clients: str
@@ -59,9 +59,9 @@ class Row(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A state of the cluster, and what clients meet there.
+    """A state of the cluster, and the results of its clients.
 
-    ``verdict``: what the programs of the near node count for each request.
+    ``verdict`` is what the programs of the near node count for each request.
     """
 
     published: Callable[[Topology], list[Any]]
@@ -101,7 +101,7 @@ def services(two: Topology, *pods: Host) -> list[list[Manifest]]:
 
 
 def at(two: Topology, number: int, kind: str, *, v6: bool) -> Where:
-    """Return the place where the service of this number is asked by a kind of frontend."""
+    """Return the address at which the service of this number is reached by a kind of frontend."""
     if kind == "loopback":
         return ("::1" if v6 else "127.0.0.1"), Frontends(number).nodeport
     kind, _, more = kind.partition("+")
@@ -119,8 +119,8 @@ def assert_cell(two: Topology, who: str, where: Where, cell: str, send: Send) ->
 def meet(
     two: Topology, who: str, where: Where, cell: str, send: Send, seconds: float = CALL_SECONDS
 ) -> Met:
-    """Return what requests of a client meet: as many as the cell needs, or until one that should be
-    answered is not within ``seconds``.
+    """Return the results of a client's requests. Send as many as the cell needs, or until a request
+    that should be answered gets no answer within ``seconds``.
     """
     client = two.sockets(getattr(two, who))
     is_lost = "lost" in cell or cell in (SILENT, UNANSWERED)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether counts of random draws fit their weights (Pearson's chi-square).
 
-A test that fails by chance stops everything, so the limit is far out: right draws exceed it less
-than once in 10^9 times, and those of an endpoint that comes up twice as often as it should hardly
-ever stay below. tests/test_chances.py counts both out.
+A test that fails by chance stops everything, so the limit is high: correct draws exceed it less
+than once in 10^9 times, and draws in which an endpoint comes up twice as often as it should hardly
+ever stay below it. tests/test_chances.py computes both.
 """
 
 import math
@@ -30,8 +30,9 @@ def assert_drawn(counts: Mapping[str, int], weights: Mapping[str, int]) -> None:
 
 
 def chance_to_pass(really: Sequence[int], said: Sequence[int]) -> float:
-    """Of DRAWS by the weights ``really`` that are held against ``said``: the sum over the outcomes
-    of three endpoints that pass, each by its multinomial probability.
+    """Return the chance that draws by the weights ``really`` pass as draws by ``said``.
+
+    It is the sum of the multinomial probabilities of all outcomes of three endpoints that pass.
     """
     logs = [math.log(weight / sum(really)) for weight in really]
     ways = [math.lgamma(number + 1) for number in range(DRAWS + 1)]

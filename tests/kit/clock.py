@@ -3,7 +3,7 @@
 
 
 class Clock:
-    """Called like ``time.monotonic``; each call takes ``step`` seconds."""
+    """A clock that is called like ``time.monotonic``; each call takes ``step`` seconds."""
 
     def __init__(self, now: float = 0.0, step: float = 0.0) -> None:
         self.now, self.step = now, step

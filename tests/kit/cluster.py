@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One node of the lab; its pods answer on port TARGET of TCP and UDP with their names."""
+"""One node of the lab, whose pods answer with their names on port TARGET of TCP and UDP."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ EXTERNAL, BALANCER = "203.0.113.10", "203.0.113.20"
 
 
 class Cluster(LabCluster):
-    """``node`` with the pods ``client`` and ``web-1`` to ``web-3``."""
+    """A ``node`` with the pods ``client`` and ``web-1`` to ``web-3``."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ServingOutside(Cluster):
         self.outside = lab.outside("outside", 1)
 
     def serve(self, *pods: Host) -> None:
-        """Make these the endpoints, in both families."""
+        """Make these pods the endpoints, in both families."""
         v6 = [endpoint(pod, v6=True) for pod in pods]
         self.publish(web(*map(endpoint, pods), v6=v6, nodeport=NODEPORT))
 
@@ -83,7 +83,7 @@ def running(folder: Path, *options: str, engine: Engine | None = None) -> Iterat
 def serving_outside(
     folder: Path, engine: Engine, *options: str, network: cni.Cni | None = None
 ) -> Iterator[ServingOutside]:
-    """Yield what ``running`` does; all pods are endpoints."""
+    """Yield a ServingOutside like ``running`` does; all pods are endpoints."""
     with started(
         lambda lab: ServingOutside(lab, folder, *options, engine=engine, network=network)
     ) as cluster:
@@ -99,7 +99,7 @@ def endpoint(
     zones: Iterable[str] = (),
     **conditions: bool,
 ) -> Manifest:
-    """The pod as an endpoint."""
+    """Return the pod as an endpoint."""
     found = manifests.endpoint(pod.v6 if v6 else pod.v4, node=node, target=pod.name, **conditions)
     hints = {"hints": {"forZones": [{"name": zone} for zone in zones]}} if zones else {}
     return found | hints

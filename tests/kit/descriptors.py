@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process with many open files, as an agent on a node with many devices."""
+"""A process with many open files, like an agent on a node with many devices."""
 
 import os
 import resource
@@ -11,7 +11,7 @@ LAST_OF_SELECT = 1023  # FD_SETSIZE - 1
 
 @contextmanager
 def beyond_1023() -> Iterator[None]:
-    """Give files that are opened meanwhile numbers that select(2) cannot take."""
+    """Give all files that are opened in the block descriptors that select(2) cannot take."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * LAST_OF_SELECT), hard))
     taken = [os.open("/dev/null", os.O_RDONLY)]

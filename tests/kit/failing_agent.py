@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb` whose parts fail in each turn, by a mistake of the program: python FILE ... run ...
+"""Run `ebpflb` with parts that fail in each turn, as by a bug: python FILE ... run ...
 
-A part is each worker, and each watch of the API that serving a Service does not need.
+The parts are all workers, and all watches of the API that are not needed to serve Services.
 """
 
 import math

@@ -47,7 +47,7 @@ def datagram(source: bytes, destination: bytes, ports: tuple[int, int]) -> bytes
 def carried(
     source: bytes, destination: bytes, protocol: int, header: Callable[[int], bytes]
 ) -> bytes:
-    """Return the packet; ``header`` returns everything after the IP header, with this checksum."""
+    """Return the packet; ``header`` makes everything after the IP header, from this checksum."""
     pseudo = source + destination + struct.pack("!HH", protocol, len(header(0)))
     if len(source) == 4:
         ip = struct.pack("!BBHHHBBH", 4 << 4 | 5, 0, 0, 0, 0, 64, protocol, 0)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ebpflb`` as processes that are forked from one which has imported it.
 
-To import it takes half a second of processor time, which a test run would spend hundreds of times.
-Everything else is as in a process that is started again: it has its own pid, signals, output,
-environment, directory, cgroup and network namespace, and enters the same ``main``. Where the start
-of a process is what a file tests it uses the fixture ``started_anew``.
+An import takes half a second of CPU time, which a test run would spend hundreds of times.
+Everything else is as in a process that is started afresh: it has its own pid, signals, output,
+environment, directory, cgroup and network namespace, and enters the same ``main``. A file that
+tests the start of a process uses the fixture ``started_anew``.
 
-The process that forks runs this file too; it does one request at a time.
+The process that forks runs this file too, and handles one request at a time.
 """
 
 import json
@@ -61,7 +61,7 @@ def _server_of(pid: int) -> Server:
 
 
 class Forked:
-    """A process that was forked, with those methods of ``subprocess.Popen`` that tests use."""
+    """A forked process, with the methods of ``subprocess.Popen`` that tests use."""
 
     def __init__(self, server: Server, pid: int) -> None:
         self.pid = pid
@@ -78,7 +78,7 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the result of ``poll`` when it has ended. Raises subprocess.TimeoutExpired."""
+        """Wait for the end; return the result of ``poll``. Raises subprocess.TimeoutExpired."""
         if self.poll() is None:
             waiting = select.poll()
             waiting.register(self._pidfd, select.POLLIN)
@@ -106,7 +106,9 @@ def start(
     stdout: IO[str],
     stderr: IO[str],
 ) -> Forked:
-    """Start a process that runs ``ebpflb`` with these words; by default in this one's cgroup."""
+    """Start a process that runs ``ebpflb`` with these words, by default in this process's
+    cgroup.
+    """
     server = _server_of(os.getpid())
     pid = server.ask(
         [stdout.fileno(), stderr.fileno()],
@@ -159,7 +161,7 @@ class ForkedAgent(LabAgent):
 
 
 def _serve(requests: socket.socket) -> None:
-    """Does requests until no process is left that could send one, or it is a child."""
+    """Handle requests until no process is left that could send one, or until this is a child."""
     import ebpflb.cli  # noqa: F401  children find it imported
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

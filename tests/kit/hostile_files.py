@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of odd kinds in the place of a program's own file."""
+"""Files of odd kinds in place of a program's own file."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ def holes(path: Path) -> None:
 
 
 def lay(make: Callable[[Path], object], path: Path) -> None:
-    """Make such a file; skip the test if the file system or the kernel lacks its kind."""
+    """Put such a file there; skip the test if the file system or the kernel lacks its kind."""
     try:
         make(path)
     except OSError as error:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program: begins an HTTPS request every PAUSE seconds, whatever became of the earlier ones,
-until its input ends. A request fails that is not answered in PATIENCE seconds. Then it prints when
-each failed request began (CLOCK_MONOTONIC) and why, and how many succeeded.
+"""A program that begins an HTTPS request every PAUSE seconds until its input ends, whatever became
+of earlier requests.
+
+A request fails if it is not answered in PATIENCE seconds. At the end the program prints when each
+failed request began (CLOCK_MONOTONIC) and why, and how many succeeded.
 
     python3 https_load.py ADDRESS PORT PAUSE PATIENCE
 """

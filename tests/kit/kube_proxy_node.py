@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node with kube-proxy's rules, which ebpflb takes over or gives back."""
+"""A node with kube-proxy's rules, from which ebpflb takes over, or to which it gives back."""
 
 import subprocess
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ Way = tuple[Host, tuple[str, int]]
 
 
 class KubeProxyNode(Cluster):
-    """A node that kube-proxy has served, its agent not started yet, and a client outside."""
+    """A node that kube-proxy has served, whose agent is not started yet, and a client outside."""
 
     def __init__(self, lab: Lab, folder: Path, engine: str, *options: str) -> None:
         usual = "--cluster-cidr", f"{PODS},{PODS6}", "--packet-path", engine
@@ -64,7 +64,7 @@ class KubeProxyNode(Cluster):
 
     @contextmanager
     def unfailing(self, ways: list[Way]) -> Iterator[None]:
-        """Let clients connect again and again; every request must succeed."""
+        """Let clients connect again and again while the block runs; every request must succeed."""
         pressing = [self.start_client(host, "tcp", *where, pause=0.01) for host, where in ways]
         try:
             yield
@@ -83,7 +83,7 @@ class KubeProxyNode(Cluster):
 
 
 def services(node: Cluster, *, v6: bool) -> list[NodePort]:
-    """Return the Service of the agent's manifests, as kube-proxy's rules have it."""
+    """Return the Service for the agent's manifests, equal to the one in kube-proxy's rules."""
     endpoints = tuple((pod.v6 if v6 else pod.v4, "node") for pod in node.web)
     return [NodePort("web", VIP6 if v6 else VIP, NODEPORT, ("tcp", "udp"), endpoints)]
 

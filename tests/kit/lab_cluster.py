@@ -35,9 +35,9 @@ _numbers = count(1)
 
 
 class LabCluster:
-    """Has no node at first; subclasses add nodes, pods and agents.
+    """A cluster that has no node at first; subclasses add nodes, pods and agents.
 
-    ``engine``: what opens flows, unless an agent's options choose another.
+    ``engine`` is the engine that opens flows, unless an agent's options choose another.
     """
 
     engine = Engine.FLOWS
@@ -71,8 +71,10 @@ class LabCluster:
                 wait_until("the manifests are in force", partial(self.in_force, agent))
 
     def write(self, *said: Manifest | list[Manifest]) -> None:
-        """As ``publish``, without waiting. A marker Service tells ``in_force`` the end: the agent
-        plans it last of its namespace, which is that of nearly all Services of tests.
+        """Replace all manifests like ``publish``, without waiting.
+
+        A marker Service shows ``in_force`` the end: the agent plans it last in its namespace, which
+        is that of nearly all Services of tests.
         """
         self.published += 1
         marker = [{"name": "it", "port": self.published}]
@@ -138,7 +140,7 @@ class LabCluster:
         agent.start()
 
     def close_maps(self) -> None:
-        """Close the maps. Call this when they have been pinned again."""
+        """Close the maps. Call this after they have been pinned again."""
         for maps in self._maps.values():
             for opened in maps.values():
                 opened.close()
@@ -152,7 +154,7 @@ class LabCluster:
         return self._sockets[host.name]
 
     def close_sockets(self) -> None:
-        """End the processes that hold sockets, which closes these."""
+        """End the processes that hold the sockets, which closes the sockets."""
         for sockets in self._sockets.values():
             sockets.close()
         self._sockets.clear()

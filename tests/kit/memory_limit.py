@@ -14,7 +14,7 @@ _V1 = Path("/sys/fs/cgroup/memory")
 
 
 class MemoryLimit:
-    """``folder``: the cgroup, of either version."""
+    """``folder`` is the cgroup, of either version."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -29,12 +29,12 @@ class MemoryLimit:
             swap.write_text("0")
 
     def take(self, pid: int) -> None:
-        """Have the process's further allocations count here."""
+        """Count the process's further allocations in this cgroup."""
         (self.folder / "cgroup.procs").write_text(str(pid))
 
     @property
     def kills(self) -> int:
-        """Return how many processes the kernel has killed for their memory."""
+        """Return how many processes the kernel has killed because of the limit."""
         name = "memory.oom_control" if self._is_v1 else "memory.events"
         lines = (line.split() for line in (self.folder / name).read_text().splitlines())
         return int(dict(lines)["oom_kill"])

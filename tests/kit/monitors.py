@@ -120,7 +120,9 @@ def _of_filters(agent: LabAgent, state: StateDir) -> dict[str, int]:
 
 
 def _ids(state: StateDir, index: int) -> dict[str, int]:
-    """Return the ids of programs by their links: this process is in another network namespace."""
+    """Return the ids of programs from their links, because this process is in another network
+    namespace.
+    """
     found = {}
     for hook in ("ingress", "egress"):
         fd = bpf.get(str(state.devices_directory / f"{index}-{hook}"))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits for changes of UDP flows, which the flow tables apply at once, netfilter soon after.
+"""Waits for moved UDP flows: the flow tables move them at once, netfilter soon after.
 
-As kube-proxy does (kube-proxy.md 11.1), the agent deletes entries of UDP that lead elsewhere once
-the change is in force.
+Like kube-proxy (kube-proxy.md 11.1), the agent deletes UDP entries that lead elsewhere once the
+change is in force.
 """
 
 from ipaddress import ip_address

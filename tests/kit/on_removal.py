@@ -18,7 +18,9 @@ Connect = Callable[[], tuple[Socket, str]]
 
 
 def saying(said: list[Manifest], value: str | None) -> list[Manifest]:
-    """Return the manifests with this value of the annotation in each Service; None: without."""
+    """Return the manifests with this value of the annotation in each Service; None means without
+    it.
+    """
     for each in said:
         if each["kind"] == "Service":
             each["metadata"]["annotations"] = {ON_REMOVAL_ANNOTATION: value} if value else {}
@@ -35,7 +37,7 @@ def terminating(said: list[Manifest], pod: Host) -> list[Manifest]:
 
 
 def held(pod: Host) -> int:
-    """Return how many connections the endpoint has."""
+    """Return the number of connections to the endpoint."""
     with nodes.entered(pod.netns), sock_diag.SockDiag() as diag:
         return sum(one.local[1] == TARGET for one in diag.connected(IPPROTO_TCP))
 
@@ -45,7 +47,7 @@ def is_idle(pod: Host) -> bool:
 
 
 def one_each(stack: ExitStack, connect: Connect, *names: str) -> dict[str, Socket]:
-    """Return a connection to each of these endpoints; others are closed."""
+    """Return a connection to each of these endpoints; further connections are closed."""
     found: dict[str, Socket] = {}
     while len(found) < len(names):
         client, name = connect()

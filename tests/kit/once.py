@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes things once per test run, even if several workers of pytest-xdist need them."""
+"""Create things once per test run, even if several workers of pytest-xdist need them."""
 
 import os
 from collections.abc import Iterator
@@ -20,6 +20,6 @@ def shared_folder(factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Keep other workers waiting; they find what this one leaves in the folder."""
+    """Keep other workers waiting; afterwards they find in the folder what this one has made."""
     with FileLock(folder / "lock"):
         yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb` whose demo has this process's name, so that it touches no other demo."""
+"""Run `ebpflb` with a demo that is named after this process, so that it touches no other demo."""
 
 import os
 import sys

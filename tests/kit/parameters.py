@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters that many tests have: families, protocols, and the engine of the fixture ``two``."""
+"""Parameters of many tests: families, protocols, and the engine of the fixture ``two``."""
 
 import pytest
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ping: one echo request to an address, and the first answer to it; a program for a host.
+"""A program that sends one ping to an address and prints the first answer.
 
     python3 -IS pings.py ADDRESS SIZE SECONDS
 
-Prints "answered FROM", "refused FROM" for an error that says unreachable, "looped FROM" for one
-that says that the packet lived too long, or "silent".
+Prints "answered FROM", "refused FROM" for an error "unreachable", "looped FROM" for an error "time
+exceeded", or "silent".
 """
 
 import os
@@ -35,7 +35,7 @@ def request(version: int, number: int, size: int) -> bytes:
 
 
 def answer(packet: bytes, version: int, sent: bytes) -> str:
-    """Return what the packet says about the request; "" if it is about another one."""
+    """Return what the packet says about the request; "" if it is about another request."""
     message = packet[HEADER[version] :]
     kind, inner = message[0], message[8 + QUOTED[version] :]
     if kind == REPLY[version]:

@@ -122,7 +122,9 @@ V4_GATEWAY, V6_GATEWAY = Routed.gateways
 
 
 class Ptp(Routed):
-    """A pod knows the gateway by its route, and no one answers for others."""
+    """A network where a pod knows the gateway by its route, and no one answers ARP or ND for
+    others.
+    """
 
     def plug(self, host: Namespace, node: int, pod: Namespace, number: int) -> None:
         veth = f"veth{number}"
@@ -138,8 +140,8 @@ class Ptp(Routed):
 
 
 class Netkit(Routed):
-    """In netkit's mode L3, the kernel's default: no neighbour is asked for. Unless packets are
-    scrubbed, they keep mark and priority on their way between pod and node.
+    """Pods with netkit devices in mode L3, the kernel's default: no neighbour is asked for. Unless
+    packets are scrubbed, they keep mark and priority on their way between pod and node.
     """
 
     def __init__(self, *, scrubbed: bool = True) -> None:
@@ -160,7 +162,7 @@ class Netkit(Routed):
 
 
 class NetkitL2(Routed):
-    """In netkit's mode L2: as Routed, by other devices."""
+    """Pods with netkit devices in mode L2, otherwise as Routed."""
 
     def plug(self, host: Namespace, node: int, pod: Namespace, number: int) -> None:
         device = f"pod{number}"
@@ -170,14 +172,14 @@ class NetkitL2(Routed):
 
 
 class NetkitData(nla):  # type: ignore[misc]
-    """The attributes of linux/if_link.h, which pyroute2 0.9 has not."""
+    """The attributes of linux/if_link.h, which pyroute2 0.9 does not have."""
 
     prefix = "IFLA_NETKIT_"
     nla_map = tuple((number, f"IFLA_NETKIT_{name}", "uint32") for name, number in NETKIT.items())
 
 
 def add_netkit(device: str, mode: int, *, scrubbed: bool = True) -> None:
-    """Raises NodeError if the kernel has no such devices."""
+    """Add the devices. Raises NodeError if the kernel has no netkit."""
     values = {"MODE": mode, "SCRUB": int(scrubbed), "PEER_SCRUB": int(scrubbed)}
     data = {"attrs": [(f"IFLA_NETKIT_{name}", value) for name, value in values.items()]}
     info = [("IFLA_INFO_KIND", "netkit"), ("IFLA_INFO_DATA", data)]
@@ -192,7 +194,7 @@ def add_netkit(device: str, mode: int, *, scrubbed: bool = True) -> None:
 
 
 class Children(Routed):
-    """``kind`` is that of the devices, and their mode. The parent leads nowhere."""
+    """Pods with child devices of this ``kind`` and mode. The parent leads nowhere."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -221,8 +223,8 @@ class Children(Routed):
 
 
 class Beside(Children):
-    """As in Spiderpool, and Lyft's plugin for AWS: the pod's address is that of its child device,
-    and the node knows the link address of the veth.
+    """Pods as in Spiderpool, and Lyft's plugin for AWS: the pod's address is that of its child
+    device, and the node knows the link address of the veth.
     """
 
     def prepare(self, host: Namespace, node: int) -> None:
@@ -250,14 +252,18 @@ class Beside(Children):
 
 
 class SourceRules(Routed):
-    """The gateway's link address is written into each pod: no one asks for it."""
+    """Routing rules for pods' sources. The gateway's link address is written into each pod, so no
+    one asks for it.
+    """
 
     def prepare(self, host: Namespace, node: int) -> None:
         for gateway in NODES.gateways:
             host.ip(f"route add default via {gateway} dev eth0 table {TABLE}")
 
     def reach(self, host: Namespace, node: int, other: int) -> None:
-        """The network knows where each pod is: here the other node, for both tables."""
+        """Add routes as a network that knows where each pod is: here the other node, in both
+        tables.
+        """
         for there, gateway in zip(cni.network(other), NODES.addresses(other), strict=True):
             for table in ("main", TABLE):
                 host.ip(f"route add {there} via {gateway} table {table}")
@@ -282,9 +288,9 @@ class SourceRules(Routed):
 
 
 class SecondUplink(SourceRules):
-    """As with a second elastic network interface: eth1 has an address of its own, pods' packets
-    come and go there, and the network drops what comes from any other address. Replies of the
-    node's own addresses stay with eth0, by the rules that AWS's plugin writes for them.
+    """A node with a second elastic network interface: eth1 has an address of its own, pods' packets
+    come and go there, and the network drops packets from any other address. Replies of the node's
+    own addresses stay with eth0, by the rules that AWS's plugin writes for them.
     """
 
     def prepare(self, host: Namespace, node: int) -> None:
@@ -329,7 +335,9 @@ class SecondUplink(SourceRules):
 
 
 class WireGuard(Routed):
-    """The device has no link header; it has the first address of the node's pod network."""
+    """A WireGuard device between nodes. It has no link header; its address is the first one of the
+    node's pod network.
+    """
 
     mtu = 1420
 
@@ -359,8 +367,9 @@ class WireGuard(Routed):
 
 
 class Vrf(Routed):
-    """Each of the two tables has routes into the other one, as the documents of Linux show it. The
-    node has an address outside of the VRF too: without one the kernel masquerades nothing there.
+    """An uplink in a VRF. Each of the two tables has routes into the other one, as the documents of
+    Linux show it. The node has an address outside the VRF too: without one the kernel masquerades
+    nothing there.
     """
 
     def prepare(self, host: Namespace, node: int) -> None:
@@ -387,7 +396,7 @@ class Vrf(Routed):
 
 
 class Bond(Routed):
-    """Its addresses and routes are the bond's."""
+    """An uplink that is a member of a bond, which has the addresses and routes."""
 
     def prepare(self, host: Namespace, node: int) -> None:
         host.ip(
@@ -400,7 +409,8 @@ class Bond(Routed):
 
 
 class BridgeUplink(Routed):
-    """Its addresses and routes are the bridge's, and netfilter does not run at the port ``up0``.
+    """An uplink that is the only port of a bridge, which has the addresses and routes; netfilter
+    does not run at the port ``up0``.
 
     As a pod's veth may be a bridge's only port too, the port is a device of another kind, on top of
     eth0. The agent has to leave eth0 out (OPTIONS): that is the cable, which no real node has.
@@ -421,14 +431,14 @@ class BridgeUplink(Routed):
 
 
 def call_netfilter(host: Namespace, *, calls: bool) -> None:
-    """Sets whether bridges call netfilter at their ports, if the kernel has br_netfilter."""
+    """Set whether bridges call netfilter at their ports, if the kernel has br_netfilter."""
     for name in SYSCTLS.values():
         if Path("/proc/sys", name).exists():
             host.sysctl(name.replace("/", "."), int(calls))
 
 
 def move_addresses(host: Namespace, node: int, former: str, device: str) -> None:
-    """Gives the node's addresses and default routes to another device."""
+    """Move the node's addresses and default routes to another device."""
     host.ip(f"address flush dev {former}")
     both = zip(NODES.addresses(node), NODES.gateways, (24, 64), strict=True)
     for address, gateway, length in both:

@@ -47,7 +47,7 @@ def connected(sockets: Sockets, host: str, port: int) -> tuple[Socket, str]:
 
 
 def lives(client: Socket, word: bytes = b"still there?") -> bool:
-    """Whether the backend of an open connection returns what it receives."""
+    """Whether the backend of an open connection echoes."""
     client.send(word)
     return bool(client.recv(64) == word)
 
@@ -60,7 +60,7 @@ def tcp(sockets: Sockets, host: str, port: int = PORT) -> Answer:
 
 
 def udp(sockets: Sockets, host: str, port: int = PORT) -> Answer:
-    """Ask from an unconnected socket: the peer is that of recvfrom."""
+    """Ask from an unconnected socket; the peer in the answer is that of recvfrom."""
     with udp_socket(sockets, host) as client:
         return exchange(client, host, port)
 
@@ -97,7 +97,7 @@ KINDS: dict[str, Send] = {"tcp": tcp, "udp": udp, "connected-udp": connected_udp
 def backends(
     sockets: Sockets, host: str, times: int = 40, send: Send = tcp, port: int = PORT
 ) -> Counter[str]:
-    """Return how often each backend answered; 40 requests miss one of three once in 4 million
+    """Count the answers of each backend. Of three backends, 40 requests miss one once in 4 million
     times.
     """
     return Counter(send(sockets, host, port).name for _ in range(times))

@@ -26,7 +26,7 @@ _ports = count(15_000)  # of packets' clients: another flow each
 
 
 def udp(sockets: Sockets, host: str, port: int) -> Answer:
-    """Send a datagram from an unused port: a flow would stay at its endpoint."""
+    """Send a datagram from an unused port, because a flow would stay at its endpoint."""
     with requests.udp_socket(sockets, host) as client:
         client.bind(("::" if ":" in host else "0.0.0.0", next(_ports)))
         return requests.exchange(client, host, port)
@@ -98,7 +98,7 @@ def dial(
 
 
 def loads(two: TwoNodes) -> list[int]:
-    """Return the near node's counts of open connections, except 0, the largest first."""
+    """Return the near node's counts of open connections, without zeros, the largest first."""
     counts = [each.open for _, each in two.maps["backend_loads"].items() if each.open]
     return sorted(counts, reverse=True)
 

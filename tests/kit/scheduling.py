@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups of tests that one worker of pytest-xdist runs one after the other.
 
-A file's tests stay together, because they share what is expensive to build, unless one of the
-tables says that they share nothing.
+A file's tests stay together, because they share expensive set-ups, unless one of the tables says
+that they share nothing.
 """
 
 from xdist.scheduler import LoadScopeScheduling

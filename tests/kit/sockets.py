@@ -26,7 +26,9 @@ CALL_SECONDS = 60.0  # seconds that a call may take, on a machine that is starve
 
 
 class Sockets:
-    """Opens sockets on a host; ``close`` ends the process that holds them, and so them all."""
+    """Opens sockets on a host; ``close`` ends the process that holds them, and so closes all of
+    them.
+    """
 
     def __init__(self, host: "Host") -> None:
         pipe = subprocess.PIPE
@@ -73,7 +75,7 @@ class Socket:
 
 
 class _Holder:
-    """The sockets by number, in the process on the host."""
+    """The sockets by number, held by the process on the host."""
 
     def __init__(self) -> None:
         self.sockets: list[socket.socket] = []

@@ -55,13 +55,13 @@ def bound_socket(sockets: Sockets, address: str) -> Socket:
 
 
 def connect(client: Socket, address: str, port: int = PORT) -> Answer:
-    """Connect, then do as ``exchange``."""
+    """Connect, then send a request and return the answer, like ``exchange``."""
     client.connect((address, port))
     return exchange(client)
 
 
 def exchange(client: Socket) -> Answer:
-    """Send a request, and receive the answer."""
+    """Send a request, and return the answer."""
     client.send(b"?")
     return requests.receive(client)
 

@@ -17,7 +17,7 @@ LINES = 40
 def opened(columns: int) -> Iterator[tuple[int, IO[str]]]:
     """Return the descriptor to read from, and the file for a command's stdout.
 
-    Close the file once the command has it: else ``read`` does not end.
+    Close the file once the command has it, or ``read`` does not end.
     """
     screen, other_end = pty.openpty()
     fcntl.ioctl(other_end, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
@@ -29,7 +29,7 @@ def opened(columns: int) -> Iterator[tuple[int, IO[str]]]:
 
 
 def read(screen: int) -> str:
-    """Return the output until no process has the terminal, which raises EIO."""
+    """Return the output until no process has the terminal, when reading raises EIO."""
     shown = b""
     try:
         while part := os.read(screen, 1 << 16):

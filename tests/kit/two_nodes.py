@@ -35,7 +35,7 @@ SERVICE_NETWORKS = ("10.96.0.0/16", "fd00:96::/64", "203.0.113.0/24", "fd03:113:
 
 
 def require(engine: Engine, network: cni.Cni | None = None) -> None:
-    """Skip the tests of an engine that this kernel lacks; those of the other one run.
+    """Skip the tests of an engine that this kernel lacks; tests of the other engine run.
 
     Pods of one bridge, the default without ``network``, need br_netfilter with netfilter
     (bridged_pods).
@@ -51,7 +51,7 @@ NO_CONDITIONS: Mapping[str, bool] = {}
 
 
 class Topology(LabCluster):
-    """The nodes, their pods and the client beyond the router; no one serves them yet."""
+    """The nodes, their pods and the client beyond the router; no agent serves them yet."""
 
     def __init__(self, lab: Lab, folder: Path, network: cni.Cni | None) -> None:
         super().__init__(lab, folder)
@@ -98,7 +98,7 @@ class Topology(LabCluster):
         wait_until(f"{host.name} is served", lambda: self.is_served(host, where))
 
     def delete_connections(self, which: Callable[[Protocol], bool] = lambda _: True) -> None:
-        """Delete both nodes' conntrack entries, of protocols for which ``which`` is true."""
+        """Delete both nodes' conntrack entries of the protocols for which ``which`` is true."""
         for node in (self.near, self.far):
             with nodes.entered(node.netns):
                 entries = conntrack.connections(lambda *_: True)
@@ -145,7 +145,7 @@ class Topology(LabCluster):
 
 
 class TwoNodes(Topology):
-    """Both nodes have an agent, and both agents get the same manifests."""
+    """Two nodes, each with an agent; both agents get the same manifests."""
 
     def __init__(
         self,
@@ -212,8 +212,8 @@ def running(
     engine: Engine = Engine.FLOWS,
     prepare: Change | None = None,
 ) -> Iterator[TwoNodes]:
-    """Yield two nodes, prepared so, with running agents; everything is removed afterwards. Skips
-    the test if the kernel lacks the engine, or the network's devices.
+    """Yield two nodes, prepared by ``prepare``, with running agents; everything is removed
+    afterwards. Skip the test if the kernel lacks the engine, or the network's devices.
     """
     require(engine, network)
 
@@ -257,5 +257,5 @@ def fixture(
 
 
 def web_on_far(two: TwoNodes) -> None:
-    """Publish a Service whose one endpoint is on the far node: clients outside are masqueraded."""
+    """Publish a Service whose only endpoint is on the far node: clients outside are masqueraded."""
     two.publish(two.service("web", 10, two.there))

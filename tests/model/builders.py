@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small valid objects, spelled as in a manifest; a test gives only what it is about."""
+"""Small valid objects, written as in a manifest; a test gives only the values that it is about."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -103,7 +103,7 @@ def endpoint(
     zones: str = "",
     nodes: str = "",
 ) -> endpoints.Endpoint:
-    """Return an endpoint; by default it serves if it is ready; hints are words in a string."""
+    """Return an endpoint, which serves by default if it is ready; hints are words in a string."""
     return endpoints.Endpoint(
         address=addresses.parse_address(f"10.1.0.{ord(target)}"),
         port=8080,
@@ -117,7 +117,7 @@ def endpoint(
 
 
 def leaving(target: str, *, local: bool = False, zones: str = "") -> endpoints.Endpoint:
-    """Return an endpoint that serves and terminates."""
+    """Return an endpoint that is serving and terminating."""
     return endpoint(target, ready=False, serving=True, terminating=True, local=local, zones=zones)
 
 

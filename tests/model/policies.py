@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A service port of each policy, and the node for which its endpoints are selected."""
+"""A service port for each policy, and the node for which its endpoints are selected."""
 
 import dataclasses
 

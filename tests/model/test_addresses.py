@@ -85,7 +85,7 @@ def test_not_a_network(text: str) -> None:
 
 @given(some.ip_addresses(v=4), some.lists(some.integers(0, 3), min_size=4, max_size=4))
 def test_zeros_in_front_change_nothing(address: IPv4Address, zeros: list[int]) -> None:
-    """Zeros before an octet do not change the address."""
+    """Zeros in front of an octet do not change the address."""
     octets = zip(str(address).split("."), zeros, strict=True)
     padded = ".".join("0" * count + octet for octet, count in octets)
     assert addresses.parse_address(padded) == address
@@ -93,7 +93,7 @@ def test_zeros_in_front_change_nothing(address: IPv4Address, zeros: list[int]) -
 
 @given(some.ip_addresses(v=6))
 def test_every_ipv6_address_is_read(address: IPv6Address) -> None:
-    """Short and long spelling give the same address."""
+    """Short and long spellings give the same address."""
     expected = address.ipv4_mapped or address
     assert addresses.parse_address(str(address)) == expected
     assert addresses.parse_address(address.exploded) == expected
@@ -111,7 +111,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 @given(some.ip_addresses(), some.integers(0, 65535))
 def test_an_endpoint_is_written_as_its_address(address: Address, port: int) -> None:
-    """IPv6 addresses are in brackets."""
+    """An endpoint is written as its address and port, with IPv6 addresses in brackets."""
     host = f"[{address}]" if address.version == 6 else str(address)
     assert addresses.host_port(address, port) == f"{host}:{port}"
 
@@ -154,7 +154,7 @@ def test_an_invalid_duration_is_rejected(text: str) -> None:
 
 
 def test_a_number_alone_lacks_its_unit() -> None:
-    """The error names this most frequent mistake."""
+    """For a number without a unit, the most frequent mistake, the error says so."""
     with pytest.raises(ValueError, match="the unit is missing"):
         parse_duration("30")
 
@@ -191,7 +191,7 @@ def test_a_list_has_numbers_and_ranges(text: str, numbers: list[int]) -> None:
 
 @pytest.mark.parametrize("text", ["a", "1-", "-1", "1-2-"])
 def test_no_list(text: str) -> None:
-    """Anything else is an error."""
+    """Text that is not a list of numbers and ranges is an error."""
     with pytest.raises(ValueError):
         parse_ranges(text)
 

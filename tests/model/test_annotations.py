@@ -80,7 +80,9 @@ LONG = "z\n" * 100_000
     ],
 )
 def test_a_warning_is_one_short_line_whatever_the_value(annotation: str, value: str) -> None:
-    """It goes to log, status and Event, and an annotation may have 256 KB."""
+    """A warning goes to log, status and Event, so it is short, though an annotation may have 256
+    KB.
+    """
     (warning,) = services.parse(builders.service(annotations={annotation: value})).warnings
     assert annotations.is_about_one(warning)
     assert len(warning) < 300 and warning.isprintable()
@@ -99,7 +101,7 @@ CLUSTER = {4: "172.30.0.41", 6: "fd00:30::41"}
     [(WholeAddresses.ALL, (EXTERNAL, BALANCED, CLUSTER)), (WholeAddresses.BALANCED, (BALANCED,))],
 )
 def test_the_first_port_of_each_family_stands_for_them(which: WholeAddresses, kinds: Any) -> None:
-    """One port suffices, however many the Service has."""
+    """One port of each family suffices, however many the Service has."""
     service = builders.dual_stack(
         type="LoadBalancer",
         ports=[{"name": name, "port": port} for name, port in (("b", 81), ("a", 80))],
@@ -119,7 +121,7 @@ def options_with(**options: Any) -> Options:
 
 
 def test_only_the_options_ask_for_them() -> None:
-    """Without the options no such frontend is in the maps."""
+    """Without the options the maps have no such frontend."""
     assert options_with().admission.whole_addresses is WholeAddresses.NONE
     for word in UNKNOWN_PORTS:
         options = options_with(unknown_ports=word)

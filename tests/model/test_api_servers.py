@@ -63,7 +63,7 @@ def test_what_is_kept_is_what_was_received() -> None:
 
 @pytest.mark.parametrize("how", ["empty", "not ready", "removed", "not in the list"])
 def test_an_outage_does_not_empty_them(how: str) -> None:
-    """The last endpoint stays until another one exists."""
+    """The last endpoint stays until another endpoint exists."""
     made = serving(slice_of(ONE))
     key = changed(slice_of(ONE)).key
     outages: dict[str, Any] = {
@@ -102,7 +102,7 @@ def test_all_is_off_unless_it_is_chosen() -> None:
 
 
 def test_their_health_is_watched_if_they_are_kept() -> None:
-    """This is the default for this Service only; its annotation can change it."""
+    """Endpoint health is on by default for this Service only; the annotation can change it."""
     made = serving()
     made.apply(changed(manifests.service("web", ["10.96.0.2"], PORTS)))
     health = {key: {port.endpoint_health for port in its} for key, its in made.services.items()}

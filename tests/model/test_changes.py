@@ -71,7 +71,7 @@ def test_change_taken_back(cluster: ClusterState) -> None:
 
 
 def test_equal_slice(cluster: ClusterState) -> None:
-    """A slice that is equal to the one known is no change (2)."""
+    """A slice that equals the known one is no change (2)."""
     assert say(cluster, SLICE, builders.slice(builders.entry("10.1.0.1"))) == set()
     assert say(cluster, SLICE, builders.slice(builders.entry("10.1.0.2"))) == {WEB}
 
@@ -92,7 +92,7 @@ def test_slice_before_its_service() -> None:
 
 
 def test_slice_outlives_its_service(cluster: ClusterState) -> None:
-    """A slice may outlive its Service: when it comes back it has its endpoints (2)."""
+    """A slice may outlive its Service: when the Service comes back it has these endpoints (2)."""
     assert forget(cluster, Kind.SERVICE, WEB) == {WEB}
     assert endpoints(cluster) == []
     assert say(cluster, WEB, builders.service()) == {WEB}
@@ -119,14 +119,14 @@ def test_slice_changes_hands(cluster: ClusterState) -> None:
 
 
 def test_slice_becomes_headless(cluster: ClusterState) -> None:
-    """A slice that gets the headless label is gone, whatever the label's value (1.1)."""
+    """A slice that gets the headless label is removed, whatever the label's value (1.1)."""
     labels = {"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""}
     assert say(cluster, SLICE, builders.slice(builders.entry("10.1.0.1"), labels=labels)) == {WEB}
     assert endpoints(cluster) == []
 
 
 def test_another_proxys_label_on_a_slice(cluster: ClusterState) -> None:
-    """service-proxy-name matters on a Service alone: a slice that carries it is used (1.1)."""
+    """service-proxy-name matters on a Service only: a slice with this label is used (1.1)."""
     labels = {
         "kubernetes.io/service-name": "web",
         "service.kubernetes.io/service-proxy-name": "another",
@@ -136,7 +136,7 @@ def test_another_proxys_label_on_a_slice(cluster: ClusterState) -> None:
 
 
 def test_removed_port(cluster: ClusterState) -> None:
-    """A port that is taken out of a Service takes only its own records along (16.3)."""
+    """A port that is removed from a Service takes only its own records along (16.3)."""
     both = [{"name": "a", "port": 80}, {"name": "b", "port": 81}]
     say(cluster, WEB, builders.service(ports=both))
     say(
@@ -148,14 +148,14 @@ def test_removed_port(cluster: ClusterState) -> None:
 
 
 def test_zone_of_the_node(cluster: ClusterState) -> None:
-    """Another zone label changes every service, once; any other label none (3.1)."""
+    """A new zone label changes every service, once; other labels change none (3.1)."""
     assert say(cluster, HERE, builders.node(labels={ZONE: "z1"})) == {WEB, OTHER}
     assert say(cluster, HERE, builders.node(labels={ZONE: "z1", "other": "label"})) == set()
     assert say(cluster, HERE, builders.node(labels={})) == {WEB, OTHER}
 
 
 def test_deleted_node(cluster: ClusterState) -> None:
-    """A Node that is deleted is remembered as it was (13.1)."""
+    """A deleted Node is remembered as it was (13.1)."""
     say(cluster, HERE, builders.node(("InternalIP", "192.0.2.1"), labels={ZONE: "z1"}))
     assert forget(cluster, Kind.NODE, HERE) == set()
     cluster.apply(Replaced(Kind.NODE, {}))
@@ -164,7 +164,7 @@ def test_deleted_node(cluster: ClusterState) -> None:
 
 
 def test_rules_in_raw_change_the_services_with_such_a_frontend(cluster: ClusterState) -> None:
-    """Only claimed frontends are compared, as a Service may ask for many more. Rules that stay
+    """Only claimed frontends are compared, because a Service may ask for many more. Unchanged rules
     change nothing.
     """
     port = Condition(of_address=False, ranges=((80, 80),), negated=False)

@@ -72,7 +72,7 @@ def test_service_cidrs(cluster: ClusterState) -> None:
 
 
 def test_no_spec(cluster: ClusterState) -> None:
-    """A ServiceCIDR without ranges has none."""
+    """A ServiceCIDR without a spec has no ranges."""
     bare = ServiceCIDR(builders.service_cidr().metadata)
     assert not cluster.apply(changed(Kind.SERVICE_CIDR, RANGES, bare)).warnings
     assert cluster.service_cidrs == frozenset()
@@ -128,7 +128,7 @@ def test_invalid_and_removed(cluster: ClusterState) -> None:
 
 
 def test_own_address(cluster: ClusterState) -> None:
-    """A new address of this node changes, once, the services for which it may matter."""
+    """A new address of this node changes, once, the services that it may concern."""
     service = builders.service(loadBalancerSourceRanges=["192.0.2.0/24"])
     cluster.apply(changed(Kind.SERVICE, WEB, service))
     other = builders.service(name="other")
@@ -148,7 +148,7 @@ def test_own_address(cluster: ClusterState) -> None:
 
 
 def test_another_node_is_passed_over(cluster: ClusterState) -> None:
-    """If a server sends another node than the requested one, NodePorts stay where they are."""
+    """If a server sends another node than the requested one, NodePorts keep their addresses."""
     cluster.apply(node("192.0.2.7"))
     other = msgspec.convert(manifests.node("there", "192.0.2.9"), Node)
     cluster.apply(changed(Kind.NODE, Key("", "there"), other))

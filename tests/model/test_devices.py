@@ -64,7 +64,9 @@ def test_an_exclusion_always_wins(patterns: tuple[str, ...], names: str) -> None
 
 @pytest.mark.parametrize("patterns", [(), ("ifb*",)])
 def test_a_shapers_queue_is_not_served(patterns: tuple[str, ...]) -> None:
-    """Packets with a choice pass it between our ingress and the stack."""
+    """A device of a shaper's queue is not served: packets with a choice pass it between our ingress
+    and the stack.
+    """
     assert not served((replace(device(6, "ifb0"), kind="ifb"),), patterns)
 
 
@@ -120,7 +122,9 @@ def test_served_with_a_bridge(
 @pytest.mark.parametrize("kind", ["", "veth", "tun"])
 @pytest.mark.parametrize("patterns", [(), ("!d8",)])
 def test_served_with_a_second_port(kind: str, patterns: tuple[str, ...]) -> None:
-    """All ports have programs if frames may go from one to another, served or not."""
+    """All ports have programs if frames may go from one to another, whether or not these are
+    served.
+    """
     port, second = device(7, "eth1", master=9), replace(device(8, "d8", master=9), kind=kind)
     assert port in served((UPLINK_BRIDGE, port, second), patterns)
 
@@ -137,7 +141,9 @@ def test_served_with_a_second_port(kind: str, patterns: tuple[str, ...]) -> None
 def test_a_port_keeps_its_programs_until_its_master_has_them(
     programmed: tuple[int, ...], names: str
 ) -> None:
-    """This holds for bridges and bonds; a port without programs gets none meanwhile."""
+    """A port of a bridge or bond keeps its programs until the master has them; a port without
+    programs gets none in between.
+    """
     port = device(7, "eth1", master=9)
     for master in (UPLINK_BRIDGE, replace(UPLINK_BRIDGE, kind="bond", plain_bridge=False)):
         assert [each.name for each in served((master, port), (), programmed)] == names.split()
@@ -151,7 +157,7 @@ def test_no_pattern(pattern: str) -> None:
 
 
 def test_own_address() -> None:
-    """A device's own first address is used, even if the Node has another one of its addresses."""
+    """A device's own first address is used, even if the Node names another of its addresses."""
     assert masquerade_addresses(ALL, NODE)[2] == both("192.0.2.1", "2001:db8::1")
 
 
@@ -188,7 +194,7 @@ def test_node_on_loopback() -> None:
     ],
 )
 def test_switches(masters: str, host_only: bool, bridged: bool) -> None:
-    """This holds through any number of masters; one of another kind may be a switch."""
+    """A bridge is a switch through any number of masters; a master of another kind may be one."""
     kinds = ["", *masters.split()]
     known = [
         replace(device(number, f"d{number}", master=number + 1), kind=kind)
@@ -258,7 +264,7 @@ def serving(
 
 @pytest.mark.parametrize(("text", "four", "six"), LISTS.values(), ids=LISTS)
 def test_lists(text: str, four: str, six: str) -> None:
-    """Exactly the listed addresses serve; a family without entries is served on all (8)."""
+    """Exactly the listed addresses serve; for a family without entries all addresses serve (8)."""
     assert serving(text) == {*four.split(), *six.split()}
 
 

@@ -54,7 +54,9 @@ EVENTS = st.one_of(
 
 @given(st.lists(EVENTS, max_size=50))
 def test_any_sequence_keeps_the_bounds(sequence: list[tuple[str, Any]]) -> None:
-    """At most a third is set aside, only ready ones, and for at most five minutes."""
+    """At most a third of the endpoints is set aside, only ready ones, and for at most five
+    minutes.
+    """
     health, now, ready = EndpointHealth(), 0.0, set(PLACES)
     since: dict[Place, float] = {}
     for event, what in sequence:

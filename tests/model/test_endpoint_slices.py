@@ -67,7 +67,7 @@ def test_a_slice_of_host_names_is_skipped() -> None:
     ],
 )
 def test_an_invalid_field_is_named(changes: dict[str, Any], field: str, reason: str) -> None:
-    """A field that no API server would have let through is named with its path."""
+    """A field that no API server would have accepted is named with its path."""
     with pytest.raises(errors.InvalidObject) as refusal:
         endpoint_slices.read(builders.slice(**changes))
     assert refusal.value.field == field

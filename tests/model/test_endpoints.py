@@ -50,7 +50,7 @@ def test_all_slices_of_a_service_count() -> None:
 
 
 def test_same_name_and_protocol() -> None:
-    """A service port uses slice ports of its own name and protocol, of whatever number."""
+    """A service port uses slice ports with its own name and protocol, whatever their number."""
     ports = [
         {"name": "http", "port": 80},
         {"name": "http", "port": 81, "protocol": "UDP"},
@@ -90,7 +90,7 @@ def test_slice_ports(port: dict[str, Any], found: list[str]) -> None:
 
 
 def test_only_the_first_address() -> None:
-    """Further addresses are ignored, and an endpoint without any is skipped."""
+    """Further addresses are ignored, and an endpoint without any address is skipped."""
     slice = builders.slice(entry("10.1.0.1", "10.1.0.2"), entry())
     assert texts(merged(slice)) == ["10.1.0.1:8080"]
 
@@ -117,7 +117,7 @@ def test_conditions(conditions: dict[str, Any] | None, expected: tuple[bool, ...
     ("node", "local"), [(HERE, True), ("elsewhere", False), ("", False), (None, False)]
 )
 def test_an_endpoint_of_this_node_is_local(node: str | None, local: bool) -> None:
-    """An endpoint is local if its nodeName is this node."""
+    """An endpoint is local if its nodeName is the name of this node."""
     slice = builders.slice(entry("10.1.0.1", nodeName=node))
     assert [found.local for found in merged(slice)] == [local]
     (nowhere,) = merge([slice], builders.port_name(), "")
@@ -217,7 +217,7 @@ def test_each_endpoint_once(slices: Slices) -> None:
 
 @given(SLICES)
 def test_what_is_skipped_is_remarked_upon(slices: Slices) -> None:
-    """Every entry of a slice is either merged or has its warning."""
+    """Every entry of a slice is either merged or has a warning."""
     for slice in slices:
         listed = [each.addresses[0] for each in slice.endpoints or () if each.addresses]
         assert len(endpoint_slices.read(slice)[1]) == listed.count("x")
@@ -254,7 +254,7 @@ def policies(endpoints: tuple[Endpoint, ...], **spec: Any) -> set[TrafficPolicy]
     ],
 )
 def test_endpoints_elsewhere_only(spec: dict[str, Any], expected: set[TrafficPolicy]) -> None:
-    """Each policy Local counts, and no other; terminating endpoints count as endpoints."""
+    """Each policy Local counts, and no other policy; terminating endpoints count as endpoints."""
     assert policies((endpoint("a"),), **spec) == expected
     assert policies((leaving("a"),), **spec) == expected
 

@@ -35,7 +35,7 @@ def test_the_annotation_takes_precedence(annotation: str | None, field: str | No
 
 
 def test_an_unknown_value_of_the_field_is_a_warning() -> None:
-    """A value of a later Kubernetes must not cost the Service its endpoints."""
+    """A value from a later Kubernetes must not cost the Service its endpoints."""
     found = parsed(None, "Elsewhere")
     assert [it.passthrough for it in found.ports] == [False] * 2
     assert found.warnings == (

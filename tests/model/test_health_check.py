@@ -21,7 +21,7 @@ LOCAL = {"nodeName": HERE}
 
 
 def balanced(**spec: Any) -> objects.Service:
-    """Return a load balancer that must find the nodes with endpoints."""
+    """Return a load balancer's Service that needs to know which nodes have endpoints."""
     asked: dict[str, Any] = {
         "type": "LoadBalancer",
         "externalTrafficPolicy": "Local",
@@ -32,7 +32,7 @@ def balanced(**spec: Any) -> objects.Service:
 
 
 def health_check(service: objects.Service, *slices: objects.EndpointSlice) -> HealthCheck | None:
-    """The result does not depend on the order of the objects."""
+    """Return the answer; it must not depend on the order of the objects."""
     cluster, local = ClusterState(HERE), LocalEndpoints()
     for slice in slices:
         key = Key("shop", slice.metadata.name)
@@ -103,7 +103,7 @@ def test_counts_local_endpoints_only() -> None:
 def test_terminating_endpoints_never_count_even_while_used(
     conditions: dict[str, bool], counts: int
 ) -> None:
-    """Only ready ones count; the fallback to terminating ones is for traffic."""
+    """Only ready endpoints count; the fallback to terminating ones is for traffic."""
     slice = builders.slice(entry("10.1.0.1", conditions=conditions, **LOCAL))
     assert count(slice) == counts
 
@@ -145,6 +145,6 @@ def test_listens_only_on_matching_addresses_unless_match_all(
 ) -> None:
     """The port listens on each family's matching addresses.
 
-    Without a setting, or with /0, these are all addresses; loopback only counts if it is named.
+    Without a setting, or with /0, all addresses match; loopback only if it is named.
     """
     assert listening(*choice) == expected

@@ -34,7 +34,7 @@ def removal(text: str) -> Removal:
 
 
 def test_chains_and_rules_are_read() -> None:
-    """Chains are read, the kernel's with their policy, and rules without counters."""
+    """Chains are read, the kernel's chains with their policy, and rules without counters."""
     (table,) = parse_rules(NAT)
     assert table.name == "nat"
     assert [name for name, own in table.chains.items() if own] == ["PREROUTING", "POSTROUTING"]
@@ -48,7 +48,7 @@ def test_target_in_words() -> None:
 
 
 def test_all_chains_of_kube_proxy_are_deleted() -> None:
-    """All of kube-proxy's chains are emptied, the jumps to them and then the chains deleted."""
+    """All of kube-proxy's chains are emptied, then the jumps to them and the chains are deleted."""
     found = removal(NAT)
     assert found
     assert found.summary == "4 chains and 2 rules"
@@ -101,7 +101,7 @@ def test_conditional_jump() -> None:
 
 
 def test_new_connections() -> None:
-    """In filter kube-proxy's jumps match new connections, in either order of words."""
+    """In filter, kube-proxy's jumps match new connections, in either order of words."""
     new, comment = "-m conntrack --ctstate NEW", "-m comment --comment word"
     for words in (f"{new} {comment}", f"{comment} {new}", new, comment):
         assert IptablesRule("INPUT", f"{words} -j KUBE-SERVICES").is_bare

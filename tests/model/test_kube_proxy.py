@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kube-proxy's names, and the messages about one that is found."""
+"""kube-proxy's names, and the messages about a detected kube-proxy."""
 
 from ipaddress import ip_address
 
@@ -47,7 +47,7 @@ def test_own_chains(name: str) -> None:
 
 
 def test_sets_have_names_for_both_families() -> None:
-    """Sets have names for both families; those of IPv6 are cut to the kernel's limit."""
+    """Sets have names for both families; the names of IPv6 sets are cut to the kernel's limit."""
     assert {"KUBE-CLUSTER-IP", "KUBE-6-CLUSTER-IP", "KUBE-6-LOAD-BALANCER-SOURCE-CID"} <= SETS
     assert max(map(len, SETS)) <= 31
 

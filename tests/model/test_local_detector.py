@@ -42,7 +42,7 @@ def test_each_mode_uses_its_own_cidrs(mode: LocalMode, networks: tuple[object, .
 
 
 def test_traffic_of_the_bridge_counts() -> None:
-    """Traffic of the bridge and its ports counts."""
+    """In mode BridgeInterface, traffic of the bridge and its ports comes from pods."""
     assert pods(LocalDetector(LocalMode.BRIDGE, bridge="cni0")) == ["cni0", "veth1"]
 
 
@@ -50,7 +50,9 @@ def test_traffic_of_the_bridge_counts() -> None:
     ("prefix", "names"), [("veth", ["veth1"]), ("cni", ["cni0", "veth1"]), ("th", [])]
 )
 def test_name_prefix(prefix: str, names: list[str]) -> None:
-    """Traffic of devices with the prefix, and of their ports, counts."""
+    """In mode InterfaceNamePrefix, traffic of devices with the prefix, and of their ports, comes
+    from pods.
+    """
     assert pods(LocalDetector(LocalMode.NAME_PREFIX, name_prefix=prefix)) == names
 
 

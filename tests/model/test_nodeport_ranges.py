@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clients that NodePorts admit: the annotation's, or else the option's."""
+"""The clients that NodePorts admit, by the annotation or else by the option."""
 
 from ipaddress import ip_network
 
@@ -34,13 +34,13 @@ def ranges(text: str | None) -> list[str]:
 def test_annotation_takes_precedence(text: str | None, admitted: list[str]) -> None:
     """The annotation takes precedence in each family.
 
-    Without a range, or with /0, all are admitted.
+    Without a range, or with /0, all clients are admitted.
     """
     assert ranges(text) == admitted
 
 
 def test_unreadable_annotation_admits_nobody_new() -> None:
-    """The Service is invalid: an annotation that restricts must not open anything."""
+    """The Service is invalid, because an annotation that restricts must not open anything."""
     with pytest.raises(InvalidObject, match="nodeport-source-ranges"):
         ranges("10.0.0.0/8,everybody")
     assert annotations.parse_networks("10.0.0.0/8") == (ip_network("10.0.0.0/8"),)

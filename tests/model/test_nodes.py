@@ -49,7 +49,7 @@ def test_internal_addresses_first() -> None:
     ],
 )
 def test_pod_cidrs(spec: dict[str, Any], expected: list[str]) -> None:
-    """The first readable one of each family counts; podCIDR replaces missing podCIDRs."""
+    """The first readable CIDR of each family counts; podCIDR replaces missing podCIDRs."""
     assert [str(each) for each in nodes.pod_cidrs(builders.node(**spec))] == expected
 
 
@@ -73,7 +73,7 @@ def node(spec: dict[str, Any] | None = None, **metadata: Any) -> objects.Node:
 
 
 def test_node_that_is_being_deleted_is_not_eligible() -> None:
-    """Such a Node has metadata.deletionTimestamp."""
+    """A Node that is being deleted has metadata.deletionTimestamp."""
     assert nodes.eligible(node())
     assert not nodes.eligible(node(deletionTimestamp="2026-01-01T00:00:00Z"))
 
@@ -131,7 +131,7 @@ def parsed(
     ],
 )
 def test_each_family_has_its_address(value: str | None, named: list[Any]) -> None:
-    """This holds for TCP and UDP; sockets of SCTP are never translated."""
+    """TCP and UDP have an address in each family; sockets of SCTP are never translated."""
     ports, warnings = parsed(value)
     assert not warnings
     found = {(port.node_local, port.name.protocol) for port in ports if port.node_local}

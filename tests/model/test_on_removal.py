@@ -39,7 +39,7 @@ def test_the_annotation_says_after_how_long(text: str | None, seconds: float | N
 
 
 def test_terminating_was_removed() -> None:
-    """A warning names this former part of the value, and the rest counts."""
+    """A warning names this former part of the value; the other parts count."""
     found = parsed("reset=3s,terminating=5s/30s")
     assert {port.reset_after for port in found.ports} == {3.0}
     (warning,) = found.warnings

@@ -28,7 +28,7 @@ from ebpflb.model.packet_path import Engine, PacketMark, decide, unsuited
 def test_auto_takes_netfilter_where_it_works(
     chosen: str, missing: str | None, unsuited: str | None, engine: Engine, reason: str
 ) -> None:
-    """auto takes netfilter unless it cannot work, or should not be used, on this node."""
+    """auto chooses netfilter unless it cannot work, or should not be used, on this node."""
     path = decide(chosen, missing=missing, unsuited=unsuited)
     assert path.engine == engine
     assert reason in path.reason
@@ -54,7 +54,7 @@ def test_netfilter_that_cannot_work() -> None:
     ],
 )
 def test_forms(text: str, mark: PacketMark) -> None:
-    """The forms are MARK/MASK in any base, or MARK alone, as for iptables; one form is shown."""
+    """The forms are MARK/MASK in any base, or only MARK, as for iptables; one form is shown."""
     assert packet_path.parse_mark(text) == mark
     assert packet_path.parse_mark(str(mark)) == mark
 
@@ -131,7 +131,7 @@ def test_bridges_of_other_programs(name: str) -> None:
 
 
 def test_a_port_without_hairpin_mode() -> None:
-    """With br_netfilter a pod there cannot reach itself; the flow tables serve it."""
+    """With br_netfilter a pod at such a port cannot reach itself; the flow tables serve it."""
     plain = replace(PORT, hairpin=False)
     others = (ETH, replace(WIRE, master=BRIDGE.index), PORT, ROUTED)
     assert unsuited((BRIDGE, *others), PODS, ALWAYS) is None

@@ -96,7 +96,9 @@ def test_lists_in_use(port: ServicePort, cluster: str, local: str) -> None:
     ],
 )
 def test_cluster_list(endpoints: list[Endpoint], cluster: str) -> None:
-    """Ready endpoints are used, else those serving and terminating, else none."""
+    """Ready endpoints are used, or else endpoints that are serving and terminating, or else
+    none.
+    """
     chosen = select(tuple(endpoints), HERE)
     assert names(chosen.cluster) == cluster
     assert chosen.has_any is bool(cluster)
@@ -131,13 +133,13 @@ def test_local_list(endpoints: list[Endpoint], local: str) -> None:
 
 
 def test_fallbacks_are_independent() -> None:
-    """A terminating local endpoint is used locally while the cluster list has a ready one."""
+    """A terminating local endpoint is used locally while the cluster list has a ready endpoint."""
     chosen = select((leaving("a", local=True), endpoint("b")), HERE)
     assert (names(chosen.cluster), names(chosen.local)) == ("b", "a")
 
 
 def test_every_serving_endpoint_is_in_it() -> None:
-    """Every serving endpoint is in it, whatever its readiness or node (11.1)."""
+    """The list has every serving endpoint, whatever its readiness or node (11.1)."""
     endpoints = (
         endpoint("a", zones="z2"),
         endpoint("b", ready=False, serving=True),
@@ -150,7 +152,7 @@ def test_every_serving_endpoint_is_in_it() -> None:
 
 @given(ENDPOINTS)
 def test_lists_are_parts_in_order(endpoints: tuple[Endpoint, ...]) -> None:
-    """Each list keeps the order of the endpoints and holds only usable ones."""
+    """Each list keeps the order of the endpoints and has only usable ones."""
     chosen = select(endpoints, HERE)
     for part in (chosen.cluster, chosen.local, chosen.serving):
         assert list(part) == [each for each in endpoints if each in part]

@@ -50,13 +50,13 @@ def test_requirements_that_do_not_hold(selector: str) -> None:
     ],
 )
 def test_what_is_no_selector_is_named(selector: str) -> None:
-    """The error has the wrong part, or its value."""
+    """The error names the wrong part, or its value."""
     with pytest.raises(ValueError, match=r"is not a label selector requirement|not a valid label"):
         services.parse_requirements(selector)
 
 
 def test_without_a_list_all_are_served() -> None:
-    """Each listed namespace is served; without a list, all are."""
+    """Each listed namespace is served; without a list, all namespaces are."""
     assert chosen("", "other, default")
     assert not chosen("", "other")
     assert not chosen("app=db", "default")

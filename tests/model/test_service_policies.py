@@ -48,7 +48,9 @@ def test_internal_policy(policy: str | None, local: bool) -> None:
     ids=["cluster IP only", "node port", "external IP", "load balancer", "in the other family"],
 )
 def test_externally_accessible(spec: dict[str, Any], accessible: bool) -> None:
-    """A port is accessible by its own family's node port, load balancer or external IP (3)."""
+    """A port is accessible from outside by a node port, load balancer or external IP of its own
+    family (3).
+    """
     port = builders.only_port(builders.service(**spec))
     assert port.externally_accessible is accessible
 
@@ -138,7 +140,7 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("spec", "field", "reason"), INVALID)
 def test_an_invalid_field_is_named(spec: dict[str, Any], field: str, reason: str) -> None:
-    """A field that no API server would have let through is named with its path."""
+    """A field that no API server would have accepted is named with its path."""
     with pytest.raises(errors.InvalidObject) as refusal:
         services.parse(builders.service(**spec))
     assert refusal.value.field == field

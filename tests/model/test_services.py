@@ -84,7 +84,7 @@ def test_a_manifest_without_node_port() -> None:
     ids=["IPv4", "IPv6", "both", "the first counts", "clusterIP alone", "IPv6 clusterIP alone"],
 )
 def test_cluster_ips_match_ip_families(spec: dict[str, Any], found: dict[int, str]) -> None:
-    """clusterIPs is paired with ipFamilies; clusterIP counts only where there are none (1.3)."""
+    """clusterIPs is paired with ipFamilies; clusterIP counts only without clusterIPs (1.3)."""
     parsed = services.parse(builders.service(**spec))
     assert {port.name.family: str(port.cluster_ip) for port in parsed.ports} == found
     assert not parsed.warnings
@@ -117,7 +117,9 @@ def test_every_port_in_every_family() -> None:
 
 
 def test_names_as_people_write_them() -> None:
-    """A service port is called namespace/service:port, without the colon when unnamed."""
+    """A service port is called namespace/service:port, without the colon if the port has no
+    name.
+    """
     assert str(builders.port_name("http")) == "shop/web:http"
     assert str(builders.port_name()) == "shop/web"
 
@@ -156,7 +158,7 @@ def test_external_ips_switched_off() -> None:
 
 
 def test_external_ips_that_are_not_allowed() -> None:
-    """External IPs outside of --external-ips are not served, but named; policies and VIPs stay."""
+    """External IPs outside --external-ips are not served, but named; policies and VIPs stay."""
     spec: dict[str, Any] = {
         "externalIPs": ["192.0.2.1", "203.0.113.1", "203.0.113.2"],
         "externalTrafficPolicy": "Local",
@@ -237,21 +239,23 @@ def test_special_addresses_are_not_served(text: str, what: str) -> None:
 
 @pytest.mark.parametrize(("text", "what"), SPECIAL.items())
 def test_special_cluster_ips_are_invalid(text: str, what: str) -> None:
-    """A manifest may have one; its Service's last good state stays."""
+    """A manifest may have a special cluster IP; the last good state of its Service stays."""
     families: dict[str, Any] = {"ipFamilies": None, "clusterIP": text, "clusterIPs": [text]}
     with pytest.raises(InvalidObject, match=re.escape(f'spec.clusterIP: "{text}" is {what}')):
         services.parse(builders.service(**families))
 
 
 def test_no_cluster_ip_no_service() -> None:
-    """A family without a cluster IP gets nothing, even if other addresses are of it (1.3)."""
+    """A family without a cluster IP has no service port, even if it has other addresses (1.3)."""
     port = builders.only_port(builders.service(externalIPs=["2001:db8::1"]))
     assert port.name.family is Family.IPV4
     assert not port.externally_accessible
 
 
 def test_ip_mode() -> None:
-    """Only ingress with an IP and mode VIP, the default, is served, whatever the type (1.4)."""
+    """Of ingress entries only those with an IP and mode VIP, the default, are served, whatever the
+    type (1.4).
+    """
     ingress = [
         {"ip": "198.51.100.1"},
         {"ip": "198.51.100.2", "ipMode": "VIP"},
@@ -342,7 +346,9 @@ def test_a_service_with_too_many_entries() -> None:
 
 
 def test_equal_lists_stay_the_same_objects() -> None:
-    """A version with the same addresses and ranges is compared with the former one quickly."""
+    """A version with the same addresses and ranges shares the former lists, so it is compared
+    quickly.
+    """
     spec: dict[str, Any] = {
         "externalIPs": ["192.0.2.1"],
         "ingress": [{"ip": "198.51.100.1"}],
@@ -358,7 +364,9 @@ def test_equal_lists_stay_the_same_objects() -> None:
 
 
 def test_few_of_many_warnings_are_kept() -> None:
-    """An object may have an error in each of its entries; those about limits come first."""
+    """An object may have an error in each of its entries: few warnings are kept, those about limits
+    first.
+    """
     found = services.parse(builders.service(externalIPs=["x"] * 1001))
     assert found.warnings[0] == "spec.externalIPs: too many: the first 1000 of 1001 are used"
     assert found.warnings[1] == 'spec.externalIPs[0]: "x" is not an IP address'

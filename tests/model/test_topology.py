@@ -55,13 +55,13 @@ def test_zone_mode_needs_all_hints(endpoints: list[Endpoint], kept: str) -> None
 
 @pytest.mark.parametrize(("zone", "kept"), [("z1", "a"), ("z2", "b"), ("z9", "ab"), ("", "ab")])
 def test_zone_of_this_node(zone: str, kept: str) -> None:
-    """A node in no zone, or in one without hints, uses every ready endpoint."""
+    """A node without a zone, or in a zone without hints, uses every ready endpoint."""
     topology = Topology(node="node-1", zone=zone)
     assert cluster(endpoint("a", zones="z1"), endpoint("b", zones="z2"), topology=topology) == kept
 
 
 def test_zone_hint_of_no_name() -> None:
-    """A node without a zone is not in the zone called ""."""
+    """A node without a zone does not match a hint for the zone ""."""
     everywhere = Hints(frozenset({""}), frozenset())
     nameless = msgspec.structs.replace(endpoint("a"), hints=everywhere)
     topology = Topology(node="node-1", zone="")

@@ -39,13 +39,13 @@ def test_each_change_is_remembered_until_a_sync_takes_it(triggers: TriggerTimes)
 
 @pytest.mark.parametrize("text", [EARLIER, "2026-11-21T10:00:00Z"])
 def test_changes_before_the_start_are_not_measured(triggers: TriggerTimes, text: str) -> None:
-    """Only later changes count as this process's delay."""
+    """Only changes after this process's start count as its delay."""
     triggers.changed(WEB, V4, text)
     assert triggers.take() == {}
 
 
 def test_slice_deletion_clears_the_service(triggers: TriggerTimes) -> None:
-    """All times of that service and family are forgotten, and no others."""
+    """All times of the slice's service and family are forgotten, and no others."""
     triggers.changed(WEB, V4, FIRST)
     triggers.changed(WEB, V4, SECOND)
     triggers.changed(WEB, V6, FIRST)
@@ -86,7 +86,7 @@ def test_rfc3339_nano_is_read() -> None:
 
 
 def test_the_times_of_a_namespace_that_waits_stay(triggers: TriggerTimes) -> None:
-    """A limited number of its times stays; other namespaces are not delayed."""
+    """A limited number of times of a waiting namespace stays; other namespaces are not delayed."""
     waiting = Key("flood", "x")
     for _ in range(2 * MOST_TIMES):
         triggers.changed(waiting, V4, FIRST)

@@ -37,7 +37,7 @@ def test_partition(port: ServicePort, found: tuple[Endpoint, ...]) -> None:
 
 
 def without(each: Endpoint, reason: UnusedReason) -> Endpoint:
-    """Return the endpoint changed as the reason demands."""
+    """Return the endpoint without this reason against it."""
     match reason:
         case UnusedReason.NOT_LOCAL:
             return msgspec.structs.replace(each, local=True)
@@ -102,7 +102,7 @@ WEB = services.parse(builders.service(ports=[{"name": "http", "port": 80}])).por
     ],
 )
 def test_left_out(slice: objects.EndpointSlice, reason: UnusedReason) -> None:
-    """An entry that is no endpoint is named with its slice and the reason."""
+    """An entry that is not an endpoint is named with its slice and the reason."""
     (found,) = left_out(slice, ports=WEB)
     assert (found.slice, found.reason) == ("web-abcde", reason)
     assert found.port == (WEB[0].name if reason == UnusedReason.NO_SUCH_PORT else None)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bpf/hooks/socket.c, socket_opening.c and the look-ups of lookups.c -> a Python module, by gcc.
+"""Builds a Python module from bpf/hooks/socket.c, socket_opening.c and lookups.c, with gcc.
 
 The source is compiled as strictly as gcc can, with a check of every undefined operation at run
-time. The wrapper around it is cffi's; the kernel's helpers, which the source calls, end in
-Python (``extern "Python+C"``).
+time. The wrapper around it is cffi's; the kernel's helpers, which the source calls, end in Python
+(``extern "Python+C"``).
 
-What is built is kept below build/, in a folder for each state of the sources.
-``python -m tests.native.build`` builds everything, so that no test waits for it.
+The result is kept below build/, in a folder for each state of the sources. ``python -m
+tests.native.build`` builds everything, so that no test waits for it.
 """
 
 import hashlib
@@ -82,7 +82,7 @@ SOURCES = (Path(__file__), SOURCE, *layout.SOURCES.rglob("*.[ch]"))
 
 @cache
 def folder() -> Path:
-    """Return the folder for what is built from the present sources."""
+    """Return the folder for the results of the present sources."""
     digest = hashlib.sha256()
     for path in sorted(SOURCES):
         digest.update(path.read_bytes())
@@ -92,7 +92,7 @@ def folder() -> Path:
 
 
 def once(name: str, build: Callable[[Path], None]) -> Path:
-    """Return the file of this name; one process builds it if it is missing."""
+    """Return the file of this name; if it is missing, one process builds it."""
     path = folder() / name
     with FileLock(path.with_suffix(".lock")):
         if not path.exists():

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel that the native hooks believe in: maps and helpers, played by Python.
 
-A look-up gives a pointer into memory that stays where it is until the call ends, as in the
-kernel. What is replaced or deleted is overwritten at once: the worst that recycling can do to a
-reader that holds on to it.
+A look-up gives a pointer into memory that stays where it is until the call ends, as in the kernel.
+A replaced or deleted value is overwritten at once: the worst that recycling can do to a reader that
+still holds it.
 """
 
 import random
@@ -24,7 +24,7 @@ NS_PER_JIFFY = 4_000_000  # with CONFIG_HZ=250
 
 
 class Table:
-    """A map: packed keys, and values at a stable place."""
+    """A map: packed keys, and values that stay at their place."""
 
     def __init__(self, ffi: Any, spec: MapSpec) -> None:
         self.ffi = ffi
@@ -83,9 +83,9 @@ class Table:
 
 
 class Kernel:
-    """Maps, clock, dice and who is calling; the newest one serves its module.
+    """Maps, clock, random numbers and the calling process; the newest Kernel serves its module.
 
-    ``meanwhile`` holds what happens before the next look-ups in a map, ``afterwards`` what does
+    ``meanwhile`` has what happens before the next look-ups in a map, ``afterwards`` what happens
     right after them.
     """
 
@@ -122,7 +122,7 @@ class Kernel:
         return dict(self.tables[name].items())
 
     def sockets(self) -> dict[int, SocketEntry]:
-        """Return what is remembered of sockets, by cookie, wherever it is."""
+        """Return the entries about sockets, by cookie, wherever they are stored."""
         places = (it for _, it in self.tables["socket_places"].items() if it.socket)
         return {it.socket: it.entry for it in places} | self.items("sockets")
 
@@ -135,7 +135,7 @@ class Kernel:
         self.drop("sockets", cookie)
 
     def take_places(self) -> None:
-        """Leave no places: all sockets are in the hash ``sockets``."""
+        """Take all places, so that all sockets are in the hash ``sockets``."""
         table = self.tables["socket_places"]
         table.spec = table.spec._replace(entries=0)
 
@@ -145,7 +145,7 @@ class Kernel:
         return {"sockets": len(self.sockets()), **others}
 
     def run(self, function: str, *arguments: Any, netns: int, cookie: int = 0) -> int:
-        """Call a hook, or a look-up, for a socket. A helper that failed in Python fails here."""
+        """Call a hook, or a look-up, for a socket. Fail if a helper failed in Python."""
         self.netns, self.cookie, self.retval = netns, cookie, 0
         result: int = getattr(self.lib, function)(*arguments)
         for table in self.tables.values():
@@ -217,7 +217,7 @@ class Kernel:
         return self.now // NS_PER_JIFFY
 
     def bpf_skb_load_bytes(self, _context: Any, _offset: int, _to: Any, _size: int) -> int:
-        """Fail: there are no packets, only notes of them (struct packet)."""
+        """Fail: there are no packets, only their metadata (struct packet)."""
         return -EFAULT
 
     def bpf_get_prandom_u32(self) -> int:

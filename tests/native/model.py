@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A second implementation of the decisions, from the documents, not from the C: small and slow.
+"""A second implementation of the decisions, small and slow, written from the documents, not from
+the C code.
 
-A ``Cluster`` knows services by their names; ``decide`` returns where a request goes, and remembers
-what the datapath has to remember.
+A ``Cluster`` knows services by their names; ``decide`` returns where a request goes, and keeps the
+state that the datapath has to keep.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ PASSED, REFUSED, NO_LOCAL_ENDPOINT = "passed", "refused", "no_local_endpoint"
 
 
 class Service(NamedTuple):
-    """A service port: its lists, and whether each frontend is external, and Local."""
+    """A service port: its lists, and whether each frontend is external, and has policy Local."""
 
     number: int
     frontends: dict[tuple[Address, int, str], tuple[bool, bool]]
@@ -50,7 +51,8 @@ class Cluster:
     flows: dict[tuple[int, Address, int], tuple[int, str, int]] = field(default_factory=dict)
 
     def decide(self, request: Request, now: int, number: int) -> str:
-        """Return the backend's place, or why there is none; ``number`` is the random number.
+        """Return the backend's place, or the reason why there is none; ``number`` is the random
+        number.
 
         A socket that gets no backend is connected elsewhere, and has no flow any more.
         """

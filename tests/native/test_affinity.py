@@ -23,14 +23,14 @@ def goes(node: NativeNode, *, netns: int = POD, to: str = SERVICE) -> str:
 
 
 def test_a_namespace_keeps_its_backend(node: NativeNode) -> None:
-    """All sockets of a namespace get one backend; all but the first count as affinity's."""
+    """All sockets of a namespace get one backend; all except the first count as affinity's."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     assert len({goes(node) for _ in range(20)}) == 1
     assert node.kernel.get("service_stats", 1)[:2] == (20, 19)
 
 
 def test_namespaces_are_clients(node: NativeNode) -> None:
-    """Each namespace is a client of its own, with its own backend."""
+    """Each namespace is a client, with its own backend."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     homes = {netns: goes(node, netns=netns) for netns in range(1, 30)}
     assert len(set(homes.values())) > 10
@@ -76,7 +76,7 @@ def test_each_new_flow_starts_the_timeout_again(node: NativeNode) -> None:
 
 
 def test_used_meanwhile_on_another_cpu(node: NativeNode) -> None:
-    """A last use later than our reading of the clock is recent, not long ago."""
+    """A last use later than our reading of the clock counts as recent, not as long ago."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     home = goes(node)
     number = node.backend_id(1, home)
@@ -88,7 +88,7 @@ def test_used_meanwhile_on_another_cpu(node: NativeNode) -> None:
 
 @pytest.mark.parametrize("leaving", [True, False])
 def test_backend_left_the_list(node: NativeNode, leaving: bool) -> None:
-    """A backend outside the list in use takes no new flow, though it serves those it has."""
+    """A backend outside the list in use gets no new flow, though it serves its existing ones."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     home = goes(node)
     rest = [backend for backend in MANY if backend != home]

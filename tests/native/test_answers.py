@@ -35,7 +35,7 @@ def test_getpeername(web: NativeNode, protocol: str, to: str, real: str, shown: 
 
 @pytest.mark.parametrize(("to", "real", "shown"), FAMILIES)
 def test_recvmsg(web: NativeNode, to: str, real: str, shown: str) -> None:
-    """An answer seems to come from the address that was asked."""
+    """An answer seems to come from the requested address."""
     socket = web.socket("udp")
     socket.sendmsg(to)
     assert socket.recvmsg(real) == shown

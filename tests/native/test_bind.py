@@ -75,7 +75,7 @@ def test_guard_off(both: NativeNode, at: str) -> None:
     ],
 )
 def test_other_ports_and_addresses_are_free(both: NativeNode, at: str, protocol: str) -> None:
-    """Other ports, protocols and addresses are free."""
+    """Other ports, protocols and addresses can be bound."""
     assert not is_taken(both, at, protocol=protocol)
 
 
@@ -98,6 +98,6 @@ def test_one_family(node: NativeNode, node_port: str, at: str, taken: bool) -> N
 
 
 def test_before_the_agent_has_spoken(both: NativeNode) -> None:
-    """Without settings no port is guarded."""
+    """Before the agent has written settings, no port is guarded."""
     both.kernel.tables["settings"].places.clear()
     assert not is_taken(both, "0.0.0.0:30080", netns=both.kernel.initial_netns)

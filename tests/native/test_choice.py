@@ -17,7 +17,9 @@ HIGHEST = 0xFFFFFFFF
 
 
 def publish_sized(node: NativeNode, base: int, size: int) -> None:
-    """Publish a service with a list of any size, of which only the ends are written."""
+    """Publish a service with a list of any size, of which only the first and last slot are
+    written.
+    """
     node.publish(1, [WEB], cluster=["10.1.0.1:8080"])
     entry = node.kernel.get("services", frontend(WEB))
     node.kernel.put("services", frontend(WEB), entry._replace(cluster=Range(base, size)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A socket that is connected elsewhere, or no longer, forgets its former frontend."""
+"""A socket that is connected elsewhere, or disconnected, forgets its former frontend."""
 
 import pytest
 
@@ -11,7 +11,9 @@ BACKEND, ELSEWHERE = "10.1.0.1:8080", "198.51.100.7:53"
 
 @pytest.fixture(params=["tcp", "udp"])
 def socket(node: NativeNode, request: pytest.FixtureRequest) -> Socket:
-    """Return a socket connected to a backend of two services; one of them has no other."""
+    """Return a socket that is connected to a backend of two services; one of the services has no
+    other backend.
+    """
     protocol: str = request.param
     node.publish(1, [f"{WEB}/{protocol}"], cluster=[BACKEND])
     node.publish(2, [f"{OTHER}/{protocol}"], cluster=[BACKEND])
@@ -32,7 +34,9 @@ def test_a_connect_that_is_left_alone_forgets(node: NativeNode, socket: Socket, 
 
 
 def test_the_last_frontend_is_shown(socket: Socket) -> None:
-    """A socket connected to another service shows that, though it has the same backend."""
+    """A socket that connects to another service shows that service, though it has the same
+    backend.
+    """
     assert socket.connect(OTHER).place == BACKEND
     assert socket.getpeername(BACKEND) == OTHER
 
@@ -47,7 +51,7 @@ def test_refused_elsewhere_forgets(node: NativeNode, socket: Socket) -> None:
 
 
 def test_a_disconnected_socket_has_no_frontend(node: NativeNode) -> None:
-    """After AF_UNSPEC the backend's datagrams have its own address, until the next request to the
+    """After AF_UNSPEC the backend's datagrams show its own address, until the next request to the
     service.
     """
     node.publish(1, [f"{WEB}/udp"], cluster=[BACKEND])

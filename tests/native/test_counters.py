@@ -34,7 +34,9 @@ def busy(node: NativeNode) -> NativeNode:
 
 
 def test_each_hook_call_has_one_verdict(busy: NativeNode) -> None:
-    """Each hook call ends in one verdict; a bind only if it failed, a restore only if it did."""
+    """Each hook call ends in one verdict; a bind only if it failed, a restored address only if it
+    was restored.
+    """
     expected = {
         "translated": 5,
         "reply_translated": 1,
@@ -69,7 +71,7 @@ def test_every_verdict_has_a_counter() -> None:
 def test_ids_beyond_the_counters(node: NativeNode, protocol: str) -> None:
     """A service or backend beyond the counters is served, but not counted.
 
-    A slot names its service by 16 bits, for which there are counters.
+    A slot names its service by 16 bits, and there are counters for all such ids.
     """
     service, backend = layout.MAPS["service_stats"].entries, layout.MAPS["backend_stats"].entries
     node.publish(service - 1, [f"{WEB}/{protocol}"], cluster=[ONE])
@@ -84,7 +86,7 @@ def test_ids_beyond_the_counters(node: NativeNode, protocol: str) -> None:
 
 @pytest.mark.parametrize(("cpu", "part"), [(0, 0), (31, 31), (32, 0), (239, 15)])
 def test_each_cpu_counts_in_its_own_part(node: NativeNode, cpu: int, part: int) -> None:
-    """Each CPU counts in its own part; CPUs beyond the last part share them."""
+    """Each CPU counts in its own part; CPUs beyond the last part share the parts."""
     node.publish(1, [WEB], cluster=[ONE])
     node.kernel.cpu = cpu
     node.socket().connect(WEB)

@@ -59,7 +59,7 @@ def test_kept_while_it_serves(dns: NativeNode, serving: str) -> None:
 
 
 def test_kept_by_the_last_one(dns: NativeNode) -> None:
-    """A flow is kept even where a new one would be refused."""
+    """A flow is kept even if a new flow would be refused."""
     socket = dns.socket("udp")
     home = socket.sendmsg(ADDRESS).place
     dns.publish(1, [DNS], leaving=[home])
@@ -78,7 +78,9 @@ def test_kept_against_policy(dns: NativeNode) -> None:
 
 
 def test_moved_when_gone(dns: NativeNode) -> None:
-    """If a backend is removed its flow moves to another one, and its answers are ignored."""
+    """If a backend is removed its flow moves to another backend, and answers of the removed one are
+    ignored.
+    """
     socket = dns.socket("udp")
     home = socket.sendmsg(ADDRESS).place
     dns.publish(1, [DNS], cluster=[backend for backend in MANY if backend != home])
@@ -90,7 +92,7 @@ def test_moved_when_gone(dns: NativeNode) -> None:
 
 
 def test_moved_with_the_frontend(dns: NativeNode) -> None:
-    """A frontend that became another service's takes its flows along to that service."""
+    """The flows of a frontend that another service gets move to that service."""
     socket = dns.socket("udp")
     home = socket.sendmsg(ADDRESS).place
     dns.publish(2, [DNS], cluster=[home])
@@ -100,7 +102,7 @@ def test_moved_with_the_frontend(dns: NativeNode) -> None:
 
 
 def test_id_given_again(dns: NativeNode) -> None:
-    """A backend's id that another service got meanwhile means another backend."""
+    """If another service gets a backend's id, the id no longer means the former backend."""
     socket = dns.socket("udp")
     home = socket.sendmsg(ADDRESS).place
     dns.ids[2, "10.9.0.1:53"] = dns.backend_id(1, home)
@@ -123,7 +125,7 @@ def test_slot_given_again(dns: NativeNode) -> None:
 
 
 def test_gone_without_another(dns: NativeNode) -> None:
-    """When the last backend has gone, the next datagram is refused and the flow waits."""
+    """After the last backend is removed, the next datagram is refused and the flow waits."""
     socket = dns.socket("udp")
     home = socket.sendmsg(ADDRESS).place
     dns.publish(1, [DNS])
@@ -186,7 +188,7 @@ def test_two_threads_of_a_socket(node: NativeNode, scheduler: tuple[str, ...]) -
 
 
 def test_release_beyond_the_chain(node: NativeNode) -> None:
-    """If a socket has too many frontends, the oldest of its list stay, for the LRU to evict."""
+    """If a socket has too many frontends, the oldest ones stay until the LRU evicts them."""
     node.publish(1, frontends(CHAIN + 3), cluster=MANY)
     socket = node.socket("udp")
     for index in range(CHAIN + 3):
@@ -213,7 +215,9 @@ def test_release_of_an_unknown_socket(dns: NativeNode) -> None:
 
 
 def test_forgotten_link(node: NativeNode) -> None:
-    """If the LRU evicts an assignment of the chain, the chain ends there, even if it is remade."""
+    """If the LRU evicts an assignment in the chain, the chain ends there, even if the assignment is
+    made again.
+    """
     node.publish(1, frontends(4), cluster=MANY)
     socket = node.socket("udp")
     for index in range(4):

@@ -75,7 +75,9 @@ def test_three_clients_that_reached_the_service_count(node: NativeNode) -> None:
 
 
 def test_a_client_fails_once_until_it_reaches_the_service_again(node: NativeNode) -> None:
-    """Any backend of the service counts; the failures of a client that never reached it do not."""
+    """Reaching any backend of the service counts; failures of a client that never reached the
+    service do not.
+    """
     node.publish(1, [WEB], cluster=[ONE])
     is_refused(connecting(node, POD))
     assert counted(node) is None
@@ -100,7 +102,9 @@ def test_a_client_of_another_service_is_unknown(node: NativeNode) -> None:
 
 
 def test_a_socket_that_its_owner_closes_has_not_failed(node: NativeNode) -> None:
-    """A socket that loses packets later, or closes after it was open, has not failed either."""
+    """A socket that its owner closes has not failed, nor has one that loses packets later or closes
+    after it was open.
+    """
     node.publish(1, [WEB], cluster=[ONE])
     reached(node, POD)
     is_closed(connecting(node, POD))
@@ -111,7 +115,7 @@ def test_a_socket_that_its_owner_closes_has_not_failed(node: NativeNode) -> None
 
 
 def test_only_connections_to_services_are_watched(node: NativeNode) -> None:
-    """Further calls are requested in addition to those of other programs."""
+    """The calls are requested in addition to those that other programs requested."""
     node.publish(1, [WEB, f"{WEB}/udp"], cluster=[ONE])
     served, direct, datagrams = node.socket(), node.socket(), node.socket("udp")
     served.connect(WEB)

@@ -16,7 +16,7 @@ FLAGS = "external local passthrough"
 def test_without_an_endpoint(
     node: NativeNode, netns: int, place: str, protocol: str, hook: str
 ) -> None:
-    """The call goes to the address itself, even if it is one of the node's."""
+    """The call goes to the address itself, even if that is an address of the node."""
     node.publish(1, {f"{place}/{protocol}": FLAGS})
     for count in (1, 2):
         socket = node.socket(protocol, netns=netns)

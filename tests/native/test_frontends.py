@@ -32,7 +32,9 @@ def node_port(node: NativeNode) -> NativeNode:
     ],
 )
 def test_a_frontend_is_found_by_address_and_port(node: NativeNode, to: str, goes: str) -> None:
-    """A frontend is found by address and port; IPv6 sockets reach IPv4 ones as v4-mapped."""
+    """A frontend is found by address and port; IPv6 sockets reach IPv4 frontends by v4-mapped
+    addresses.
+    """
     node.publish(1, ["172.30.0.1:80"], cluster=[BACKEND])
     node.publish(2, ["[fd00:30::1]:80"], cluster=[BACKEND6])
     answer = node.socket().connect(to)
@@ -120,7 +122,7 @@ def test_unspecified_is_no_service_ip(node: NativeNode) -> None:
     ],
 )
 def test_node_port_of_one_family(node: NativeNode, published: str, to: str) -> None:
-    """A NodePort of one family is not served on addresses of the other."""
+    """A NodePort of one family is not served on addresses of the other family."""
     node.owns("192.0.2.1", "2001:db8::1")
     node.publish(1, {published: "external"}, cluster=[BACKEND])
     assert node.socket(netns=HOST).connect(to).place == to
@@ -128,7 +130,9 @@ def test_node_port_of_one_family(node: NativeNode, published: str, to: str) -> N
 
 @pytest.mark.parametrize(("netns", "goes"), [(HOST, "127.0.0.1:30080"), (INITIAL, BACKEND)])
 def test_unknown_host(node_port: NativeNode, netns: int, goes: str) -> None:
-    """If the agent does not know its namespace (before 5.14), the initial one is the node's."""
+    """If the agent does not know its network namespace (before 5.14), the initial one is the
+    node's.
+    """
     node_port.kernel.put("settings", 0, Settings(0, 0, frozenset()))
     node_port.kernel.initial_netns = INITIAL
     assert node_port.socket(netns=netns).connect("127.0.0.1:30080").place == goes
@@ -143,7 +147,7 @@ def test_a_removed_frontend_is_not_translated(node: NativeNode) -> None:
 
 @pytest.mark.parametrize("at", ["127.0.0.1:7445", "[::1]:7445"])
 def test_loopback_is_the_nodes_alone(node: NativeNode, at: str) -> None:
-    """A frontend on loopback serves the node's processes only, not pods."""
+    """A frontend on loopback serves only the node's processes, not pods."""
     backend = BACKEND6 if "[" in at else BACKEND
     node.publish(1, {at: "external"}, cluster=[backend])
     assert node.socket(netns=HOST).connect(at) == (True, 0, backend)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--socket-translation=host leaves pods' sockets alone, and keeps what is known of them."""
+"""--socket-translation=host leaves pods' sockets alone, and keeps the existing entries about
+them.
+"""
 
 import pytest
 
@@ -39,14 +41,16 @@ def test_a_pods_datagrams_go_to_the_service_itself(node: NativeNode) -> None:
 
 
 def test_the_node_is_connected_to_the_backend(node: NativeNode, protocol: str) -> None:
-    """No program at a device could translate the node's own packets."""
+    """The node's sockets are connected to the backend, because no program at a device could
+    translate its own packets.
+    """
     socket = node.socket(protocol, netns=HOST)
     assert socket.connect(WEB).place == BACKEND
     assert socket.getpeername(BACKEND) == WEB
 
 
 def test_existing_sockets_go_on(node: NativeNode, protocol: str) -> None:
-    """An earlier socket of a pod is still shown the service, and forgotten when it is closed."""
+    """A pod's earlier socket still shows the service, and is forgotten when it is closed."""
     node.settings(*ALL)
     socket = node.socket(protocol, netns=POD)
     assert socket.connect(WEB).place == BACKEND
@@ -58,7 +62,9 @@ def test_existing_sockets_go_on(node: NativeNode, protocol: str) -> None:
 
 
 def test_an_unconnected_socket_keeps_its_backend(node: NativeNode) -> None:
-    """A pod's socket keeps its backend: at the device another one would be drawn."""
+    """A pod's socket keeps its backend, because the program at the device would draw another
+    one.
+    """
     node.publish(1, [f"{WEB}/udp"], cluster=[BACKEND])
     socket = node.socket("udp", netns=POD)
     assert socket.sendmsg(WEB).place == BACKEND

@@ -31,13 +31,13 @@ def load(node: NativeNode, service: int, backend: str) -> int:
 
 
 def counted(node: NativeNode) -> dict[int, int]:
-    """Return backend id -> the count, if it is not 0."""
+    """Return the nonzero counts by backend id."""
     loads = node.kernel.items("backend_loads").items()
     return {id: found.open for id, found in loads if found.open}
 
 
 def held(node: NativeNode) -> dict[int, int]:
-    """Return backend id -> how many elements name it; for stream sockets, their entries."""
+    """Return how many elements name each backend id; for stream sockets, how many entries."""
     streams = (each for each in node.kernel.sockets().values() if is_counted_stream(each))
     named = [each.backend for each in node.kernel.items("connections").values()]
     return dict(Counter([*named, *(each.peer.backend for each in streams)]))
@@ -52,7 +52,7 @@ def uncounted(node: NativeNode) -> int:
 
 
 def test_the_next_connection_goes_to_the_backend_with_fewer(node: NativeNode) -> None:
-    """Each connection compares two backends, so their counts differ by one at most."""
+    """Each connection compares two backends, so their counts differ by at most one."""
     served(node, 2)
     sockets = [node.socket() for _ in range(20)]
     for number, each in enumerate(sockets, 1):
@@ -63,7 +63,7 @@ def test_the_next_connection_goes_to_the_backend_with_fewer(node: NativeNode) ->
 
 
 def test_any_other_backend_may_be_the_second(node: NativeNode) -> None:
-    """The rest of the first draw decides; here the second of three is always drawn first."""
+    """The remainder of the first draw decides; here the second of three is always drawn first."""
     served(node)
     met = set()
     for number in range(2**32 // 3 + 1, 2 * 2**32 // 3, 2**27):
@@ -121,7 +121,9 @@ def test_a_stream_needs_no_element_of_its_own(node: NativeNode) -> None:
 
 
 def test_a_full_table_that_empties_counts_again(node: NativeNode) -> None:
-    """A remembered stream connects again while the table is full, and once more after."""
+    """A remembered stream connects again while the table is full, and once more when there is
+    room.
+    """
     served(node)
     node.kernel.take_places()
     one = node.socket()
@@ -139,7 +141,7 @@ def test_a_full_table_that_empties_counts_again(node: NativeNode) -> None:
 
 
 def test_what_a_removed_backend_has_is_none_of_the_next_with_its_id(node: NativeNode) -> None:
-    """A connection of a removed backend does not count for a later backend with its id."""
+    """A connection of a removed backend does not count for a later backend with the same id."""
     served(node, 1)
     old, new = node.socket(), node.socket()
     old.connect(LEAST)

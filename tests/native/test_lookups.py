@@ -64,7 +64,9 @@ def call(node: NativeNode, function: str, *arguments: Any, found: str) -> Any:
 def test_service_find(
     new_node: NewNode, served: dict[Frontend, int], owned: set[Any], asked: list[Frontend]
 ) -> None:
-    """Exact frontends, NodePorts at the node's addresses and loopback, or none: all agree."""
+    """C and Python agree on exact frontends, NodePorts at the node's addresses and loopback, and on
+    no frontend.
+    """
     node = new_node()
     node.owns(*map(str, owned))
     for at, id in served.items():

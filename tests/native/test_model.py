@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C code and an independent model decide alike, for all services and calls."""
+"""The C code and an independent model decide the same, for all services and calls."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -79,7 +79,7 @@ def text(key: tuple[Address, int, str]) -> str:
 
 
 def publish(node: NativeNode, cluster: Cluster, service: Service) -> None:
-    """Publish to both. If two services want a frontend, the later one gets it."""
+    """Publish to both. If two services want a frontend, the later service gets it."""
     former = cluster.services.pop(service.number, None)
     for other in cluster.services.values():
         for key in service.frontends.keys() & other.frontends.keys():

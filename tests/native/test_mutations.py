@@ -39,7 +39,7 @@ FIRST = {
 
 
 class Mutation(NamedTuple):
-    """In the header ``file`` of bpf/rules, ``old``, which occurs once, becomes ``new``."""
+    """A change of the header ``file`` of bpf/rules: ``old``, which occurs once, becomes ``new``."""
 
     layer: str
     file: str
@@ -205,7 +205,7 @@ def outcome(checkout: Path, layer: str, header: str = "") -> str:
 
 @pytest.mark.parametrize("layer", [SOCKETS, PACKETS])
 def test_the_rules_as_they_are_pass(checkout: Path, layer: str) -> None:
-    """Otherwise the tests below would show nothing."""
+    """Without a mutation the tests pass; otherwise the tests below would show nothing."""
     assert "failed" not in (said := outcome(checkout, layer)) and "error" not in said, said
 
 

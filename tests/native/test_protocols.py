@@ -28,7 +28,7 @@ def typed(node: NativeNode, kind: int, protocol: int) -> Socket:
     [(STREAM, TCP, 5301), (STREAM, MPTCP, 5301), (DATAGRAM, UDP, 5302)],
 )
 def test_ours(both: NativeNode, kind: int, protocol: int, port: int) -> None:
-    """The protocol is part of the frontend; a service of TCP serves MPTCP."""
+    """The protocol is part of the frontend; a TCP service also serves MPTCP."""
     socket = typed(both, kind, protocol)
     assert socket.connect("172.30.0.1:53").place == f"10.1.0.1:{port}"
     assert socket.getpeername(f"10.1.0.1:{port}") == "172.30.0.1:53"

@@ -54,7 +54,7 @@ def test_lost_twice(torn: NativeNode) -> None:
 
 
 def test_no_third_look(torn: NativeNode) -> None:
-    """After two recycled look-ups there is no third, even if it would succeed."""
+    """After two recycled look-ups there is no third one, even if it would succeed."""
     torn.kernel.meanwhile["slots"] = [lambda: None, mend(torn)]
     assert torn.socket(protocol(torn)).connect(WEB).place != NEW
     assert torn.counted() == {"retried": 1, "recycled": 1}

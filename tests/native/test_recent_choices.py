@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A packet's last choice is valid for its own tuple, for a while, and while the backend serves."""
+"""The remembered choice of a tuple is valid for that tuple only, for a while, and while the backend
+serves.
+"""
 
 from ipaddress import ip_address
 
@@ -66,7 +68,9 @@ def test_nothing(node: NativeNode, packet: Tuple) -> None:
 @both
 @pytest.mark.parametrize("becomes", ["gone", "another's", "another service's"])
 def test_its_backend(node: NativeNode, packet: Tuple, becomes: str) -> None:
-    """The choice ends when the backend is removed, even if another backend has its id."""
+    """The remembered choice ends when the backend is removed, even if another backend has its
+    id.
+    """
     remember(node, packet, 1, WEB)
     id = node.backend_id(1, WEB)
     slot = node.kernel.get("backend_slots", node.backend_id(2, DNS))
@@ -83,7 +87,7 @@ def test_its_backend(node: NativeNode, packet: Tuple, becomes: str) -> None:
 
 @both
 def test_two_cpus_write_at_once(node: NativeNode, packet: Tuple) -> None:
-    """A place with halves of two writes matches no tuple."""
+    """A place that two CPUs have half written each matches no tuple."""
     remember(node, packet, 1, WEB)
     ((place, one),) = node.kernel.items("recent_choices").items()
     remember(node, packet._replace(source=OTHER), 2, DNS)

@@ -42,7 +42,7 @@ def packed(name: str, key: Any, value: Any) -> tuple[bytes, bytes]:
 
 
 def mixture(own: bytes, foreign: bytes, mask: list[bool]) -> bytes:
-    """Return some words of each."""
+    """Return a mixture of the words of both."""
     places = range(0, len(own), 4)
     words = ((foreign if mask[at // 4] else own)[at : at + 4] for at in places)
     return b"".join(words)
@@ -57,7 +57,7 @@ def is_believed(node: NativeNode, what: str, key: bytes, value: bytes) -> bool:
 def test_only_whole_services_of_a_frontend_are_believed(
     new_node: NewNode, key: Any, own: Any, other_key: Any, other: Any, mask: list[bool]
 ) -> None:
-    """A value of another frontend, or a half-written one, is not used."""
+    """A value of another frontend, or a half-written value, is not used."""
     check(new_node(), "service", packed("services", key, own), [
         packed("services", other_key, other), packed("services", key, other)
     ], mask)  # fmt: skip
@@ -67,7 +67,9 @@ def test_only_whole_services_of_a_frontend_are_believed(
 def test_only_whole_slots_are_believed(
     new_node: NewNode, key: int, own: Any, other_key: int, other: Any, mask: list[bool]
 ) -> None:
-    """A slot that gets another backend meanwhile is read as one of both, or not at all."""
+    """A slot that gets another backend while it is read is read as one of the two, or not at
+    all.
+    """
     check(new_node(), "backend", packed("slots", key, own), [
         packed("slots", other_key, other), packed("slots", key, other)
     ], mask)  # fmt: skip

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An entry of the flow tables that gets another tuple while it is read is not used."""
+"""A flow entry that gets another tuple while it is read is not used."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -46,7 +46,7 @@ def signed(key: Tuple, flow: Flow) -> bytes:
 
 
 def believed(node: NativeNode, key: Tuple, entry: bytes) -> bytes | None:
-    """Return the copy of an entry, if it is one of this tuple."""
+    """Return the copy of an entry, if the copy is valid for this tuple."""
     copy = node.kernel.ffi.new("char[]", len(entry))
     found = node.kernel.run("copy_entry", TUPLE.pack(key), entry, copy, netns=POD)
     return bytes(node.kernel.ffi.buffer(copy)) if found else None
@@ -78,7 +78,7 @@ def test_only_whole_entries_of_a_tuple_are_believed(
 
 @pytest.mark.parametrize("field", FLOW.cls._fields)
 def test_a_changed_field_is_noticed_unless_packets_change_it(new_node: NewNode, field: str) -> None:
-    """All fields that decide about a packet count, and none that packets change."""
+    """All fields that decide about a packet count; fields that packets change do not."""
     entry = signed(REQUEST, ENTRY)
     at = layout.ffi.offsetof("struct flow", field)
     changed = entry[:at] + bytes([entry[at] ^ 1]) + entry[at + 1 :]
@@ -127,7 +127,9 @@ def test_an_entry_that_is_recycled_after_its_copy_is_not_written(node: NativeNod
 
 
 def test_an_entry_that_remains_is_written(node: NativeNode) -> None:
-    """The program writes the time of last use, and that the frontend is still its service's."""
+    """The program writes the time of last use, and that the frontend still belongs to its
+    service.
+    """
     settings = node.kernel.get("settings", 0)
     node.put("settings", 0, settings._replace(frontend_moves=3))
     node.publish(1, ["172.30.0.1:53/udp"], cluster=["10.1.0.1:5353"])

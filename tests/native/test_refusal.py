@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a socket without an endpoint is refused, and when it must not be."""
+"""How a socket without an endpoint is refused, and when it must not be refused."""
 
 from collections.abc import Mapping
 
@@ -21,8 +21,8 @@ REFUSING = [
 def is_refused(node: NativeNode, socket: Socket, hook: str, to: str, loopback: str) -> bool:
     """Whether the call is refused.
 
-    With bpf_set_retval by an errno; without it a stream by a destination that refuses, and a
-    datagram at the device.
+    With bpf_set_retval the refusal is an errno; without it, a stream gets a destination that
+    refuses, and a datagram is refused at the device.
     """
     answer = getattr(socket, hook)(to)
     if node.kernel.names_errno:
@@ -90,7 +90,9 @@ def test_refused_leaves_no_trace(node: NativeNode) -> None:
 def test_node_port_without_endpoint(
     node: NativeNode, to: str, loopback: str, netns: int, refused: bool
 ) -> None:
-    """A NodePort without endpoints is refused where it is served, and nowhere else (6.2)."""
+    """A NodePort without endpoints is refused on addresses where it is served, and nowhere else
+    (6.2).
+    """
     node.owns("192.0.2.1")
     node.publish(1, {"0.0.0.0:30080": "external", "[::]:30080": "external"})
     socket = node.socket(netns=netns)
@@ -103,7 +105,7 @@ def test_node_port_without_endpoint(
 
 @pytest.mark.parametrize("at", ["127.0.0.1", "[::1]"])
 def test_datagrams_to_loopback_without_endpoint(node: NativeNode, at: str) -> None:
-    """They go to an unused port: elsewhere a device refuses them, but not here."""
+    """Datagrams to loopback go to an unused port, because no device refuses them there."""
     node.publish(1, {"0.0.0.0:30080/udp": "external", "[::]:30080/udp": "external"})
     assert node.socket("udp", netns=HOST).connect(f"{at}:30080") == (True, 0, f"{at}:1")
 
@@ -113,7 +115,9 @@ INTERNAL, EXTERNAL = {"172.30.0.1:80": "local"}, {"203.0.113.1:80": "external lo
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
 def test_no_local_endpoint(node: NativeNode, protocol: str) -> None:
-    """With endpoints only elsewhere and internal policy Local there is no answer, and a count."""
+    """With endpoints only elsewhere and internal policy Local there is no answer, and the request
+    is counted.
+    """
     node.publish(1, {f"172.30.0.1:80/{protocol}": "local"}, cluster=[BACKEND])
     assert node.socket(protocol).connect("172.30.0.1:80") == (True, 0, "172.30.0.1:80")
     assert node.counted() == {"no_local_endpoint": 1}

@@ -25,7 +25,9 @@ def backends(count: int) -> list[str]:
 def test_round_robin_is_an_exact_rotation(
     new_node: Callable[[], NativeNode], size: int, rounds: int, drawn: int
 ) -> None:
-    """Each backend comes once, in the same order in every round; the first one is drawn."""
+    """Each backend comes once in every round, in the same order; the first one is drawn at
+    random.
+    """
     node = new_node()
     node.kernel.dice = lambda: drawn
     node.publish(1, {WEB: TURN}, cluster=backends(size))
@@ -46,7 +48,7 @@ def test_frontends_of_a_service_share_its_rotation(node: NativeNode) -> None:
 
 
 def test_the_lists_of_a_service_rotate_on_their_own(node: NativeNode) -> None:
-    """Connections by two lists in turn skip nothing in either list."""
+    """If connections use two lists in turn, nothing is skipped in either list."""
     frontends = {WEB: TURN, OTHER: f"{TURN} local"}
     node.publish(1, frontends, cluster=backends(6), local=backends(2))
     met = [node.socket().connect(to).place for to in (WEB, OTHER) * 6]
@@ -96,7 +98,9 @@ def test_by_client_a_namespace_meets_one_backend(node: NativeNode) -> None:
 def test_a_socket_draws_of_a_table_only_where_weights_differ(
     node: NativeNode, words: str, by_table: bool
 ) -> None:
-    """Or with affinity to clients; here all places of the table are the first backend's."""
+    """A socket draws from the table only if weights differ, or for affinity to clients; here all
+    places of the table are the first backend's.
+    """
     node.publish(1, {WEB: words}, cluster=backends(4))
     service = node.kernel.get("services", frontend(WEB))
     for at in range(7):

@@ -26,7 +26,7 @@ def protocol(request: pytest.FixtureRequest, node: NativeNode) -> str:
 def test_calls_go_on_and_are_counted(
     node: NativeNode, protocol: str, to: str, verdict: str
 ) -> None:
-    """Only the node's own calls are counted; nothing is remembered of the socket."""
+    """Only the node's own calls are counted; nothing is stored about the socket."""
     socket = node.socket(protocol, netns=HOST)
     assert socket.connect(to) == (True, 0, to)
     assert socket.getpeername(to) == to
@@ -43,7 +43,7 @@ def test_a_pods_calls_are_counted_at_its_device(node: NativeNode, protocol: str)
 
 
 def test_existing_sockets_go_on(node: NativeNode, protocol: str) -> None:
-    """An existing socket still sees its frontend, until it connects again."""
+    """An existing socket still shows its frontend, until it connects again."""
     node.settings(*IN_FORCE)
     socket = node.socket(protocol, netns=HOST)
     assert socket.connect(WEB).place == BACKEND

@@ -12,7 +12,7 @@ UDP, STREAM = 30, 120  # nf_conntrack_udp_timeout, nf_conntrack_udp_timeout_stre
 
 @pytest.fixture
 def socket(node: NativeNode) -> Socket:
-    """Return a socket that has sent to the only backend; any new choice gives another one."""
+    """Return a socket that has sent to the only backend; any new choice gives another backend."""
     node.publish(1, [f"{DNS}/udp"], cluster=[OLD])
     made = node.socket("udp")
     assert made.sendmsg(DNS).place == OLD
@@ -52,7 +52,7 @@ def test_a_stream_is_kept_longer(socket: Socket) -> None:
 
 
 def test_one_reply_is_no_stream(socket: Socket) -> None:
-    """A question and its answer are forgotten after 30 seconds."""
+    """A request and its answer are forgotten after 30 seconds."""
     assert socket.recvmsg(OLD) == DNS
     assert after(socket, UDP) == ADDED
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory for a socket, and the effects of a full table."""
+"""The memory used for a socket, and the effects of a full table."""
 
 from functools import partial
 
@@ -25,7 +25,7 @@ def serving(node: NativeNode, request: pytest.FixtureRequest) -> NativeNode:
 
 @pytest.fixture
 def full(serving: NativeNode) -> NativeNode:
-    """Leave room for one socket only, which a connected one has."""
+    """Leave room for one socket, which a connected socket has."""
     serving.kernel.take_places()
     serving.kernel.tables["sockets"].entries = 1
     assert serving.socket().connect(WEB).place == ONE
@@ -45,7 +45,9 @@ def test_one_entry(serving: NativeNode) -> None:
 
 
 def test_full_table_costs_the_name(full: NativeNode) -> None:
-    """With a full table a connection reaches its backend, but getpeername shows the backend."""
+    """With a full table a connection reaches its backend, but getpeername shows the backend's
+    address.
+    """
     socket = full.socket()
     assert socket.connect(WEB).place == ONE
     assert socket.getpeername(ONE) == ONE
@@ -118,7 +120,7 @@ def shared(node: NativeNode) -> Socket:
 
 
 def test_shared_backend(serving: NativeNode) -> None:
-    """If two frontends have one backend, replies show the frontend that was last used."""
+    """If two frontends have one backend, replies show the frontend that was used last."""
     socket = shared(serving)
     assert socket.recvmsg(TWO) == OTHER
     socket.sendmsg(DNS)
@@ -128,7 +130,9 @@ def test_shared_backend(serving: NativeNode) -> None:
 
 
 def test_shared_backend_moves(serving: NativeNode) -> None:
-    """When the first frontend gets another backend, the former one's replies are the second's."""
+    """When the first frontend gets another backend, replies of the former one show the second
+    frontend.
+    """
     socket = shared(serving)
     serving.publish(2, [f"{DNS}/udp"], cluster=[THREE])
     assert socket.sendmsg(DNS).place == THREE

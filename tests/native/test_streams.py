@@ -24,7 +24,7 @@ def test_a_connection_closes_with_its_socket(node: NativeNode) -> None:
 
 
 def test_connecting_again_closes_the_former(node: NativeNode) -> None:
-    """Connecting again closes the former connection, to the same service or another."""
+    """Connecting again closes the former connection, whether to the same service or another."""
     two_services(node)
     socket = node.socket()
     for to in (WEB, WEB, ADDRESS):
@@ -46,7 +46,7 @@ def test_every_connect_is_a_choice(node: NativeNode) -> None:
 
 
 def test_never_ours(node: NativeNode) -> None:
-    """A socket that was not translated counts nothing."""
+    """A socket that was not translated is not counted."""
     two_services(node)
     socket = node.socket()
     socket.connect("192.0.2.9:80")

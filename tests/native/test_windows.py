@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A FIN or RST that its receiver accepts ends the flow, a guessed one does not.
+"""A FIN or RST that its receiver accepts ends the flow; a guessed one does not.
 
-The reference is a TCP (RFC 9293, RFC 5961 3.2) of two sides, whose segments get lost before the
-node or after it.
+The reference is a TCP (RFC 9293, RFC 5961 3.2) with two sides, whose segments get lost before or
+after the node.
 """
 
 from collections.abc import Callable
@@ -146,7 +146,9 @@ def begun(new_node: NewNode, numbers: tuple[int, int], history: list[Any]) -> Co
 def test_real_reset(
     new_node: NewNode, numbers: tuple[int, int], history: list[Any], side: int
 ) -> None:
-    """A reset ends the flow if its receiver accepts it; else the answer to a challenge does."""
+    """A reset ends the flow if its receiver accepts it; otherwise the answer to a challenge ACK
+    does.
+    """
     made = begun(new_node, numbers, history)
     one, other = made.sides[side], made.sides[1 - side]
     if made.sends(side, one.reset(), "arrives"):

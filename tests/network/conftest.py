@@ -20,7 +20,9 @@ from tests.kit.two_nodes import TwoNodes
 
 
 def breadth(fixture_name: str, config: pytest.Config) -> Literal["session", "module"]:
-    """In the kernel lab a cluster takes 20 s or more: its lane names files that can share one."""
+    """Let files share a cluster that a lane names: in the kernel lab a cluster takes 20 s or
+    more.
+    """
     return "session" if "EBPFLB_TEST_SHARED" in os.environ else "module"
 
 

@@ -29,7 +29,7 @@ def strict_reverse_path(node: Host) -> None:
 
 
 def drop_invalid(node: Host) -> None:
-    """Drop ``ct state invalid`` at every hook; redirects always are, or may be, invalid."""
+    """Drop ``ct state invalid`` at every hook; ICMP redirects always are, or may be, invalid."""
     for hook in ("input", "forward", "output"):
         node.nft(f"""
             table inet tracked {{
@@ -44,7 +44,7 @@ def drop_invalid(node: Host) -> None:
 
 
 def drop_forwarded(node: Host) -> None:
-    """Forward only known connections, and what the CNI accepts: pods' packets."""
+    """Forward only known connections, and pods' packets, which the CNI accepts."""
     node.nft(f"""
         table inet forwarding {{
             counter unwanted {{}}
@@ -90,7 +90,7 @@ EVERYTHING = (
 
 
 def touched(node: Host) -> dict[str, int]:
-    """Return the packets since the last call, of each rule that counted some."""
+    """Return the number of packets since the last call, for each rule that counted some."""
     process = node.start(["nft", "-j", "reset", "counters"], stdout=subprocess.PIPE)
     said, _ = process.communicate()
     counters = (it["counter"] for it in json.loads(said)["nftables"] if "counter" in it)

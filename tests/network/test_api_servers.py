@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Three API servers without a load balancer, replaced and dying under load (docs/api-servers.md).
 
-A client in a pod asks default/kubernetes, translated by the packet path of each engine; one on the
-node asks its loopback, translated at its sockets.
+A client in a pod asks default/kubernetes, translated by the packet path of each engine; another
+client on the node asks its loopback, translated at its sockets.
 """
 
 import json
@@ -123,7 +123,7 @@ def servers(cluster: Cluster, tmp_path: Path) -> Iterator[Servers]:
 
 
 def page(cluster: Cluster) -> Any:
-    """Return the page of default/kubernetes: {} while no agent answers."""
+    """Return the page of default/kubernetes, or {} while no agent answers."""
     done = cluster.ebpflb("services", "get", "default/kubernetes", "-o", "json")
     return json.loads(done.stdout) if done.returncode == 0 and done.stdout else {}
 
@@ -175,8 +175,8 @@ def test_replaced_one_after_the_other(cluster: Cluster, servers: Servers) -> Non
 
 
 def test_one_dies_unannounced(cluster: Cluster, servers: Servers) -> None:
-    """The server is set aside after three clients failed, and no other connection fails. The agent,
-    whose only own server it was, uses the others, also after a reboot.
+    """The dead server is set aside after three clients failed, and no other connection fails. The
+    agent, whose only own server it was, uses the others, also after a reboot.
     """
     dead, *others = servers.pods
     alive = {pod.v4 for pod in others}
@@ -253,7 +253,7 @@ def let_in(cluster: Cluster, addresses: list[str]) -> None:
 
 
 def follows(cluster: Cluster, servers: Servers, name: str) -> None:
-    """Check that the agent connects to an API server again, and node and pod can."""
+    """Check that the agent connects to an API server again, and that node and pod can."""
     for api in servers.live.values():
         api.hang_up()
     servers.put(manifests.service(name, [f"10.96.0.{90 + len(name)}"], SERVICE))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running agent notices, names and restores all parts of the data plane that others remove."""
+"""A running agent notices, names and restores every part of the data plane that another program
+removes.
+"""
 
 import json
 import os
@@ -27,7 +29,7 @@ READY = "http://127.0.0.1:10247/readyz"
 
 @pytest.fixture(scope="module")
 def bpffs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A bpffs of the tests' own, which may be unmounted."""
+    """Return a bpffs for these tests, which may be unmounted."""
     folder = tmp_path_factory.mktemp("bpffs")
     mount(folder)
     yield folder
@@ -115,7 +117,7 @@ def names_nothing(cluster: Cluster) -> bool:
 
 
 def put_back(cluster: Cluster, named: str) -> None:
-    """Wait until the log has named it since the test began, and it is restored."""
+    """Wait until the log has named the part since the test began, and the part is restored."""
     wait_until(f"{named} is said", lambda: named in said(cluster))
     wait_until("it is ready", lambda: is_ready(cluster))
     wait_until("its status names nothing", lambda: names_nothing(cluster))
@@ -124,7 +126,7 @@ def put_back(cluster: Cluster, named: str) -> None:
 
 @pytest.mark.parametrize("hook", cgroup_links.CGROUP_HOOKS)
 def test_a_detached_hook_is_attached_again(cluster: Cluster, state: StateDir, hook: str) -> None:
-    """A detached link keeps its pin, but serves nothing: the next comparison finds that."""
+    """A detached link keeps its pin, but serves nothing: the next comparison finds this."""
     before = cgroup_links.attached(state)
     detach(state.links_directory / hook)
     wait_until("it is attached", lambda: cgroup_links.attached(state) == before)
@@ -145,7 +147,7 @@ def test_removed_pins_cost_nothing(cluster: Cluster, state: StateDir) -> None:
 
 @pytest.mark.parametrize("name", layout.MAPS)
 def test_an_unpinned_map_is_pinned_again(cluster: Cluster, state: StateDir, name: str) -> None:
-    """It is the same map, with all its entries."""
+    """The pinned map is the same, with all its entries."""
     pin = next(state.directory.glob(f"*/{name}"))
     number = map_id(pin)
     pin.unlink()
@@ -154,7 +156,7 @@ def test_an_unpinned_map_is_pinned_again(cluster: Cluster, state: StateDir, name
 
 
 def test_an_unknown_pin_is_replaced(cluster: Cluster, state: StateDir, bpffs: Path) -> None:
-    """The next agent would adopt another map under the name of ours.
+    """Another map under the name of ours is replaced, because the next agent would adopt it.
 
     The pin is replaced by a rename, so that the agent never sees it missing.
     """
@@ -203,7 +205,7 @@ def test_detached_from_a_device(cluster: Cluster, state: StateDir) -> None:
 
 
 def test_the_bpffs_goes_and_another_comes(cluster: Cluster, state: StateDir, bpffs: Path) -> None:
-    """No connection fails meanwhile; /readyz says what is missing, until all is pinned again."""
+    """No connection fails; /readyz says what is missing, until everything is pinned again."""
     before = link_ids(state)
     client = cluster.start_client(cluster.client, "tcp", VIP, pause=0.005)
     subprocess.run(["umount", "--lazy", str(bpffs)], check=True)
@@ -230,7 +232,7 @@ def judged(cluster: Cluster) -> tuple[str, set[str]]:
 def test_an_agent_that_ends_without_its_bpffs_says_that_nothing_serves(
     cluster: Cluster, bpffs: Path
 ) -> None:
-    """The programs end with it; the next agent serves again once a bpffs is there."""
+    """The programs end with the agent; the next agent serves again once a bpffs is there."""
     subprocess.run(["umount", "--lazy", str(bpffs)], check=True)
     cluster.agent.stop()
     assert "nothing serves until an agent starts" in said(cluster)
@@ -244,7 +246,7 @@ def test_an_agent_that_ends_without_its_bpffs_says_that_nothing_serves(
 
 
 def test_no_other_agent_gets_a_bpffs_that_came(cluster: Cluster, bpffs: Path) -> None:
-    """Lock and record of the run directory are also in the new bpffs."""
+    """The lock and the record of the run directory are also in the new bpffs."""
     subprocess.run(["umount", "--lazy", str(bpffs)], check=True)
     mount(bpffs)
     paths = cluster.agent.paths
@@ -261,7 +263,7 @@ def elsewhere(paths: Paths) -> Paths:
 
 @pytest.mark.extended
 def test_not_ready_while_another_answers_on_10256(tmp_path: Path) -> None:
-    """Beside a kube-proxy that has the port and answers 200, readiness is the agent's own."""
+    """Even beside a kube-proxy that has the port and answers 200, readiness is the agent's own."""
     with running(tmp_path) as made:
         made.publish(web(*map(endpoint, made.web)))
         wait_until("it is ready", lambda: is_ready(made))

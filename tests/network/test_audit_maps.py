@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes by others in the maps that the agent writes are named and corrected."""
+"""Changes by other programs in the maps that the agent writes are named and corrected."""
 
 from collections.abc import Callable, Iterator, Mapping
 from ipaddress import ip_address
@@ -41,8 +41,8 @@ NOT_PLANNED = {
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Yield a cluster whose maps are compared every 80 ms, with an entry in each of them. There are
-    few ids of backends, because each is looked up.
+    """Yield a cluster whose maps are compared every 80 ms, with an entry in each of them. It has
+    few backend ids, because each id is looked up.
     """
     options = "--iptables-sync-period=20ms", f"--map-size=backends={IDS}"
     with running(tmp_path_factory.mktemp("c"), *options) as made:
@@ -74,7 +74,7 @@ def maps(cluster: Cluster) -> Iterator[Maps]:
 
 @pytest.fixture(autouse=True)
 def logged(cluster: Cluster) -> Callable[[str], bool]:
-    """Whether the log has named something since the test began.
+    """Whether the log has named a difference since the test began.
 
     Wait first until nothing differs: a repeated difference is not logged.
     """
@@ -101,7 +101,7 @@ def settled(cluster: Cluster, logged: Callable[[str], bool], named: str) -> None
 
 @pytest.mark.extended
 def test_each_map_is_compared_or_the_programs_own() -> None:
-    """A new map must be in one of the two lists, and get its test here."""
+    """A new map must be in one of the two lists, and gets its test here."""
     arrays = {"slots", "backend_slots", "choices", "settings", "secret", "no_frontends"}
     assert set(layout.MAPS) == {*HASHES, *arrays, *NOT_PLANNED}
 
@@ -147,7 +147,7 @@ CHANGES: dict[str, Change] = {
 def test_an_entry_that_others_change_is_corrected(
     cluster: Cluster, maps: Maps, logged: Callable[[str], bool], change: Change, name: str
 ) -> None:
-    """The entry has its former value again, and an unplanned one is removed."""
+    """The entry gets its former value again, and an unplanned entry is removed."""
     before = content(maps, name)
     change(maps[name], *next(iter(before.items())))
     wait_until("it is corrected", lambda: content(maps, name) == before)
@@ -155,13 +155,15 @@ def test_an_entry_that_others_change_is_corrected(
 
 
 def slot(maps: Maps) -> tuple[int, Any]:
-    """Return a slot; one that names another address would send clients there."""
+    """Return a slot; a slot that names another address would send clients there."""
     block = next(s.block for s in content(maps, "services").values() if s.slots)
     return block.base, maps["slots"].get(block.base)._replace(address=UNPLANNED)
 
 
 def place_of_a_table(maps: Maps) -> tuple[int, Any]:
-    """One that names another slot would send clients to another service, or nowhere."""
+    """Return a place of a table; a place that names another slot would send clients to another
+    service, or nowhere.
+    """
     table = next(s.table for s in content(maps, "services").values() if s.table.size)
     before = maps["choices"].get(table.base)
     return table.base, before._replace(slot=before.slot + 100_000)
@@ -178,7 +180,7 @@ def secret(maps: Maps) -> tuple[int, Any]:
 
 
 def bit_of_a_frontend(maps: Maps) -> tuple[int, Any]:
-    """A bit of no_frontends that is set by mistake makes a Service unreachable."""
+    """Return a bit of no_frontends; a bit that is wrongly set makes a Service unreachable."""
     at, bit = divmod(bit_of(Frontend(ip_address(VIP), 80, Protocol.TCP)), 64)
     return at, maps["no_frontends"].get(at) | 1 << bit
 

@@ -70,7 +70,7 @@ def two(
 
 
 def programmed(two: TwoNodes) -> set[str]:
-    """Return the names of the near node's devices that have our programs now."""
+    """Return the names of the near node's devices that currently have our programs."""
     attached = attacher(StateDir(Path(two.agents[0].paths.state))).attached
     found = call_in(NETNS / two.near.netns, lambda: set(map(socket.if_indextoname, attached())))
     return found & {"br0", "up0"}
@@ -82,7 +82,7 @@ def until_programmed(two: TwoNodes, *names: str) -> None:
 
 @contextmanager
 def clients(two: TwoNodes, frontends: Frontends) -> Iterator[None]:
-    """Send requests from outside; none may fail meanwhile."""
+    """Send requests from outside during the block; none may fail."""
     both = [frontends.to("nodeport", two.near, v6=v6) for v6 in (False, True)]
     started = [two.start_client(two.outside, p, *to) for p in ("tcp", "udp") for to in both]
     yield

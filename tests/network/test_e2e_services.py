@@ -22,7 +22,7 @@ def up(sockets: Sockets, *pods: str, host: str = VIP, port: int = 80) -> None:
 
 
 def reaches(sockets: Sockets, host: str, port: int, *, is_up: bool = True) -> bool:
-    """Whether a connection opens; only one that ``is_up`` gets a long wait."""
+    """Whether a connection opens; only if it should (``is_up``) is the wait long."""
     with requests.tcp_socket(sockets, host) as client:
         client.settimeout(CALL_SECONDS if is_up else A_MOMENT)
         try:
@@ -44,7 +44,9 @@ def test_in_time(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
 
 
 def test_types(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
-    """ExternalName, ClusterIP and NodePort are programmed in turn, after each change."""
+    """A Service that becomes ExternalName, ClusterIP and NodePort in turn is programmed after each
+    change.
+    """
     alias = web(endpoint(pods[0]), type="ExternalName", externalName="example.org")
     node = cluster.node.v4
     for published, cluster_ip, nodeport in (
@@ -70,7 +72,7 @@ def test_route_localnet(cluster: Cluster, host: Sockets, pods: list[Host]) -> No
 
 
 def test_host_network_endpoint(cluster: Cluster, sockets: Sockets) -> None:
-    """An endpoint that is the node itself answers pods and processes, under the policy Local."""
+    """An endpoint that is the node itself answers pods and processes, under policy Local."""
     host_network(cluster)
     cluster.start_program(cluster.node, "serve", "the-node", str(HOST_PORT))
     up(sockets, "the-node")
@@ -78,7 +80,7 @@ def test_host_network_endpoint(cluster: Cluster, sockets: Sockets) -> None:
 
 
 def test_host_network_endpoint_by_udp(cluster: Cluster, sockets: Sockets, host: Sockets) -> None:
-    """The same holds for UDP, with a server that answers from the address it was asked at."""
+    """A UDP server on the node answers too; it answers from the address that was asked."""
     host_network(cluster)
     with requests.udp_socket(host, VIP) as server, requests.udp_socket(sockets, VIP) as client:
         server.bind((cluster.node.v4, HOST_UDP_PORT))

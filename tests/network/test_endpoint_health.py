@@ -76,7 +76,7 @@ def cluster(module_cluster: Watched) -> Iterator[Watched]:
 
 
 def break_input(pod: Host, how: str, whose: str = "") -> None:
-    """Answer connections to the pod's server in this way."""
+    """Break connections to the pod's server in this way."""
     rule = f"{whose}tcp dport {TARGET} {how}"
     pod.nft(
         f"table inet broken {{\nchain i {{\ntype filter hook input priority 0; {rule};\n}}\n}}\n"
@@ -110,7 +110,8 @@ def used(cluster: Cluster, address: str = VIP) -> set[str]:
 def test_an_endpoint_that_does_not_answer_is_set_aside(
     cluster: Watched, way: str, address: str
 ) -> None:
-    """After three clients failed, only others are used, until its time has passed.
+    """After three clients failed, only other endpoints are used, until the time of the failed one
+    has passed.
 
     That time grows, so that a slow machine sees it too.
     """
@@ -146,7 +147,7 @@ def test_an_endpoint_that_does_not_answer_is_set_aside(
 
 
 def waiting(sockets: Sockets, address: str) -> Socket:
-    """Return a socket whose connection is not answered, among those that are."""
+    """Return a socket whose connection is not answered, from among some whose connections are."""
     while True:
         client = requests.tcp_socket(sockets, address)
         client.setblocking(False)

@@ -46,8 +46,8 @@ def ask(cluster: Cluster, *words: str, output: str = "json", netns: str | None =
 
 
 def contents(cluster: Cluster) -> dict[str, Any]:
-    """Every map, byte for byte; but not what packets do that are no one's, as neighbours' are, nor
-    what the agent notes itself: what a sweep found, and which endpoints were removed lately.
+    """Return every map, byte for byte, without the effects of packets of no one, such as
+    neighbours', and without the agent's notes about sweeps and recently removed endpoints.
     """
     found: dict[str, Any] = {}
     left_out = {"scratch", "moved_flows"}
@@ -113,7 +113,7 @@ def test_each_endpoint_with_its_chance(cluster: Cluster, pod: Sockets, address: 
 
 @contextmanager
 def unhooked(folder: Path, engine: Engine, *options: str) -> Iterator[tuple[Cluster, Host]]:
-    """A cluster with this engine, and a pod whose sockets the hooks do not see."""
+    """Yield a cluster with this engine, and a pod whose sockets the hooks do not see."""
     two_nodes.require(engine)
     with running(folder, *options, engine=engine) as made:
         pod = made.lab.pod(made.node, "machine", 9, hooked=False)
@@ -142,8 +142,8 @@ def test_an_open_connection(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", list(Engine))
 @pytest.mark.parametrize("options", [(), ("--masquerade-all",)], ids=["client", "masqueraded"])
 def test_whom_the_endpoint_sees(tmp_path: Path, engine: Engine, options: tuple[str, ...]) -> None:
-    """The answer says that the endpoint sees this node exactly if it does, in a pod and in a
-    process of the node, which is never masqueraded.
+    """The answer says that the endpoint sees this node exactly if it does, for a client in a pod
+    and for a process of the node, which is never masqueraded.
     """
     with unhooked(tmp_path, engine, *options) as (cluster, pod):
         sockets = cluster.sockets(pod)

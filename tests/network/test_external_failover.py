@@ -2,8 +2,8 @@
 """A Service that another cluster serves at the same addresses: failover by routing (KEP-6272).
 
 The router leads clients to the node `near`, as long as it has not heard that no endpoint is there.
-What comes from a node it leads to `site`, which has the addresses and a server, as if the other
-cluster's were the better route. Answers of `site` do not pass the node.
+Packets from a node it leads to `site`, which has the addresses and a server, as if the other
+cluster had the better route. Answers of `site` do not pass the node.
 """
 
 import json
@@ -28,7 +28,7 @@ kinds = pytest.mark.parametrize("kind", ["balancer", "external"])
 
 
 class Clusters(NamedTuple):
-    """The nodes of this cluster, and a server of another one at the same addresses."""
+    """The nodes of this cluster, and a server of another cluster at the same addresses."""
 
     two: TwoNodes
     site: Host
@@ -79,7 +79,9 @@ def clusters(two: TwoNodes) -> Clusters:
 def test_clients_outside_reach_the_other_cluster(
     clusters: Clusters, kind: str, send: Send, v6: bool
 ) -> None:
-    """This holds while no endpoint is on the node; other nodes' do not matter."""
+    """Clients reach the other cluster while no endpoint is on the node; endpoints on other nodes do
+    not matter.
+    """
     two, where = clusters.two, WEB.to(kind, clusters.two.near, v6=v6)
     for pods in ([two.there], []):
         clusters.publish(*pods)

@@ -116,7 +116,7 @@ def use(namespace: Namespace) -> None:
 
 @pytest.fixture(params=[False, True], ids=["new", "used"])
 def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
-    """Yield a new node, and one on which others have run before."""
+    """Yield a new node, and a node that a kube-proxy and an agent have used."""
     made = Node(f"ebpflb-failing-{os.getpid()}", tmp_path)
     made.namespace.create()
     made.cgroup.mkdir()
@@ -170,7 +170,7 @@ def test_a_start_that_fails_late_is_undone(node: Node, tmp_path: Path) -> None:
 
 
 def test_settings_that_were_made_are_undone(node: Node, tmp_path: Path) -> None:
-    """They are undone even if attaching, the last step, ends the start for good."""
+    """The settings are undone even if attaching, the last step, ends the start for good."""
     with nodes.entered(node.namespace.netns):
         program = MAKE_AND_FAIL.format(state=str(node.state), run=str(node.run))
         before = node.look()

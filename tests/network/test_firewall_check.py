@@ -52,8 +52,8 @@ def is_served(two: TwoNodes) -> bool:
     ],
 )
 def test_a_rule_is_named_if_it_drops_requests(two: TwoNodes, priority: int, rule: str) -> None:
-    """In raw and mangle only on netfilter: with the flow tables requests already have their
-    endpoint.
+    """Rules in raw and mangle are named only on netfilter: with the flow tables requests already
+    have their endpoint there.
     """
     two.near.nft(TABLE.format(priority, rule))
     found = named(two, "check")

@@ -62,7 +62,9 @@ class Way(NamedTuple):
     node: str  # the address that it is masqueraded with
 
     def directions(self) -> dict[str, str]:
-        """Return the conditions of rules on each direction; those of conntrack begin with "ct"."""
+        """Return the conditions of rules for each direction; conditions of conntrack begin with
+        "ct".
+        """
         ip = "ip6" if ":" in self.client else "ip"
         protocol = "tcp" if self.send is requests.tcp else "udp"
         to = {"service": self.service, "endpoint": (self.endpoint, TARGET)}
@@ -81,7 +83,9 @@ class Way(NamedTuple):
 
 
 def rules(way: Way) -> str:
-    """Return a table that counts each direction at each hook, and conntrack's after all NAT."""
+    """Return a table that counts each direction at each hook, and conntrack's view after all
+    NAT.
+    """
     text = "table inet lab_seen {\n"
     for number, (hook, type_) in enumerate([*HOOKS.items(), ("", BEHIND_NAT)]):
         text += f"chain c{number} {{ {type_};\n"
@@ -116,7 +120,7 @@ def seen(two: TwoNodes, way: Way, who: Host, name: str) -> dict[str, set[str]]:
 
 
 def expected(requests_of: str, replies_of: str) -> dict[str, set[str]]:
-    """Return a column of each of the page's two tables, as ``seen`` has it."""
+    """Return a column of each of the page's two tables, in the form of ``seen``."""
     found: dict[str, set[str]] = {}
     for section, column in (("Requests", requests_of), ("Replies", replies_of)):
         for hook, way in said(section, column).items():

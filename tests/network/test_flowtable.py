@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's flowtable with --fast-forward on the engine netfilter: established connections pass
-the stack from their 20th packet on, what opens and ends them does not, and no change of the
-flowtable breaks one.
+"""The kernel's flowtable with --fast-forward on the engine netfilter.
 
-A counter in FORWARD counts the packets of connections to the service. The client is outside.
+From their 20th packet on, established connections bypass the stack; the packets that open and end
+them do not, and no change of the flowtable breaks a connection. A counter in FORWARD counts the
+packets of connections to the service. The client is outside.
 """
 
 import json
@@ -64,7 +64,7 @@ def goes_on(client: Socket) -> bool:
 
 
 def passes(node: ServingOutside, done: Callable[[], object]) -> int:
-    """Return how many packets pass FORWARD meanwhile."""
+    """Return how many packets pass FORWARD while the block runs."""
     before = seen(node)
     done()
     return seen(node) - before
@@ -135,7 +135,9 @@ UNSEEN = f"""table inet ebpflb-test {{
     ids=["rule", "policy"],
 )
 def test_a_drop_that_appears_holds_for_open_connections(node: ServingOutside, rule: str) -> None:
-    """With --fast-forward=auto it applies within a second; the flowtable stays in use."""
+    """With --fast-forward=auto a new drop applies to open connections within a second; the
+    flowtable stays in use.
+    """
     nodes.run("nft", "flush chain inet firewall forward")  # its counter acts on each packet
     nodes.run("nft", UNSEEN)
     node.agent.stop()
@@ -165,7 +167,7 @@ def answers(client: Socket) -> bool:
 
 
 def unseen(done: Callable[[], object]) -> int:
-    """Return how many packets pass the rules meanwhile."""
+    """Return how many packets pass the rules while the block runs."""
     before = counted()
     done()
     return counted() - before

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node whose FORWARD drops by default, and accepts requests to pods only by kube-proxy's rules.
-Every command that looks says so, before ebpflb serves and after, until a rule accepts them.
+Every command that checks this says so, before and after ebpflb serves, until a rule accepts the
+requests.
 """
 
 import json
@@ -79,7 +80,7 @@ def said(node: KubeProxyNode) -> dict[str, str]:
 
 
 def test_each_command_says_it(node: KubeProxyNode) -> None:
-    """Each command reports it, and a client outside confirms it."""
+    """Each command reports the drop, and a client outside confirms it."""
     masquerades = "--masquerade-local-backends" in node.agent.options
     assert is_served(node)
     before = said(node)

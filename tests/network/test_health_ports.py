@@ -71,7 +71,7 @@ def tells(two: TwoNodes, node: Host, v6: bool, code: int) -> None:
 
 @families
 def test_asked_from_everywhere(two: TwoNodes, v6: bool) -> None:
-    """The node with the endpoint answers 200, the other one 503, to every client."""
+    """The node with the endpoint answers 200, the other node 503, to every client."""
     two.publish(balanced(two, two.here))
     tells(two, two.near, v6, 200)
     tells(two, two.far, v6, 503)
@@ -83,7 +83,9 @@ def test_asked_from_everywhere(two: TwoNodes, v6: bool) -> None:
 
 
 def test_proxy_mode_on_loopback_only(two: TwoNodes) -> None:
-    """The e2e test gets it from a pod in the host's network."""
+    """/proxyMode answers on loopback only; the e2e test reads it from a pod in the host's
+    network.
+    """
     assert get(two, two.near, "127.0.0.1", 10249, "/proxyMode")[::2] == (200, "ebpf")
     with pytest.raises(ConnectionRefusedError):
         get(two, two.outside, two.near.v4, 10249, "/proxyMode")

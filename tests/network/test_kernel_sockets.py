@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sockets of the kernel itself (NFS, iSCSI, 9p) reach services by the socket hooks.
 
-They are created in the cgroup of the process that mounts, or in the root cgroup where a thread of
-the kernel creates them, and connect() calls the hooks for them as for any others.
+They are created in the cgroup of the process that mounts, or in the root cgroup if a kernel thread
+creates them, and connect() calls the hooks for them as for any other socket.
 """
 
 import os
@@ -29,7 +29,7 @@ REPLY = struct.pack(">5I", 1, 0, 0, 0, 0)  # accepted, without authentication, s
 
 
 def can_mount(name: str) -> bool:
-    """Whether this kernel has the file system: a mount that fails loads its module."""
+    """Whether this kernel has the file system: a mount that fails loads the module."""
     words = ["unshare", "-m", "mount", "-i", "-t", name, "none", "/mnt"]
     subprocess.run(words, check=False, capture_output=True)
     return f"\t{name}\n" in Path("/proc/filesystems").read_text()
@@ -101,8 +101,8 @@ def attach_anew(two: TwoNodes, *options: str) -> None:
 @pytest.mark.skipif("LAB_KERNEL" not in os.environ, reason="all of this machine would be hooked")
 @pytest.mark.skipif(not can_mount("nfs"), reason="this kernel has no NFS")
 def test_a_connection_anew_reaches_the_endpoint_of_then(at_the_root: TwoNodes) -> None:
-    """When its connection ends, NFS connects to the cluster IP again from a thread of the kernel,
-    and reaches the current endpoint.
+    """When its connection ends, NFS connects to the cluster IP again from a kernel thread, and
+    reaches the current endpoint.
     """
     two = at_the_root
     publish(two, two.here)

@@ -42,7 +42,7 @@ pytestmark = both_engines
 
 
 def others(chance: Random) -> list[Manifest]:
-    """Return unused Services whose scheduler and weights change too; all tables fit."""
+    """Return unused Services whose scheduler and weights change too; all their tables fit."""
     found = []
     for number in range(OTHERS):
         port = [{"name": "tcp", "port": 80, "protocol": "TCP"}]
@@ -71,7 +71,9 @@ def change(two: TwoNodes, chance: Random) -> str:
 
 
 def kill_amid_writes(two: TwoNodes, chance: Random) -> tuple[str, bool]:
-    """Return the new scheduler, and whether the near node's agent died before all was written."""
+    """Return the new scheduler, and whether the near node's agent died before everything was
+    written.
+    """
     settings, agent = two.maps["settings"], two.agents[0]
     before, deadline = settings.get(0).writes, time.monotonic() + 240
     name = change(two, chance)
@@ -84,8 +86,8 @@ def kill_amid_writes(two: TwoNodes, chance: Random) -> tuple[str, bool]:
 def test_no_connection_is_lost_and_all_is_right_afterwards(
     two: TwoNodes, opened: ExitStack
 ) -> None:
-    """New and open connections, of sockets and of packets, succeed; then each scheduler's shares
-    are right.
+    """New and open connections, of sockets and of packets, succeed; afterwards each scheduler's
+    shares are right.
     """
     chance, held, counted = Random(SEED), list[Socket](), len(CLIENTS)
     kills, amid = 0, False
@@ -113,7 +115,7 @@ def test_no_connection_is_lost_and_all_is_right_afterwards(
 
 
 def assert_counts(two: TwoNodes, counted: int, opened: ExitStack) -> None:
-    """Check the counts of open connections that were opened while the Service counted, and of new
+    """Check the counts of connections that were opened while the Service counted, and of new
     ones.
     """
     two.publish(spread.service(two, LEAST_CONNECTIONS))

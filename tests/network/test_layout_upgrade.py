@@ -42,7 +42,7 @@ def two(tmp_path: Path) -> Iterator[TwoNodes]:
 
 
 def idle_service(number: int) -> list[Manifest]:
-    """Return a Service that is written after those two."""
+    """Return a Service that is written after the two others."""
     name, port = f"z{number:03}", [{"port": 80}]
     endpoint = manifests.endpoint(f"10.200.0.{number % 250 + 1}", node="elsewhere", target=name)
     return [
@@ -77,7 +77,7 @@ def _forget_sizes(header: Path) -> None:
 
 
 def ways(two: TwoNodes) -> Iterator[tuple[str, str, tuple[str, int]]]:
-    """Yield who asks, whose name comes back, and by which address and port."""
+    """Yield the client, the name that must come back, and the address and port."""
     for who, kind in (("outside", "nodeport"), ("unhooked", "cluster"), ("hooked", "cluster")):
         for name, frontends in (("here", FIRST), ("there", SECOND)):
             for v6 in (False, True):
@@ -113,9 +113,9 @@ def ask_another_build(two: TwoNodes, command: Environment) -> None:
 
 
 def test_no_connection_is_lost_or_led_astray(two: TwoNodes, other_build: Path) -> None:
-    """On netfilter established connections go on, and each new one reaches its own Service at
-    once, also between the new agent's first writes and its programs. Commands of the build that is
-    not the agent's know what can be known.
+    """On netfilter established connections continue, and each new connection reaches its own
+    Service at once, also between the new agent's first writes and its programs. Commands of the
+    other build report what they can know.
     """
     asked = list(ways(two))
     established = [two.connected(who, to) for who, _, to in asked]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's start and end: alone on its maps, serving afterwards, and removed without a trace.
+"""The agent's start and end: alone on its maps, serving after its end, and removed without a trace.
 This holds for any run directory, mounts and container.
 """
 
@@ -62,7 +62,7 @@ def test_cleanup_leaves_nothing(cluster: Cluster, pod: Sockets) -> None:
 
 
 def mounting(cluster: Cluster, before: str, *words: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command on the node, in a mount namespace where ``before`` mounts something."""
+    """Run a command on the node, in a mount namespace in which ``before`` mounts something."""
     command = ["unshare", "--mount", "sh", "-ec", f'{before}; exec "$@"', "sh"]
     enter = [*cluster.node.enter, *command, sys.executable, "-P", "-m", "ebpflb", *words]
     return subprocess.run(enter, capture_output=True, text=True, check=False, timeout=120)
@@ -93,7 +93,7 @@ def test_second_agent(cluster: Cluster, pod: Sockets, tmp_path: Path, where: str
 
 
 def test_nobody_may_hold_its_locks(cluster: Cluster) -> None:
-    """Other users cannot read its files: they have mode 0600 in folders of 0700."""
+    """Other users cannot read the agent's files: they have mode 0600 in folders of 0700."""
     paths = cluster.agent.paths
     for folder in (paths.state, paths.run):
         assert folder.stat().st_mode & 0o777 == 0o700
@@ -126,7 +126,7 @@ def test_cleanup_below_another_mount_point(cluster: Cluster, tmp_path: Path) -> 
 
 
 def test_another_run_directory_after_a_kill(cluster: Cluster, tmp_path: Path) -> None:
-    """The next agent takes over what the last one recorded, and removes its files."""
+    """The next agent takes over what the last agent recorded, and removes its files."""
     agent, former = cluster.agent, cluster.agent.paths
     agent.stop()
     record = former.ports_file.read_bytes()

@@ -60,7 +60,7 @@ def test_a_connection_of_a_socket_is_told(
 
 
 def test_filters(cluster: Cluster, pod: Sockets, host: Sockets, tmp_path: Path) -> None:
-    """Events are filtered by service and client; others, which came before, are not shown."""
+    """Events are filtered by service and client; earlier and other events are not shown."""
     other = manifests.service("other", [OTHER_VIP], [{"port": 80}])
     cluster.publish(web(endpoint(cluster.web[0])), other)
     words = ("-o", "json", "--service", "default/web", "--client", f"{cluster.client.v4}/32")
@@ -77,8 +77,8 @@ def test_filters(cluster: Cluster, pod: Sockets, host: Sockets, tmp_path: Path) 
 
 
 def test_a_killed_monitor_leaves_the_usual_programs(cluster: Cluster, tmp_path: Path) -> None:
-    """While one runs all hooks have other programs, which no audit complains of and status tells;
-    after kill -9 the very ones of before.
+    """During a monitor all hooks have other programs, which no audit reports and status mentions;
+    after kill -9 they have exactly their former programs.
     """
     before = monitors.programs(cluster.agent)
     with watching(cluster.agent, tmp_path) as first:

@@ -52,7 +52,7 @@ def ask(client: Socket) -> str:
 
 @families
 def test_an_entry_that_comes_after_the_searches(two: TwoNodes, client: Socket, v6: bool) -> None:
-    """An entry of a removed endpoint is deleted when the flow goes on, even if no search follows.
+    """An entry of a removed endpoint is deleted when its flow continues, even if no search follows.
 
     A CPU that was stopped during the change may create such an entry late.
     """
@@ -74,8 +74,8 @@ def of_udp(two: TwoNodes, name: str, number: int, *pods: Host) -> list[Manifest]
 
 
 def test_an_id_that_was_free_when_the_agent_was_killed(two: TwoNodes, opened: ExitStack) -> None:
-    """The sockets of a Service never reach another Service's endpoint, also if that came first
-    after a start which found no backend with the ids that were given last.
+    """The sockets of a Service never reach another Service's endpoint, even if that endpoint is the
+    first after a start that found no backend with the last given ids.
     """
     two.publish(of_udp(two, "a", 10, two.here, two.there), of_udp(two, "b", 20))
     to = FRONTENDS.to("nodeport", two.near)

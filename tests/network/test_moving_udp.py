@@ -35,8 +35,8 @@ def from_one_port(
     two: TwoNodes, who: str, kind: str, seconds: float = CALL_SECONDS, *, v6: bool
 ) -> str:
     """Return the backend that answers a datagram from CLIENT_PORT in time. It is "" if no answer
-    comes from the Service's address: while conntrack's entry is deleted, an answer on its way keeps
-    the endpoint's, as with kube-proxy.
+    comes from the Service's address: while conntrack's entry is deleted, an answer in transit keeps
+    the endpoint's address, as with kube-proxy.
     """
     where = FRONTENDS.to(kind, two.near, v6=v6)
     with requests.udp_socket(two.sockets(getattr(two, who)), where[0]) as client:

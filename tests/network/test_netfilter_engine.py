@@ -44,8 +44,8 @@ def is_lost(two: TwoNodes, send: Send, *, v6: bool) -> bool:
 @families
 @protocols
 def test_pods_whose_route_a_mark_of_prerouting_chooses(two: TwoNodes, v6: bool, send: Send) -> None:
-    """As with the AWS VPC CNI, packets to a local address are marked, and by the mark answers use
-    the main table, which pods' own packets do not use.
+    """As with the AWS VPC CNI, packets to a local address are marked; because of the mark, answers
+    use the main table, which pods' own packets do not use.
     """
     two.publish(two.service("web", 10, two.here, externalTrafficPolicy="Local"))
     pod = two.here.v6 if v6 else two.here.v4
@@ -79,8 +79,8 @@ def test_pods_whose_route_a_mark_of_prerouting_chooses(two: TwoNodes, v6: bool, 
 @families
 @protocols
 def test_what_a_cni_masquerades(two: TwoNodes, v6: bool, send: Send) -> None:
-    """If the endpoint is outside the pods' ranges, as the API server, the CNI's rule in POSTROUTING
-    applies: ours masquerades only marked packets.
+    """If the endpoint is outside the pods' ranges, such as the API server, the CNI's rule in
+    POSTROUTING applies: our rule masquerades only marked packets.
     """
     two.publish(two.service("web", 10, two.outside))
     server = two.start_program(two.outside, "serve", "outside", str(TARGET))
@@ -126,7 +126,7 @@ def test_a_change_of_the_engine_breaks_nothing(two: TwoNodes, before: Engine) ->
 
 
 def _restart(two: TwoNodes, engine: Engine) -> None:
-    """Restart near's agent, on the path of all these flows; it continues if it has this engine."""
+    """Restart near's agent, which all these flows pass; it continues if it has this engine."""
     (agent,) = (agent for agent in two.agents if agent.node is two.near)
     chosen = (f"--packet-path={engine}",)
     if agent.defaults == chosen:

@@ -51,7 +51,7 @@ def test_a_syn_flood_leaves_the_table_as_kube_proxys_would(
     ids=["raw", "mangle", "forward"],
 )
 def test_dropped_packets_leave_no_entry(pair: BesideKubeProxy, hook: str, priority: str) -> None:
-    """This holds wherever a firewall drops them."""
+    """Dropped packets leave no entry, wherever a firewall drops them."""
     drop = "ip saddr 172.16.0.0/16 meta l4proto tcp drop"
     for node in pair.nodes:
         with rules(node, chain(hook, priority, drop)):
@@ -77,7 +77,9 @@ def is_lost(pair: BesideKubeProxy, node: Host, kind: str) -> bool:
 
 @pytest.mark.extended
 def test_a_full_table_is_no_worse_than_kube_proxys(pair: BesideKubeProxy) -> None:
-    """New clients are dropped, and served when there is room; connections continue."""
+    """New clients are dropped while the table is full, and served when there is room; open
+    connections continue.
+    """
     for node in pair.nodes:
         with requests.tcp_socket(pair.sockets(pair.outside), node.v4) as client:
             client.connect((node.v4, NODEPORT))

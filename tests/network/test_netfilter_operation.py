@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine netfilter's table while others change or flush it.
+"""The table of the engine netfilter while other programs change or flush it.
 
 The clients are outside: their packets are translated, not their sockets.
 """
@@ -55,7 +55,7 @@ def test_a_flush_of_all_rules_harms_nothing(node: ServingOutside) -> None:
 
 
 def test_a_table_that_goes_while_no_agent_runs_is_named(node: ServingOutside) -> None:
-    """`status` names it: connections end, and only an agent restores the table."""
+    """`status` names the missing table: connections end, and only an agent restores the table."""
     client = node.connection()
     node.agent.stop()
     assert goes_on(client)
@@ -74,8 +74,8 @@ FIREWALLS = Path(__file__).parents[2] / "docs/firewalls.md"
 
 
 def test_saved_rules(node: ServingOutside, tmp_path: Path) -> None:
-    """A file with the rules of all tables cannot be loaded; the command of docs/firewalls.md saves
-    only the operator's own, which can.
+    """A file with the rules of all tables cannot be loaded; the command in docs/firewalls.md saves
+    only the operator's own rules, which can.
     """
     needs.owned_tables()
     node.node.nft("table inet own { chain c { type filter hook input priority 0; }; }")
@@ -94,8 +94,8 @@ def test_saved_rules(node: ServingOutside, tmp_path: Path) -> None:
 
 
 def is_served(node: ServingOutside) -> bool:
-    """Whether new connections work; if the agent does not own the table, they fail until it is put
-    back.
+    """Whether new connections work. If the agent does not own the table, they fail until it is
+    restored.
     """
     try:
         return goes_on(node.connection())
@@ -104,7 +104,9 @@ def is_served(node: ServingOutside) -> bool:
 
 
 def test_others_cannot_change_the_table(node: ServingOutside) -> None:
-    """This holds while an agent runs; before Linux 6.9 it puts back what they remove."""
+    """Other programs cannot change the table while an agent runs; before Linux 6.9 the agent
+    restores what they remove.
+    """
     words = [*node.node.enter, "nft", "delete", "table", "inet", "ebpflb"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -23,7 +23,7 @@ def test_flows_outlive_their_entries(
     two: TwoNodes, who: str, kind: str, send: Send, v6: bool
 ) -> None:
     """After `conntrack -F` the next packet of a client that is not masqueraded reaches the same
-    endpoint, by the same hash. Nothing is lost.
+    endpoint, by the same hash. No packet is lost.
     """
     two.publish(two.service("web", 10, two.here, two.twin, externalTrafficPolicy="Local"))
     where = FRONTENDS.to(kind, two.near, v6=v6)

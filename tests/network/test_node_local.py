@@ -41,7 +41,7 @@ chain raw { type filter hook prerouting priority raw; meta l4proto { tcp, udp } 
 
 
 class Listening(NamedTuple):
-    """The nodes, and the pod of the one with kube-proxy's rules."""
+    """The nodes, and the pod of the node with kube-proxy's rules."""
 
     two: TwoNodes
     theirs: Host
@@ -53,7 +53,7 @@ two = two_nodes.fixture("--node-local-addresses", ",".join(LISTENERS))
 
 @pytest.fixture(scope="module")
 def listening(two: TwoNodes) -> Listening:
-    """Put the listener's addresses on a device of their own, as NodeLocal DNSCache does."""
+    """Put the listener's addresses on a separate device, as NodeLocal DNSCache does."""
     theirs = two.lab.node("theirs", 3)
     pod, web = (
         two.lab.pod(theirs, name, i, hooked=False) for i, name in ((4, "asks"), (11, "web"))
@@ -136,7 +136,7 @@ def answer(two: TwoNodes, host: Host, send: Send, v6: bool) -> str:
 def test_what_rules_in_raw_exempt_goes_to_the_listener(
     listening: Listening, tool: str, send: Send
 ) -> None:
-    """As with kube-proxy, packets go to an endpoint again without the rules."""
+    """As with kube-proxy, packets go to an endpoint again when the rules are removed."""
     two = listening.two
     two.publish(service(two, two.here))
     clients = [(two.near, two.unhooked), (listening.theirs, listening.pod)]

@@ -91,7 +91,9 @@ def inside(namespace: str, address: str) -> Iterator[FakeApiServer]:
 
 @pytest.mark.parametrize("kind", [CONDITION, TAINT])
 def test_the_first_connection_after_the_node_says_so_is_served(node: Node, kind: str) -> None:
-    """A pod of the node and a client outside connect. The rest of the Node is not written."""
+    """A pod of the node and a client outside are served once the Node says so. Nothing else in the
+    Node is written.
+    """
     for host in (node.cluster.client, node.cluster.outside):
         node.cluster.sockets(host)  # is ready before
     with ThreadPoolExecutor(1) as beside:
@@ -105,7 +107,7 @@ def test_the_first_connection_after_the_node_says_so_is_served(node: Node, kind:
 
 
 def test_what_it_says_without_an_agent(node: Node) -> None:
-    """After a stop the condition is Unknown; a killed agent cannot set it, but its successor does.
+    """After a stop the condition is Unknown; a killed agent cannot set it, but the next agent does.
     The programs keep serving.
     """
     node.start(CONDITION)

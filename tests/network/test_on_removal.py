@@ -112,9 +112,9 @@ def test_a_client_of_packets_is_reset_when_it_sends(
     loose: bool,
     conntrack_settings: None,
 ) -> None:
-    """Its segment goes to another endpoint, whose reset is translated back. If conntrack picks up
-    no connection in the middle, the segment is lost, or reset by the node with that address.
-    Clients of other endpoints keep theirs.
+    """The client's segment goes to another endpoint, whose reset is translated back. If conntrack
+    picks up no connection in the middle, the segment is lost, or reset by the node with that
+    address. Clients of other endpoints keep their connections.
     """
     two.publish(web(two, SOON, two.here, two.there))
     sockets, to = two.sockets(getattr(two, who)), WEB.to(kind, two.near, v6=v6)
@@ -136,8 +136,8 @@ def test_a_client_of_packets_is_reset_when_it_sends(
 def test_connections_are_kept_unless_their_grace_is_over(
     two: TwoNodes, stack: ExitStack, who: str, value: str | None
 ) -> None:
-    """They are kept by default, by choice, with an invalid annotation, which is named once, and
-    within the grace.
+    """Connections are kept by default, by choice, with an invalid annotation, which is named once,
+    and within the grace period.
     """
     said = 'metadata.annotations[ebpflb.io/on-removal]: "drop" is not keep, reset or reset=DURATION'
     two.publish(web(two, None, two.here, two.twin))  # the same warning again would not be named
@@ -154,7 +154,9 @@ def test_connections_are_kept_unless_their_grace_is_over(
 @flow_tables
 @ends_sockets
 def test_operators_see_the_setting_and_the_log(two: TwoNodes, stack: ExitStack) -> None:
-    """The setting is in `services`; what was removed of it is named in `status` and `check`."""
+    """`services` shows the setting; a removed part of its value is named in `status` and
+    `check`.
+    """
     two.publish(web(two, f"{SOON},terminating=5s/30s", two.here, two.twin))
     assert "reset=0s" in two.ebpflb("services", "get", "default/web").stdout
     what = "metadata.annotations[ebpflb.io/on-removal]: terminating was removed"

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tc programs of others before and after ours, and packet fields that both use.
+"""tc programs of other software before and after ours, and packet fields that both use.
 
-Ours write a choice into the packet's priority; Cilium's keep flags in some bits of its tc_index.
+Our programs write a choice into the packet's priority; Cilium's keep flags in some bits of its
+tc_index.
 """
 
 import os
@@ -96,7 +97,7 @@ def running(
 def test_a_program_behind_ours_lets_the_choice_pass(
     two: TwoNodes, send: requests.Send, attached: Attached
 ) -> None:
-    """This program ends the chain of programs, as most do."""
+    """The program ends the chain of programs, as most programs do."""
     two.publish(two.service("web", 10, two.here))
     with running(PASS, two.near, "eth0", attached, "ingress", BEHIND_OURS):
         for v6 in (False, True):
@@ -115,7 +116,7 @@ def canaries(two: TwoNodes) -> list[str]:
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("two", [Engine.NETFILTER], indirect=True)
 def test_an_uplink_that_loses_choices_is_noticed(two: TwoNodes, loss: str) -> None:
-    """The agent, not ready meanwhile, and doctor name the device."""
+    """The agent, which is then not ready, and doctor name the device."""
     code, arrival = LOSSES[loss]
 
     def lost() -> dict[str, str]:

@@ -42,7 +42,9 @@ two = two_nodes.fixture(*MARK, engines=[Engine.FLOWS], publish=publish)
 def test_default_drop_forward_accepts_translated_packets(
     two: TwoNodes, who: str, kind: str, send: Send, v6: bool
 ) -> None:
-    """Requests, masqueraded to the other node or not, and their replies pass."""
+    """Requests pass, whether or not they are masqueraded to the other node, and so do their
+    replies.
+    """
     where = WEB.to(kind, two.near, v6=v6)
     answers = [send(two.sockets(getattr(two, who)), *where) for _ in range(20)]
     assert {answer.name for answer in answers} == {"here", "there"}

@@ -41,7 +41,7 @@ def late(two: TwoNodes) -> Host:
 
 @contextmanager
 def stopped(agent: LabAgent) -> Iterator[None]:
-    """Stop the agent meanwhile."""
+    """Stop the agent during the block."""
     assert agent.process
     agent.process.send_signal(signal.SIGSTOP)
     try:
@@ -53,7 +53,7 @@ def stopped(agent: LabAgent) -> Iterator[None]:
 @pytest.mark.extended
 @families
 def test_a_pod_that_asks_before_its_device_is_served(two: TwoNodes, v6: bool) -> None:
-    """Its connection opens when its first segment is sent again."""
+    """Its connection opens when the pod sends its first segment again."""
     where = FRONTENDS.to("cluster", two.near, v6=v6)
     with stopped(two.agents[0]):
         pod = two.lab.pod(two.near, f"early-{v6:d}", 70 + v6, hooked=False)
@@ -71,7 +71,7 @@ def test_a_pod_that_asks_before_its_device_is_served(two: TwoNodes, v6: bool) ->
 
 
 def test_devices_that_come_and_go_fail_no_connection(two: TwoNodes) -> None:
-    """Dozens change at once while clients at other devices connect without pause."""
+    """Dozens of devices change at once while clients at other devices connect without pause."""
     pods = [FRONTENDS.to("cluster", two.near, v6=v6) for v6 in (False, True)]
     clients = [two.start_client(two.unhooked, "tcp", *where) for where in pods]
     nodeport = FRONTENDS.to("nodeport", two.near)

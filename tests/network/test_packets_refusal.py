@@ -54,6 +54,6 @@ def checksum_offload(device: str, *, on: bool) -> None:
 def test_refused_by_a_device_that_makes_no_checksums(
     two: TwoNodes, who: str, send: Send, v6: bool
 ) -> None:
-    """The refusal of a packet whose checksum was not computed yet has a correct one."""
+    """A packet whose checksum was not computed yet is refused with a correct checksum."""
     with pytest.raises(ConnectionRefusedError):
         send(two.sockets(getattr(two, who)), *NOBODY.to("cluster", two.near, v6=v6))

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """With any CNI, on nodes hardened in any way, nothing fails and nothing is dropped.
 
-The packets are those of unhooked pods and outside clients, to an endpoint on this node and one on
-another.
+Unhooked pods and outside clients send packets to an endpoint on this node and to one on another.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -131,8 +130,8 @@ def test_a_megabyte_returns_unchanged(two: TwoNodes, who: str, v6: bool) -> None
 
 @families
 def test_the_client_is_seen(two: TwoNodes, request: pytest.FixtureRequest, v6: bool) -> None:
-    """An endpoint whose replies pass this node sees the client's address; if routes lead them
-    another way, it sees the node's, as with kube-proxy.
+    """An endpoint whose replies pass this node sees the client's address. If its replies take
+    another way, it sees the node's address, as with kube-proxy.
     """
     sockets, where = two.sockets(two.outside), Frontends(NUMBER).to("nodeport", two.near, v6=v6)
     answers = (requests.tcp(sockets, *where) for _ in range(40))

@@ -2,7 +2,7 @@
 """Packets of any size: fragments, large segments, and a bottleneck on the path.
 
 With netfilter the pods are routed: at a bridge the kernel forgets how small fragments must be
-(test_bridged_pods). test_packets_setups tests the others with netfilter on a bridge.
+(test_bridged_pods). test_packets_setups tests other packets with netfilter on a bridge.
 """
 
 import subprocess
@@ -53,7 +53,7 @@ def services(two: TwoNodes) -> None:
 
 
 def limit_packets(two: TwoNodes, mtu: int) -> None:
-    """Limit their size at the router, by routes that precede the kernel's own."""
+    """Limit the size of packets at the router, by routes that precede the kernel's own."""
     for segment in (NODES, OUTSIDE):
         v4, v6 = segment.networks
         for network in (v4, f"{v6} metric 256"):
@@ -62,7 +62,7 @@ def limit_packets(two: TwoNodes, mtu: int) -> None:
 
 @pytest.fixture
 def narrow(two: TwoNodes) -> Iterator[int]:
-    """Set the least MTU between nodes and outside."""
+    """Set the smallest possible MTU between nodes and outside."""
     limit_packets(two, NARROW)
     yield NARROW
     limit_packets(two, 1500)

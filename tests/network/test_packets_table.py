@@ -19,7 +19,7 @@ case = cells.fixture(CASES)
 def test_a_client_meets_what_the_row_says(
     two: TwoNodes, case: Case, who: str, number: int, kind: str, cell: str, v6: bool, send: Send
 ) -> None:
-    """A client meets what the row says, and each request is counted."""
+    """A client gets the result in the row, and each request is counted."""
     where = cells.at(two, number, kind, v6=v6)
     before = two.verdict(case.verdict) if case.verdict else 0
     cells.assert_cell(two, who, where, cell, send)

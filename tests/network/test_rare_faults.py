@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rare faults, none of which clients notice.
+"""Rare faults that no client notices.
 
 The kernel kills the agent for its memory, the API server sends unusable data, the clock jumps. The
-agent takes its objects from an API server. A client without an answer fails the test.
+agent reads its objects from an API server. A client without an answer fails the test.
 """
 
 import gzip
@@ -109,7 +109,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OfApi]:
 
 @pytest.mark.extended
 def test_killed_for_its_memory(cluster: OfApi) -> None:
-    """The agent is started again, and changes made meanwhile are in force."""
+    """The agent is started again, and changes made in between are in force."""
     agent = cluster.agent
     assert agent.process
     with memory_limit.memory_limit(cluster.node.netns) as limit:
@@ -132,7 +132,7 @@ def test_killed_for_its_memory(cluster: OfApi) -> None:
 
 
 def peak_memory(pid: int) -> int:
-    """Return the peak in kB."""
+    """Return the process's peak memory in kB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent whose run or state directory becomes read-only, or is removed, serves on and ends in
+"""An agent whose run or state directory becomes read-only, or is removed, keeps serving and ends in
 order.
 """
 
@@ -29,7 +29,7 @@ done"""
 
 
 class AloneAgent(LabAgent):
-    """An agent in a mount namespace of its own, which ends with it."""
+    """An agent in a separate mount namespace, which ends with it."""
 
     under = ("unshare", "--mount", "--propagation", "private")
 
@@ -75,8 +75,8 @@ def lines(log: str) -> list[str]:
 
 @pytest.mark.parametrize("which", ["run", "state", "run and state"])
 def test_while_an_agent_runs(cluster: Cluster, pod: Sockets, which: str) -> None:
-    """It keeps serving changes too; each step of its end is taken, with a line for each object left
-    behind. The next agent starts with these.
+    """The agent also applies changes; each step of its end is taken, with a line for each object
+    left behind. The next agent starts with these objects.
     """
     agent = cluster.agent
     assert isinstance(agent, AloneAgent) and agent.process
@@ -103,7 +103,9 @@ def test_while_an_agent_runs(cluster: Cluster, pod: Sockets, which: str) -> None
 
 
 def test_a_pin_that_cannot_be_put_back(cluster: Cluster, pod: Sockets) -> None:
-    """It is named once, and restored as soon as possible; everything else continues."""
+    """The missing pin is named once, and restored as soon as possible; everything else
+    continues.
+    """
     agent = cluster.agent
     assert isinstance(agent, AloneAgent)
     agent.make_read_only(agent.paths.state)

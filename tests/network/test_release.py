@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When all sockets are closed nothing of them is remembered, and the counters agree."""
+"""When all sockets are closed, no entries about them are left, and the counters agree."""
 
 from collections.abc import Iterator
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where replies go that the programs send on themselves: endpoints on this node and on another one,
-beyond a tunnel.
+"""The way of replies that the programs themselves send on, from endpoints on this node and on
+another one, beyond a tunnel.
 
 With --reply-path=request-device routing rules lead what either endpoint sends to the second uplink,
 where it is lost. With --fast-forward established flows pass no chain of netfilter on the node, by

@@ -49,7 +49,9 @@ def start_pod(two: TwoNodes, node: Host) -> Pod:
 
 
 def publish(two: TwoNodes, pods: Sequence[Pod], leaving: Pod | None = None) -> None:
-    """Publish the slice, and wait for both nodes; ``leaving`` is still listed, and terminates."""
+    """Publish the slice, and wait for both nodes; pods in ``leaving`` are still listed, as
+    terminating.
+    """
     listed = [pod.host for pod in pods] + ([leaving.host] if leaving else [])
     said = two.service("web", 10, *listed)
     two.publish(terminating(said, leaving.host) if leaving else said)
@@ -88,7 +90,9 @@ def test_a_rolling_update_fails_no_connection(two: TwoNodes) -> None:
 
 @both_engines
 def test_of_open_connections_those_to_the_pod_that_ends_end(two: TwoNodes) -> None:
-    """A load balancer cannot move connections that were accepted before SIGTERM."""
+    """Open connections to a pod end with it, because a load balancer cannot move connections that
+    were accepted before SIGTERM.
+    """
     former, latter = start_pod(two, two.far), start_pod(two, two.near)
     publish(two, [former, latter])
     names = former.host.name, latter.host.name
@@ -116,7 +120,7 @@ def has_ended(client: Socket) -> bool:
 def test_a_pod_that_ends_before_its_slice_refuses_until_the_slice_is_in_force(
     two: TwoNodes,
 ) -> None:
-    """Failing connections are refused at once, and none fails after the slice."""
+    """Failing connections are refused at once, and none fails after the slice is in force."""
     former, latter = start_pod(two, two.near), start_pod(two, two.far)
     publish(two, [former, latter])
     former.end()

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Masqueraded requests have the source that the kernel's route to the backend would choose.
 
-A node's uplink may have no address of its own but a link-local one, as with BGP unnumbered: then
-the node's are on loopback; where programs cannot ask the kernel they take the Node's address.
+A node's uplink may have only a link-local address, as with BGP unnumbered; then the node's
+addresses are on loopback, and programs that cannot ask the kernel use the Node's address.
 
 Most uplinks here have two addresses in each family. The kernel's choice is shown by a socket of the
-node itself, and where no route names a source (``src``) by the kernel's own masquerading too, which
-does not regard ``src``. Kernels that programs cannot ask (before 6.7) take the device's first one.
+node itself, and, if no route names a source (``src``), also by the kernel's own masquerading, which
+ignores ``src``. On kernels that programs cannot ask (before 6.7) they use the device's first
+address.
 """
 
 import json
@@ -46,7 +47,7 @@ def add_addresses(two: TwoNodes) -> None:
 
 
 def move_addresses(two: TwoNodes) -> None:
-    """Move the addresses from eth0 to loopback, for which only IPv4 answers the neighbours that ask
+    """Move the addresses from eth0 to loopback; for these only IPv4 answers the neighbours that ask
     at eth0.
     """
     near, far = two.near, two.far
@@ -84,7 +85,7 @@ def two(
 
 
 def nodes(name: str) -> pytest.MarkDecorator:
-    """Return a fixture of nodes that were prepared so, with each engine."""
+    """Return a fixture of nodes that were prepared like this, with each engine."""
     each = [pytest.param((engine, name), id=str(engine)) for engine in ENGINES]
     return pytest.mark.parametrize("two", each, indirect=True)
 
@@ -117,8 +118,8 @@ def masqueraded_by_kernel(two: TwoNodes, *, v6: bool) -> str:
 @second_address
 @families
 def test_source_follows_the_routes(two: TwoNodes, v6: bool) -> None:
-    """A route that gets a ``src`` counts for flows that begin after it was added; with netfilter
-    the kernel's masquerading decides, which does not regard it.
+    """A route's new ``src`` applies to flows that begin after it was set; with netfilter the
+    kernel's masquerading decides, which ignores ``src``.
     """
     network = "fd00:244:2::/64" if v6 else "10.244.2.0/24"
     gateway = two.far.v6 if v6 else two.far.v4

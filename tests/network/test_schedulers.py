@@ -27,7 +27,7 @@ pytestmark = both_engines
 def test_a_round_of_round_robin_has_each_endpoint_as_often_as_its_weight(
     two: TwoNodes, who: str, protocol: str, v6: bool
 ) -> None:
-    """Any consecutive connections have exactly the weights, in the same order in every round."""
+    """Any consecutive connections match the weights exactly, in the same order in every round."""
     its = dict(zip(ENDPOINTS, chances.UNEVEN, strict=True))
     two.publish(weighted(two, "round-robin", its.values()))
     part = gcd(*its.values())
@@ -38,7 +38,7 @@ def test_a_round_of_round_robin_has_each_endpoint_as_often_as_its_weight(
 
 
 def test_weight_0_drains(two: TwoNodes, opened: ExitStack) -> None:
-    """There are no new connections; an open one continues."""
+    """An endpoint of weight 0 gets no new connections; an open one continues."""
     two.publish(service(two, "random", "there"))
     _, client = dial(two, "hooked", opened)
     two.publish(service(two, "random", "here"), slices(two, "there", 0))

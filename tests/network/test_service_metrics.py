@@ -51,7 +51,9 @@ def cluster(module_cluster: ServingOutside) -> ServingOutside:
 
 
 def services(cluster: ServingOutside) -> list[Manifest]:
-    """Publish default/web with three endpoints, one without any, one with one on another node."""
+    """Publish default/web with three endpoints, a Service without any, and a Service with one on
+    another node.
+    """
     v6 = [endpoint(pod, v6=True) for pod in cluster.web]
     udp = {"name": "udp", "protocol": "UDP"}
     away = [endpoint(cluster.web[0], node="another")]
@@ -76,7 +78,7 @@ def services(cluster: ServingOutside) -> list[Manifest]:
 
 
 def series(cluster: ServingOutside, what: str) -> Series:
-    """Service, port and protocol, and the verdict -> the value."""
+    """Return the value by Service, port and protocol, and verdict."""
     wanted = f"ebpflb_service_{what}"
     found: Series = {}
     for metric in text_string_to_metric_families("\n".join(cluster.metrics()) + "\n"):
@@ -112,7 +114,9 @@ def test_connections_are_counted_where_they_are_chosen(cluster: ServingOutside) 
 
 
 def test_refusals_are_counted_by_their_verdict(cluster: ServingOutside) -> None:
-    """Without any endpoint, for a socket and a packet; without one on this node, under Local."""
+    """A socket and a packet are refused without any endpoint, and dropped without one on this node
+    under policy Local.
+    """
     for sockets, where in (
         (cluster.sockets(cluster.client), (EMPTY, PORT)),
         (cluster.sockets(cluster.outside), (cluster.node.v4, EMPTY_NODEPORT)),

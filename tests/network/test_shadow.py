@@ -19,7 +19,7 @@ def shadow(both: Both) -> Both:
 
 
 def counted(both: Both) -> dict[str, int]:
-    """Return verdict -> how often the node's programs have counted it."""
+    """Return how often the node's programs have counted each verdict."""
     return {name: sum(both.maps["verdicts"].get(number)) for number, name in VERDICTS.items()}
 
 
@@ -37,7 +37,7 @@ def test_all_is_served_by_kube_proxy_and_counted(shadow: Both, send: requests.Se
 
 @pytest.mark.skipif(not probe.set_retval(), reason="this kernel cannot say EADDRINUSE")
 def test_a_nodeport_can_be_bound(shadow: Both) -> None:
-    """bind() works as with kube-proxy, and is counted as one that would fail."""
+    """bind() works as with kube-proxy, and is counted as a call that would fail."""
     before = counted(shadow)
     with requests.tcp_socket(shadow.sockets(shadow.node), shadow.node.v4) as socket:
         socket.bind((shadow.node.v4, NEW[2]))
@@ -46,6 +46,8 @@ def test_a_nodeport_can_be_bound(shadow: Both) -> None:
 
 @pytest.mark.extended
 def test_there_and_back_while_clients_ask(both: Both) -> None:
-    """Between shadow and service, both ways, no connection fails or ends, whoever opened it."""
+    """When the mode changes between shadow and service, no connection fails or ends, whoever opened
+    it.
+    """
     shadow = ("--shadow",), KUBE_PROXY, KUBE_PROXY
     both.go_through([shadow, ((), EBPFLB, EBPFLB), shadow])

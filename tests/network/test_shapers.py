@@ -26,7 +26,7 @@ NUMBERS = count(20)
 
 
 def shape(node: Host, device: str) -> None:
-    """Give packets that come in at the device a queue of their own, as the plugin does."""
+    """Give packets that come in at the device a separate queue, as the plugin does."""
     queue = f"ifb-{device}"
     node.ip(f"link add {queue} type ifb", f"link set {queue} up")
     redirect = ["action", "mirred", "egress", "redirect", "dev", queue]

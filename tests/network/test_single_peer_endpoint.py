@@ -34,7 +34,7 @@ def outside(cluster: Cluster) -> Sockets:
 
 @pytest.fixture(autouse=True)
 def alone(cluster: Cluster) -> None:
-    """Make this endpoint the only one, with its default route to that network."""
+    """Make this endpoint the only one, with its default route to the second network."""
     (pod, *_) = cluster.web
     for v6, neighbours in zip((False, True), NODES.networks, strict=True):
         others = [f"route flush exact {network}" for network in ("default", neighbours)]

@@ -51,7 +51,7 @@ def redirect(cluster: Cluster) -> None:
 def test_a_rule_inside_a_pod_sees_the_service(
     cluster: Cluster, served: None, pod: Sockets, vip: str, send: Send
 ) -> None:
-    """A REDIRECT rule for the service's address takes what the pod sends there to its sidecar."""
+    """A REDIRECT rule for the service's address leads the pod's packets to its sidecar."""
     redirect(cluster)
     assert send(pod, vip).name == "sidecar"
 

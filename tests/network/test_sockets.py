@@ -64,7 +64,7 @@ def service(cluster: Cluster) -> None:
 @pytest.mark.parametrize("address", [*ADDRESSES, *MAPPED])
 @every_kind
 def test_every_address(sockets: Sockets, send: Send, address: str) -> None:
-    """A pod and the node reach an endpoint, by a v4-mapped address too, and their peer is the
+    """A pod and the node reach an endpoint, also by a v4-mapped address, and their peer is the
     address that they connected to.
     """
     name, peer, _ = send(sockets, address)
@@ -104,7 +104,9 @@ guarded = pytest.mark.skipif(not probe.set_retval(), reason="this kernel cannot 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("addresses", [[VIP], [VIP6], [VIP, VIP6]], ids=["v4", "v6", "both"])
 def test_ipv6_only(cluster: Cluster, host: Sockets, kind: int, addresses: list[str]) -> None:
-    """A socket with IPV6_V6ONLY may have a NodePort that only IPv4 has; one without it may not."""
+    """A socket with IPV6_V6ONLY may bind a NodePort that only IPv4 has; a socket without it may
+    not.
+    """
     named = [
         {"name": it, "port": 80, "nodePort": NODEPORT, "protocol": it} for it in ("TCP", "UDP")
     ]
@@ -122,9 +124,10 @@ def test_ipv6_only(cluster: Cluster, host: Sockets, kind: int, addresses: list[s
 @pytest.mark.usefixtures("another_service")
 @families
 def test_the_error_queue_names_the_backend(cluster: Cluster, sockets: Sockets, v6: bool) -> None:
-    """With IP_RECVERR it shows the backend as destination and as reporter, because no hook sees it.
+    """With IP_RECVERR the error queue shows the backend as destination and as reporter, because no
+    hook sees it.
 
-    The error itself, ECONNREFUSED, is the service's too.
+    The error itself is ECONNREFUSED, as for the service.
     """
     pod = cluster.web[0]
     closed = [{"name": "udp", "port": TARGET + 1, "protocol": "UDP"}]

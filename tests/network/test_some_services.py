@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ebpflb serves some Services, and kube-proxy's rules on the same node the others."""
+"""ebpflb serves some Services, and kube-proxy's rules on the same node serve the others."""
 
 from ipaddress import ip_address
 
@@ -28,13 +28,17 @@ def some(both: Both, request: pytest.FixtureRequest) -> Both:
 
 @protocols
 def test_others_are_left_to_kube_proxy(some: Both, send: requests.Send) -> None:
-    """This holds for NodePorts and cluster IPs, sockets and packets, in the cluster's range."""
+    """All other Services are left to kube-proxy: NodePorts and cluster IPs, sockets and packets, in
+    the cluster's range.
+    """
     assert some.answers(NEW, send) == [EBPFLB] * 4
     assert some.answers(OLD, send) == [KUBE_PROXY] * 4
 
 
 def test_kube_proxy_is_needed_beside(some: Both) -> None:
-    """Without a kube-proxy a message says that no one serves the others, not to remove it."""
+    """Without a kube-proxy a message says that no one serves the other Services, and does not
+    advise to remove its rules.
+    """
     for words in ("Services outside of --", "start kube-proxy"):
         some.logs(words)
     assert "cleanup" not in some.agent.log()
@@ -51,14 +55,18 @@ def test_rules_that_others_need_are_not_removed(some: Both) -> None:
 
 @pytest.mark.extended
 def test_services_go_over_and_back_while_clients_ask(both: Both) -> None:
-    """With none, one, all, and back, no connection fails or ends, whoever opened it."""
+    """When none, one, all, and again fewer Services are served, no connection fails or ends,
+    whoever opened it.
+    """
     none = NEITHER, KUBE_PROXY, KUBE_PROXY
     one = BY_NAMESPACE, EBPFLB, KUBE_PROXY
     both.go_through([none, one, ((), EBPFLB, EBPFLB), one, none])
 
 
 def test_connections_live_on_where_a_service_goes_over_by_its_label(both: Both) -> None:
-    """The agent is not restarted. A Service that is deleted shows that resets are done."""
+    """The agent is not restarted. The test deletes another Service to see that all resets are
+    done.
+    """
     both.serve(*BY_LABEL)
     deleted = both.service("deleted", DELETED_IP, 30082, labels=LABELS)
     both.write(both.service(*NEW, labels=LABELS), both.service(*OLD), deleted)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connected UDP sockets of a backend that serves no more are ended, and served when they connect
-again (kube-proxy.md 11.1, 21.6; e2e conntrack.go); all others go on.
+"""Connected UDP sockets of a backend that no longer serves are ended, and served when they connect
+again (kube-proxy.md 11.1, 21.6; e2e conntrack.go); all others continue.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -67,7 +67,9 @@ def test_udp_is_preserved_when_the_server_pod_cycles(
 def test_udp_connected_before_endpoints_reaches_them(
     cluster: Cluster, changes: Changes, pod: Sockets, address: str
 ) -> None:
-    """A pod's socket that was connected before is served later, without a new connect()."""
+    """A pod's socket that was connected before there were endpoints is served later, without a new
+    connect().
+    """
     changes.apply(dual_stack_web())
     with requests.udp_socket(pod, address) as early:
         early.connect((address, PORT))
@@ -111,7 +113,7 @@ def test_translated_by_others(
     cluster_ips: tuple[str, ...],
     rule: Callable[[str], None],
 ) -> None:
-    """The node's socket that netfilter translates is served, and not ended."""
+    """A socket of the node that netfilter translates is served, and not ended."""
     changes.apply()
     pod, later = cluster.web[0], cluster_ips[0]
     family, to = ("ip6", f"[{pod.v6}]") if ":" in later else ("ip", pod.v4)

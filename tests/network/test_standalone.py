@@ -56,7 +56,9 @@ def answers(machine: Machine, host: Host, url: str) -> bool:
 
 
 def test_the_example_works(machine: Machine) -> None:
-    """Each `curl` of the page gets an answer where the page says so, and its command lists all."""
+    """Each `curl` of the page gets an answer if the page says so, and its command lists all
+    Services.
+    """
     asked = re.findall(r"(?m)^curl http://(\S+)/ +# on (this|any) machine$", PAGE)
     assert len(asked) == 2
     for url, where in asked:

@@ -32,7 +32,7 @@ DATAGRAMS = 10
 
 
 class Place:
-    """A pod's address that first is an endpoint's, and then another host's."""
+    """A pod's address, which first belongs to an endpoint, and then to another host."""
 
     def __init__(self, two: TwoNodes) -> None:
         self.two = two
@@ -58,7 +58,7 @@ class Place:
             host.ip("neighbour flush all", v6=True)
 
     def received(self) -> int:
-        """Return the datagrams that the other host has got since the last call."""
+        """Return the datagrams that the other host has received since the last call."""
         count = 0
         with suppress(TimeoutError):
             while self.inbox.recv(64):
@@ -142,7 +142,7 @@ def test_datagrams_never_reach_the_other_host(
 
 @contextmanager
 def silent(pod: Host) -> Iterator[None]:
-    """Let the pod answer no connection, until the block ends."""
+    """Let the pod answer no connection during the block."""
     drop = f"type filter hook input priority 0; tcp dport {TARGET} drop"
     pod.nft(f"table inet silent {{\nchain i {{\n{drop}\n}}\n}}\n")
     try:
@@ -157,8 +157,8 @@ def silent(pod: Host) -> Iterator[None]:
     [("outside", "nodeport"), ("unhooked", "cluster"), ("hooked", "cluster"), ("near", "cluster")],
 )
 def test_tcp(two: TwoNodes, place: Place, leaver: Host, who: str, kind: str, v6: bool) -> None:
-    """A connection that the removed endpoint has not answered starts again at another one if it is
-    of packets; a socket's fails at once.
+    """A connection that the removed endpoint has not answered starts again at another endpoint if
+    it is of packets; a socket's connection fails at once.
     """
     where = FRONTENDS.to(kind, two.near, v6=v6)
     two.publish(two.service("web", NUMBER, leaver))

@@ -38,7 +38,7 @@ def afresh(two: TwoNodes) -> None:
 @pytest.fixture
 def connections(two: TwoNodes) -> Iterator[list[Socket]]:
     """Open connections from every client to every endpoint, in both families; check after the test
-    that they live, with the same peer.
+    that they are still open, with the same peer.
     """
     two.publish(two.service("a", 10, two.here), two.service("b", 20, two.there))
     places = [
@@ -66,7 +66,7 @@ def lands(two: TwoNodes) -> bool:
 
 
 def test_endpoints_leave(two: TwoNodes, connections: list[Socket]) -> None:
-    """Connections stay when their endpoints are removed, and their Services."""
+    """Connections stay open when their endpoints and Services are removed."""
     two.publish(two.service("a", 10), two.service("b", 20))
     assert all(map(lives, connections))
     with pytest.raises(ConnectionRefusedError):
@@ -96,11 +96,13 @@ def test_agent_ends(two: TwoNodes, connections: list[Socket], how: signal.Signal
 
 @pytest.fixture
 def pressed(two: TwoNodes) -> Iterator[None]:
-    """By clients of every kind; none of their connections and datagrams may fail.
+    """Let clients of every kind ask during the block; none of their connections and datagrams may
+    fail.
 
-    With pauses: a masqueraded flow keeps its source port for a while, and there are 10,000.
-    Of packets on netfilter TCP alone: a datagram's reply is lost if its endpoint goes before it
-    comes, as the entry goes too, with kube-proxy as well (kube-proxy.md 11.1).
+    They pause, because a masqueraded flow keeps its source port for a while, and there are 10,000
+    ports. With netfilter, clients whose packets are translated use TCP only: a datagram's reply is
+    lost if its endpoint is removed before the reply, because the entry is removed too, as with
+    kube-proxy (kube-proxy.md 11.1).
     """
     two.publish(two.service("web", 10, two.here, two.there))
     pressing = [

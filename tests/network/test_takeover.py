@@ -61,8 +61,8 @@ def are_answered(clients: list[Socket]) -> None:
 
 @every_mode
 def test_no_connection_fails_in_a_takeover(node: KubeProxyNode, load: Load) -> None:
-    """No connection fails or ends while ebpflb starts and the rules are removed; new ones are
-    ebpflb's. UDP sockets served by kube-proxy's rules are still answered, perhaps by another
+    """No connection fails or ends while ebpflb starts and the rules are removed; ebpflb serves new
+    connections. UDP sockets that kube-proxy's rules served are still answered, perhaps by another
     endpoint.
     """
     load(node)
@@ -84,8 +84,8 @@ def test_no_connection_fails_in_a_takeover(node: KubeProxyNode, load: Load) -> N
 
 
 def segments_lost(host: Host) -> int:
-    """Return retransmitted segments of this host's connections, less spurious ones: an emulated
-    machine may exceed the first time-out.
+    """Return the retransmitted segments of this host's connections, without spurious ones: an
+    emulated machine may exceed the first time-out.
     """
     counters = counters_of(host, "snmp", "Tcp:") | counters_of(host, "netstat", "TcpExt:")
     return counters["RetransSegs"] - counters["TCPDSACKRecv"]
@@ -108,7 +108,7 @@ def has_ended(client: Socket) -> bool:
 
 
 def test_silent_datagram_sockets_are_ended(node: KubeProxyNode) -> None:
-    """The node's sockets that conntrack has forgotten would reach no one without the rules: they
+    """Sockets of the node that conntrack has forgotten would reach no one without the rules: they
     get an error at once, and new connections are answered.
     """
     nftables(node)
@@ -122,8 +122,8 @@ def test_silent_datagram_sockets_are_ended(node: KubeProxyNode) -> None:
 
 
 def add_qdiscs(host: Host) -> None:
-    """What an agent without tcx would add first. The kernel drops what leaves by a device in the
-    milliseconds in which that gets it (docs/limits.md).
+    """Add the qdiscs that an agent without tcx would add first. While a device gets its qdisc, the
+    kernel drops outgoing packets for some milliseconds (docs/limits.md).
     """
     with nodes.entered(host.netns):
         names = [name for _, name in socket.if_nameindex()]
@@ -167,7 +167,8 @@ def test_nat_goes_last(node: KubeProxyNode, load: Load) -> None:
 @every_mode
 def test_give_back(node: KubeProxyNode, load: Load) -> None:
     """If kube-proxy's rules are back, `ebpflb cleanup` ends no connection that was translated at
-    its socket or by conntrack; those of the flow tables end. Every UDP socket is still answered.
+    its socket or by conntrack; connections of the flow tables end. Every UDP socket is still
+    answered.
     """
     node.agent.start()
     streams, datagrams = node.open(SOCK_STREAM, node.lasting), node.open(SOCK_DGRAM)
@@ -184,7 +185,7 @@ def test_give_back(node: KubeProxyNode, load: Load) -> None:
 
 
 def test_old_programs_keep_a_kube_proxy_from_serving(node: KubeProxyNode, tmp_path: Path) -> None:
-    """After an agent has ended its endpoint is removed, and only a kube-proxy knows the new ones:
+    """After an agent has ended, its endpoint is removed and only a kube-proxy knows the new ones:
     clients fail until ebpflb is removed or an agent starts, as `status` advises.
     """
     gone, *left = node.web

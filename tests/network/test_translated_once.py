@@ -32,7 +32,7 @@ OPEN = 30077  # a port of the node, at which a pod of its network listens
 def two(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TwoNodes]:
-    """Yield nodes whose pods have routes: packets between them pass the programs, and the stack."""
+    """Yield nodes with routed pods: packets between pods pass the programs, and the stack."""
     how: dict[str, Any] = {"engine": request.param, "network": pod_networks.Routed()}
     folder = tmp_path_factory.mktemp("two")
     with two_nodes.running(folder, *two_nodes.CLUSTER_CIDR, **how) as made:
@@ -42,7 +42,7 @@ def two(
 def one_port(
     two: TwoNodes, name: str, frontends: Frontends, pods: Iterable[Host], port: int, target: int
 ) -> tuple[Manifest, list[Manifest]]:
-    """Return a Service on one port of TCP and UDP, and slices, in a namespace of its name."""
+    """Return a Service on one port of TCP and UDP, and slices, in a namespace named after it."""
     named: list[Manifest] = [{"name": p, "protocol": p.upper()} for p in ("tcp", "udp")]
     service = manifests.service(
         name, frontends.cluster, [{**it, "port": port} for it in named], namespace=name
@@ -81,7 +81,9 @@ def thief(
 def test_a_cluster_ip_leads_to_its_own_endpoint(
     two: TwoNodes, send: Send, claim: str, v6: bool
 ) -> None:
-    """`explain` agrees. The claiming Service gets only packets sent to the endpoint itself."""
+    """Connections reach their own Service's endpoint, and `explain` agrees. The claiming Service
+    gets only packets that are sent to the endpoint itself.
+    """
     two.publish(
         two.service("web", 10, two.here), thief(two, two.here, pods=[two.twin], claim=claim)
     )
@@ -106,7 +108,7 @@ def explained(two: TwoNodes, host: str, port: int = PORT) -> dict[str, float]:
 @families
 @connecting
 def test_an_endpoint_at_the_nodes_address(two: TwoNodes, send: Send, v6: bool) -> None:
-    """Another Service's NodePort equals the port of an endpoint in the node's network."""
+    """An endpoint in the node's network has the port of another Service's NodePort."""
     two.publish()
     server = two.start_program(two.near, "serve", "near", str(OPEN))
     service, slices = one_port(two, "web", WEB, [two.near], PORT, OPEN)
@@ -147,8 +149,8 @@ def test_a_datagram_socket_with_several_frontends(two: TwoNodes, v6: bool) -> No
 def test_no_rule_of_the_other_service_counts(
     two: TwoNodes, thieves: str, who: str, send: Send, v6: bool
 ) -> None:
-    """It has no endpoint, or admits other clients only. Packets to the endpoint's own address, even
-    of the node, are refused or dropped, those to the cluster IP are not.
+    """The other Service has no endpoint, or admits other clients only. Packets to the endpoint's
+    own address, even of the node, are refused or dropped; packets to the cluster IP are not.
     """
     claimed = (
         thief(two, two.here, pods=[])
@@ -172,7 +174,7 @@ def test_no_rule_of_the_other_service_counts(
 
 @families
 def test_a_repeated_syn(two: TwoNodes, v6: bool) -> None:
-    """The endpoint is claimed while a connection to it opens whose first SYN was lost."""
+    """The endpoint is claimed while a connection to it opens, after its first SYN was lost."""
     two.publish(web := two.service("web", 10, two.here))
     to = WEB.to("cluster", two.near, v6=v6)
     before = two.verdict(VERDICT)
@@ -190,7 +192,9 @@ def test_a_repeated_syn(two: TwoNodes, v6: bool) -> None:
 @families
 @connecting
 def test_conntrack_forgets(two: TwoNodes, send: Send, v6: bool) -> None:
-    """Open connections stay, although their next packet is conntrack's first of a flow."""
+    """Open connections stay, although their next packet is the first one of the flow for
+    conntrack.
+    """
     two.publish(two.service("web", 10, two.here), thief(two, two.here, pods=[two.twin]))
     to = WEB.to("cluster", two.near, v6=v6)
     with ExitStack() as stack:

@@ -47,7 +47,7 @@ class Vips(NamedTuple):
         return str(said).partition(" ")[0].strip()
 
     def asked(self, host: Host, send: Send, where: tuple[str, int]) -> str:
-        """Return whether a request is "answered", "refused" or "silent"."""
+        """Return the result of a request: "answered", "refused" or "silent"."""
         try:
             found = requests.is_answered(send, self.two.sockets(host), where, A_MOMENT)
         except ConnectionRefusedError:
@@ -88,7 +88,7 @@ def vips(two: TwoNodes, request: pytest.FixtureRequest) -> Vips:
 @families
 @pytest.mark.parametrize("kind", ["balancer", "external", "cluster"])
 def test_pings_from_outside(vips: Vips, kind: str, v6: bool) -> None:
-    """They are answered while an endpoint serves, whatever their size; else they may loop."""
+    """Pings of any size are answered while an endpoint serves; otherwise they may loop."""
     two, off = vips.two, vips.setting == "off"
     address = WEB.to(kind, two.near, v6=v6)[0]
     two.publish(two.service("web", 10, two.there))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Provides one set of maps and programs, emptied for each test.
+"""One set of maps and programs, emptied for each test.
 
 Each file has devices in its own namespace. The verifier takes longer to load the programs than most
 test files take to run.
@@ -104,5 +104,5 @@ def client(request: pytest.FixtureRequest, places: Places) -> str:
 
 @pytest.fixture
 def kind(client: str, places: Places) -> str:
-    """Return the kind of frontend that such a client uses."""
+    """Return the kind of frontend that this client uses."""
     return "cluster" if client == at(places.pod, 50123) else "nodeport"

@@ -10,7 +10,7 @@ PASSED = ("pass", {"passed": 1})
 
 
 def sent_on(node: PacketNode, packet: Packet) -> Outcome:
-    """Return the outcome of a packet that is to leave by the device where it came in."""
+    """Return the outcome of a packet that leaves by the device where it came in."""
     came = node.ingress(packet)
     assert came.verdicts == {"passed": 1}
     return node.egress(forwarded(came.packet))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames as they come in by a device. A place is spelled "10.1.0.1:80" or "[fd00::1]:80"."""
+"""Frames as they come in by a device. A place is written "10.1.0.1:80" or "[fd00::1]:80"."""
 
 import logging
 import struct
@@ -55,7 +55,7 @@ def port_of(place: str) -> int:
 
 
 def built(packet: Packet) -> Packet:
-    """Return the packet with every length and checksum filled in, like one read from the wire."""
+    """Return the packet with every length and checksum filled in, as if read from the wire."""
     for layer in packet.iterpayloads():
         layer.explicit = 1  # it means one packet: scapy need not copy it to find out
     return Ether(bytes(packet))
@@ -69,14 +69,14 @@ def stacked(*layers: Packet) -> Packet:
 
 
 def carrier(source: str, destination: str, **fields: Any) -> Packet:
-    """Return Ethernet and IP of either family, between two addresses."""
+    """Return the Ethernet and IP headers of either family, between two addresses."""
     frame = Ether(src=ROUTER, dst=DEVICE)
     frame.add_payload((IPv6 if ":" in source else IP)(src=source, dst=destination, **fields))
     return frame
 
 
 def segment(source: str, destination: str, flags: str = "S", **fields: Any) -> Packet:
-    """A TCP segment; ``payload`` and the fields of its header may be named.
+    """Return a TCP segment; ``payload`` and the fields of its header may be given.
 
     The client's SYN has the number 1000, the backend's 5000 (``reply``).
     """
@@ -98,9 +98,10 @@ def datagram(source: str, destination: str, payload: bytes = b"question", **fiel
 def chunk(
     source: str, destination: str, kind: str = "init", tag: int | None = None, **fields: Any
 ) -> Packet:
-    """An SCTP packet with one chunk, and the tag of its receiver: 7 of clients, 8 of backends.
+    """Return an SCTP packet with one chunk and the tag of its receiver: 7 for clients, 8 for
+    backends.
 
-    Backends are known by their low port, as frontends are.
+    Backends are recognized by their low port, like frontends.
     """
     receiver = 7 if port_of(destination) > BACKEND_PORTS else 8
     tag = tag if tag is not None else 0 if kind == "init" else receiver

@@ -64,7 +64,9 @@ def network_of_our_own() -> Iterator[dict[str, int]]:
 
 @contextmanager
 def routed_from(address: str, device: str) -> Iterator[None]:
-    """Route packets from this source through the device meanwhile, whatever their destination."""
+    """Route packets from this source through the device during the block, whatever their
+    destination.
+    """
     family = "-6" if ":" in address else "-4"
     route = ["route", "add", "default", "dev", device, "table", "7"]
     rule = ["rule", "add", "from", address, "lookup", "7"]
@@ -79,7 +81,7 @@ def routed_from(address: str, device: str) -> Iterator[None]:
 
 @contextmanager
 def mtu(device: str, size: int) -> Iterator[None]:
-    """Set the device's MTU meanwhile."""
+    """Set the device's MTU during the block."""
     change = ["ip", "link", "set", device, "mtu"]
     subprocess.run([*change, str(size)], check=True)
     try:

@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
 
 
 class PacketNode(Publisher):
-    """Maps filled as the agent does; devices are real ones of a namespace of our own."""
+    """Maps filled as the agent does; devices are real devices in a separate namespace."""
 
     def __init__(self, maps: Mapping[str, Map], hooks: Mapping[str, int], devices: dict[str, int]):
         super().__init__()
@@ -141,7 +141,9 @@ class PacketNode(Publisher):
         into: str | None = "uplink",
         priority: int = 0,
     ) -> Outcome:
-        """Let the packet leave by a device; it came in by another, or is the node's own (None)."""
+        """Let the packet leave by a device; it came in by another device, or is the node's own
+        (None).
+        """
         return self._run("egress", bytes(packet), device, into, priority)
 
     def through(self, packet: Packet, into: str = "uplink", out: str = "uplink") -> Packet:
@@ -153,14 +155,16 @@ class PacketNode(Publisher):
         return left.packet
 
     def flows(self, protocol: str = "tcp") -> dict[str, Flow]:
-        """Return the entries of a map of flows, by hook and ends: "ingress 10.1.0.1:5 >
+        """Return the entries of a map of flows, by hook and addresses: "ingress 10.1.0.1:5 >
         10.2.0.1:80".
         """
         table = self.maps["tcp_flows" if protocol == "tcp" else "other_flows"]
         return {spelled(key): flow for key, flow in table.items()}
 
     def flow_counters(self, protocol: str = "tcp") -> tuple[int, ...]:
-        """Return how many entries were made, ended, refused, and half-open flows displaced."""
+        """Return the numbers of entries made, ended and refused, and of half-open flows
+        displaced.
+        """
         return tuple(self.maps["flow_stats"].get(0 if protocol == "tcp" else 1))
 
     def _run(

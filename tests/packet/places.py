@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The addresses in these tests, once for each family."""
+"""The addresses in these tests, for each family."""
 
 from typing import NamedTuple
 

@@ -71,7 +71,7 @@ def exchange(
 
 
 def shake(node: PacketNode, client: str, where: str) -> Packet:
-    """Exchange three packets; return the last as the backend gets it."""
+    """Exchange three packets; return the last packet as the backend gets it."""
     asked = node.through(segment(client, where))
     assert ends(node.through(reply(asked))) == f"{where} > {client}"
     return node.through(segment(client, where, "A", seq=1001, ack=5001))

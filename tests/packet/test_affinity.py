@@ -29,7 +29,7 @@ def known(node: PacketNode, name: str = "affinity") -> set[AffinityKey]:
 
 
 def test_sticks(node: PacketNode, places: Places, protocol: str) -> None:
-    """All flows of a client go to one backend; those of another client may go elsewhere."""
+    """All flows of a client go to one backend; flows of another client may go elsewhere."""
     where = serve(node, places, "nodeport", protocol, cluster=backends(places), affinity=60)
     first = met(node, places.client, where, protocol)
     assert len(first) == 1
@@ -56,7 +56,7 @@ def test_timeout(node: PacketNode, places: Places, name: str) -> None:
 
 
 def test_client_that_is_answered(node: PacketNode, places: Places, protocol: str) -> None:
-    """A client is known once it has answered (TCP, SCTP) or was answered (UDP), not before."""
+    """A client becomes known only after it has answered (TCP, SCTP) or was answered (UDP)."""
     where = serve(node, places, "nodeport", protocol, cluster=backends(places), affinity=60)
     client = at(places.client, 50_000)
     later = segment(client, where, "A", seq=1001, ack=5001)

@@ -77,7 +77,7 @@ def ended(node: PacketNode) -> set[str]:
 
 
 def sent_by(side: str, client: str, where: str, asked: Packet) -> tuple[str, str]:
-    """Return source and destination of one side's packets, where this node gets them."""
+    """Return source and destination of one side's packets, as this node receives them."""
     return (client, where) if side == "client" else (destination(asked), source(asked))
 
 
@@ -102,7 +102,7 @@ def test_forged_end(node: PacketNode, client: str, where: str, last: str, side: 
 @SIDES
 @pytest.mark.parametrize("last", ["shutdown complete", "abort"])
 def test_reflected_tag(node: PacketNode, client: str, where: str, last: str, side: str) -> None:
-    """A side that has forgotten the association sends back the tag it got (flag T)."""
+    """A side that has forgotten the association sends back the tag that it got (flag T)."""
     asked = established(node, client, where)
     sender = sent_by(side, client, where, asked)
     own, its = (7, 8) if side == "client" else (8, 7)
@@ -134,7 +134,7 @@ def test_forged_opening(node: PacketNode, client: str, where: str) -> None:
 
 def test_a_restarted_client_meets_its_backend(node: PacketNode, client: str, where: str) -> None:
     """Packets of a client that has restarted (RFC 9260 5.2.2) go to its backend, which answers;
-    their new tags are not noted, so the flow stays until its timeout.
+    their new tags are not stored, so the flow stays until its timeout.
     """
     asked = established(node, client, where)
     node.through(chunk(client, where, init_tag=77))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TCP connections of the packet path that open, fail, or get no answer, on both engines.
 
-On netfilter the kernel's NAT has translated a reply before the program at egress sees it.
+With netfilter the kernel's NAT has translated a reply before the program at egress sees it.
 """
 
 from collections.abc import Callable
@@ -75,7 +75,7 @@ def another(client: str) -> str:
 
 @pytest.mark.parametrize("how", ["unanswered", "refused"])
 def test_clients_that_reached_the_service_count(node: PacketNode, places: Places, how: str) -> None:
-    """Each client counts once, whatever its ports; a connection that opens clears them."""
+    """Each client counts once, whatever its ports; a connection that opens clears the failures."""
     backend = at(places.there, 8080)
     where = serve(node, places, "nodeport", cluster=[backend])
     clients = clients_of(places)
@@ -104,7 +104,9 @@ def test_a_client_that_never_reached_it_says_nothing(node: PacketNode, places: P
 
 
 def test_a_second_syn_at_once_is_no_failure(node: PacketNode, places: Places) -> None:
-    """The SYN of a connection that was forgotten, or answered meanwhile, is no failure either."""
+    """A second SYN at once is no failure, nor is the SYN of a connection that was forgotten, or
+    answered in between.
+    """
     backend = at(places.there, 8080)
     where = serve(node, places, "nodeport", cluster=[backend])
     client = clients_of(places)[0]
@@ -118,7 +120,7 @@ def test_a_second_syn_at_once_is_no_failure(node: PacketNode, places: Places) ->
 
 
 def test_a_syn_in_an_open_connection_is_no_failure(node: PacketNode, places: Places) -> None:
-    """Its backend answers with an ACK, not a SYN; another one may be chosen for it."""
+    """The backend answers the SYN with an ACK, not a SYN; another backend may be chosen for it."""
     backend = at(places.there, 8080)
     where = serve(node, places, "nodeport", cluster=[backend])
     client = clients_of(places)[0]
@@ -130,7 +132,7 @@ def test_a_syn_in_an_open_connection_is_no_failure(node: PacketNode, places: Pla
 
 
 def test_the_backend_of_the_first_syn_counts(node: PacketNode, places: Places) -> None:
-    """Conntrack, or the flow, leads the later SYNs there too."""
+    """Conntrack, or the flow, leads later SYNs to the same backend."""
     first, other = at(places.there, 8080), at(places.here, 8080)
     where = serve(node, places, "nodeport", cluster=[first])
     client = clients_of(places)[0]
@@ -143,8 +145,8 @@ def test_the_backend_of_the_first_syn_counts(node: PacketNode, places: Places) -
 
 
 def test_an_answer_to_a_later_syn_clears_nothing(node: PacketNode, places: Places) -> None:
-    """The flow tables draw again once the backend is set aside, so another one may have answered;
-    the client counts again from then on.
+    """The flow tables draw again once the backend is set aside, so another backend may have
+    answered; from then on the client counts again.
     """
     backend = at(places.there, 8080)
     where = serve(node, places, "nodeport", cluster=[backend])

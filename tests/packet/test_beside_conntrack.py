@@ -192,7 +192,7 @@ def in_conntrack(router: Router, events: list[str]) -> str:
 
 
 def in_flow_tables(node: PacketNode, where: str, events: list[str]) -> str:
-    """Return the programs' state after these segments, to an endpoint elsewhere."""
+    """Return the programs' state after these segments, to an endpoint on another node."""
     client, numbers = at(V4.client, next(PORTS)), Numbers()
     for event in events:
         if event[0] == "c":
@@ -217,7 +217,7 @@ def expected(history: str, event: str, theirs: str) -> str:
 @pytest.mark.parametrize("event", [None, *EVENTS])
 @pytest.mark.parametrize("history", HISTORIES)
 def test_same_state(node: PacketNode, router: Router, history: str, event: str | None) -> None:
-    """After each segment the flow has the same state as in conntrack, except for the list above."""
+    """After each segment the flow has the same state as in conntrack, except as in DIFFERENT."""
     where = serve(node, V4, "nodeport", cluster=[at(V4.there, 8080)])
     events = [*HISTORIES[history], *([event] if event else [])]
     theirs = in_conntrack(router, events)

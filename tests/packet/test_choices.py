@@ -30,7 +30,7 @@ def node(node: PacketNode, request: pytest.FixtureRequest) -> PacketNode:
 
 
 def chosen_id(node: PacketNode) -> int:
-    """Return the backend of the last packet; 0: none was chosen."""
+    """Return the backend id of the last packet; 0 if none was chosen."""
     if node.priority & Chosen.MASK != Chosen.PREFIX:
         assert node.priority == 0
         return 0
@@ -99,7 +99,7 @@ def test_chosen_at_a_port(node: PacketNode, places: Places, protocol: str) -> No
 
 
 def test_removed_at_egress(node: PacketNode, places: Places) -> None:
-    """No choice leaves by a device, where a qdisc would take it for a class."""
+    """No choice leaves by a device, because a qdisc would take it for a class."""
     packet = segment(at(places.pod, 50123), at(places.there, 80))
     for given, left in ((FORGED, 0), (OTHERS, OTHERS)):
         node.egress(packet, priority=given)
@@ -145,13 +145,15 @@ def test_datagrams_choose_again(node: PacketNode, places: Places, change: str) -
 
 
 def in_middle(protocol: str, source: str, destination: str) -> Packet:
-    """Return a packet that need not be the flow's first."""
+    """Return a packet that need not be the first of its flow."""
     found = segment(source, destination, "A") if protocol == "tcp" else None
     return found or datagram(source, destination)
 
 
 def test_the_id_is_another_services(node: PacketNode, places: Places, protocol: str) -> None:
-    """A flow whose backend's id was given to another service's backend does not go there."""
+    """If the id of a flow's backend was given to another service's backend, the flow does not go
+    there.
+    """
     old, new, stranger = (at(places.there, port) for port in (1, 2, 3))
     where = serve(node, places, "cluster", protocol, cluster=[old])
     request = in_middle(protocol, at(places.pod, 50123), where)
@@ -187,7 +189,7 @@ def test_datagrams_renew_their_choice(node: PacketNode, places: Places) -> None:
 def test_a_removed_frontend(
     node: PacketNode, places: Places, protocol: str, remembered: bool
 ) -> None:
-    """Its packets are left alone, even in a flow that had a choice."""
+    """Packets to a removed frontend are left alone, even in a flow that had a choice."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 1)])
     client = at(places.client, 50123)
     if remembered:
@@ -200,7 +202,7 @@ def test_a_removed_frontend(
 
 
 def test_datagrams_after_a_change_to_the_flow_tables(node: PacketNode, places: Places) -> None:
-    """A flow in conntrack keeps its choice. A new one goes to the flow tables."""
+    """A flow in conntrack keeps its choice. A new flow goes to the flow tables."""
     where = serve(node, places, "cluster", "udp", cluster=[at(places.there, 1)])
     request = datagram(at(places.pod, 50123), where)
     node.ingress(request, "pods")
@@ -218,8 +220,8 @@ def test_segments_in_the_middle(
     node: PacketNode, places: Places, words: str, remembered: bool
 ) -> None:
     """A later segment gets the backend of its SYN, so its connection survives `conntrack -F`; it
-    passes uncounted. If the choice is forgotten, the tuple's hash gives the same, except with
-    round-robin.
+    passes uncounted. If the choice is forgotten, the tuple's hash gives the same backend, except
+    with round-robin.
     """
     backends = [at(places.there, port) for port in (1, 2, 3)]
     where = serve(node, places, "cluster", "tcp", words, cluster=backends)
@@ -270,7 +272,9 @@ def test_segments_that_get_nothing(node: PacketNode, places: Places, case: str) 
 
 @pytest.mark.parametrize("kept", ["scheduler", "sctp"])
 def test_left_to_the_flow_tables(node: PacketNode, places: Places, kept: str) -> None:
-    """These are Services with least-connections, and SCTP if the kernel's NAT lacks it."""
+    """Services with least-connections are left to the flow tables, and so is SCTP if the kernel's
+    NAT lacks it.
+    """
     protocol, words = ("tcp", "least_connections") if kept == "scheduler" else ("sctp", "")
     where = serve(node, places, "cluster", protocol, words, cluster=[at(places.there, 1)])
     client = at(places.pod, 50123)
@@ -311,7 +315,7 @@ def test_with_shadow_no_backend_is_chosen(node: PacketNode, places: Places, prot
 
 def test_attaching(node: PacketNode, places: Places, protocol: str) -> None:
     """Until all devices have programs a backend is still chosen, because conntrack translates the
-    replies; the flow tables open no flow for their Services.
+    replies; the flow tables open no flow for the Services that are left to them.
     """
     backend = at(places.there, 1)
     where = serve(node, places, "cluster", protocol, cluster=[backend])

@@ -20,7 +20,7 @@ def where(node: PacketNode, places: Places, kind: str) -> str:
 
 
 def replace(node: PacketNode, places: Places, kind: str) -> None:
-    """Let another backend take new connections; the old one keeps its own."""
+    """Let another backend take new connections; the old backend keeps its own."""
     there, elsewhere = at(places.there, 8080), at(places.elsewhere, 8080)
     serve(node, places, kind, cluster=[elsewhere], leaving=[there])
 
@@ -56,7 +56,7 @@ def test_repeated_syn(node: PacketNode, places: Places, client: str, kind: str, 
 def test_syn_to_nobody(
     node: PacketNode, places: Places, client: str, kind: str, where: str
 ) -> None:
-    """If the silent backend is removed, the next SYN goes to an existing one."""
+    """If the silent backend is removed, the next SYN goes to an existing backend."""
     node.through(segment(client, where))
     serve(node, places, kind, cluster=[at(places.elsewhere, 8080)])
     asked = node.through(segment(client, where))
@@ -65,7 +65,7 @@ def test_syn_to_nobody(
 
 
 def wait(node: PacketNode, seconds: int) -> None:
-    """Make everything that the node remembers of TCP this old."""
+    """Make all TCP state of the node this old."""
     table, past = node.maps["tcp_flows"], max(0, time.monotonic_ns() - seconds * 10**9)
     for key, flow in table.items():
         table.write([(key, flow._replace(last_seen=past, created=past))])
@@ -90,7 +90,7 @@ def test_syn_in_vain(
 
 
 def test_syn_answered(node: PacketNode, client: str, kind: str, where: str) -> None:
-    """A SYN does not move a connection whose backend may have answered already."""
+    """A SYN does not move a connection whose backend may have answered."""
     first = node.through(segment(client, where))
     node.through(reply(first))
     wait(node, 4)
@@ -101,7 +101,7 @@ def test_syn_answered(node: PacketNode, client: str, kind: str, where: str) -> N
 def test_no_vain_connection(
     node: PacketNode, places: Places, client: str, kind: str, where: str
 ) -> None:
-    """Once the backend has answered the client, no SYN moves the connection, however old it is."""
+    """After the backend has answered the client, no SYN moves the connection, however old it is."""
     got = ends(shake(node, client, where))
     replace(node, places, kind)
     wait(node, 30)
@@ -187,7 +187,7 @@ def test_flags(node: PacketNode, places: Places, client: str, kind: str, where: 
 
 
 def test_counted(node: PacketNode, places: Places, client: str, kind: str, where: str) -> None:
-    """Every entry that is made is counted, and every one that a newer flow replaces."""
+    """Every new entry is counted, and so is every entry that a newer flow replaces."""
     shake(node, client, where)
     assert len(node.flows()) == (2 if kind == "cluster" else 4)
     assert node.flow_counters() == (len(node.flows()), 0, 0, 0)
@@ -215,7 +215,7 @@ def test_each_packet_updates_its_entry(node: PacketNode, client: str, where: str
 
 @pytest.mark.parametrize("first", ["nodeport", "cluster"])
 def test_frontends_in_turn(node: PacketNode, places: Places, first: str) -> None:
-    """A new connection by another frontend replaces all of an ended one with the same port.
+    """A new connection by another frontend replaces all entries of an ended one with the same port.
 
     By a NodePort it is masqueraded, by a cluster IP it is not.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client's UDP port keeps its backend while that serves (kube-proxy.md 11), no longer."""
+"""A client's UDP port keeps its backend while the backend serves (kube-proxy.md 11), no longer."""
 
 from tests.packet.frames import (
     SCTP,
@@ -19,7 +19,7 @@ from tests.packet.services import serve, written
 
 
 def test_moved(node: PacketNode, places: Places, client: str, kind: str) -> None:
-    """If its backend is removed, the next datagram goes to another one, and is answered."""
+    """If the backend is removed, the next datagram goes to another backend, and is answered."""
     backend, other = at(places.there, 5353), at(places.elsewhere, 5353)
     where = serve(node, places, kind, "udp", cluster=[backend])
     late = reply(node.through(datagram(client, where)))

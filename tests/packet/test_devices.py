@@ -12,7 +12,9 @@ from tests.packet.services import serve
 
 @pytest.mark.parametrize("sender", ["pod", "here"])
 def test_port_and_bridge(node: PacketNode, places: Places, protocol: str, sender: str) -> None:
-    """At a bridge's port and the bridge, the second leaves alone what the first has translated."""
+    """Of the programs at a bridge's port and at the bridge, the second one leaves alone what the
+    first one has translated.
+    """
     backend, client = at(places.here, 8080), at(getattr(places, sender), 50123)
     where = serve(node, places, "cluster", protocol, cluster=[backend], here=[backend])
     packet = opening(protocol, client, where)

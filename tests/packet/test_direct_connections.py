@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Direct connections to an endpoint, from a client port that also has one through a frontend."""
+"""Direct connections to an endpoint from a client port that also has a connection through a
+frontend.
+"""
 
 import pytest
 
@@ -34,7 +36,9 @@ def direct(node: PacketNode, client: str, backend: str, flags: str = "S") -> Pac
 
 
 def test_another_port(node: PacketNode, client: str, backend: str, where: str) -> None:
-    """A direct connection gets its own port, even if its SYN is repeated, and both get replies."""
+    """A direct connection gets its own port, even if its SYN is repeated, and both connections get
+    replies.
+    """
     asked = direct(node, client, backend)
     assert source(asked) != client
     assert ends(direct(node, client, backend)) == ends(asked)
@@ -45,7 +49,9 @@ def test_another_port(node: PacketNode, client: str, backend: str, where: str) -
 
 
 def test_error(node: PacketNode, places: Places, client: str, backend: str, where: str) -> None:
-    """An ICMP error about it is translated at the client's own device, not again at its bridge."""
+    """An ICMP error about the direct connection is translated at the client's own device, and not
+    again at its bridge.
+    """
     asked = direct(node, client, backend)
     about = error("too big", places.router, asked)
     assert node.egress(about, "tunnel", "uplink") == ("pass", bytes(about), {"passed": 1})

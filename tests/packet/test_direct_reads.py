@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Direct and copied reads of headers give the same result.
 
-Headers are read in place and written at once, or else by a call for each; and a packet whose tuple
+Headers are read in place and written at once, or else by a call for each; a packet whose tuple
 suffices is read no further. The same random packets go through two nodes: one has the usual
-programs, the other only the calls and the whole way (-DWHOLE_WAY).
+programs, the other only the calls and the whole path (-DWHOLE_WAY).
 """
 
 import random
@@ -82,13 +82,15 @@ def _unusual(dice: random.Random, places: Places) -> dict[str, Any]:
 
 
 def _checksum(dice: random.Random) -> dict[str, Any]:
-    """Return the correct one, none, or that of a damaged packet."""
+    """Return the correct checksum, none, or the checksum of a damaged packet."""
     return dice.choice([{}, {}, {}, {"chksum": 0}, {"chksum": dice.randrange(1 << 16)}])
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
 def test_one_result(nodes: list[PacketNode], seed: int) -> None:
-    """Each packet leaves both nodes alike, with the same verdicts, at both hooks."""
+    """Each packet leaves both nodes unchanged or changed alike, with the same verdicts, at both
+    hooks.
+    """
     dice = random.Random(seed)
     places = dice.choice([V4, V6])
     chosen = dice.random() < 0.5

@@ -11,7 +11,7 @@ BACKENDS = 8
 
 
 def drawn(node: PacketNode, places: Places, secret: int) -> list[str]:
-    """Return the backend of each source port of a client; no flow remembers an earlier one."""
+    """Return the backend of each source port of a client; no flow remembers an earlier draw."""
     backends = [at(places.there, 8000 + number) for number in range(BACKENDS)]
     where = serve(node, places, "nodeport", "udp", cluster=backends)
     node.put("secret", 0, secret)
@@ -23,7 +23,7 @@ def drawn(node: PacketNode, places: Places, secret: int) -> list[str]:
 
 
 def test_no_client_can_choose_its_backend_by_its_port(node: PacketNode, places: Places) -> None:
-    """Another secret gives other backends for the same ports, as evenly distributed."""
+    """Another secret gives other backends for the same ports, distributed as evenly."""
     one, other = (drawn(node, places, secret) for secret in (1, 0x1234_5678_9ABC_DEF1))
     agreeing = sum(a == b for a, b in zip(one, other, strict=True))
     assert agreeing < len(PORTS) // 2  # 8 of 64 by chance

@@ -70,7 +70,9 @@ def test_request_masqueraded(node: PacketNode, places: Places, protocol: str, ki
 
 
 def test_request(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
-    """The same holds if the backend sees the client."""
+    """A router's error about a request comes back translated, also if the backend sees the
+    client.
+    """
     pod, where, request = plain(node, places, protocol)
     icmp = error(kind, places.router, request)
     received = node.through(icmp, "uplink", "pods")
@@ -90,7 +92,9 @@ def test_backend_complains(node: PacketNode, places: Places, protocol: str, flow
 
 
 def test_reply_masqueraded(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
-    """A router before the client reports: the error quotes what the backend sent to this node."""
+    """A router before the client reports: its error quotes the packet that the backend sent to this
+    node.
+    """
     client, _, request = masqueraded(node, places, protocol)
     answer = node.through(reply(request))
     received = node.through(error(kind, places.other_client, answer))
@@ -100,7 +104,7 @@ def test_reply_masqueraded(node: PacketNode, places: Places, protocol: str, kind
 
 
 def test_reply(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
-    """The same holds if the backend sees the client."""
+    """A router's error about a reply comes back translated, also if the backend sees the client."""
     _, _, request = plain(node, places, protocol)
     answer = node.through(reply(request), "uplink", "pods")
     icmp = error(kind, places.bridge, answer)
@@ -137,7 +141,7 @@ def test_quotes_too_little(node: PacketNode, places: Places, protocol: str, size
 
 @IPV4
 def test_quoted_options(node: PacketNode, places: Places) -> None:
-    """The quoted header may have got options on its way."""
+    """The quoted header may have got options on its way; the error is still translated."""
     client, where, request = masqueraded(node, places, "udp")
     inner = request.copy()
     inner[IP].options = [errors.NOP] * 4
@@ -147,7 +151,7 @@ def test_quoted_options(node: PacketNode, places: Places) -> None:
 
 
 def test_outer_options(node: PacketNode, places: Places) -> None:
-    """The error itself may carry options."""
+    """The error's own header may have options."""
     client, where, request = masqueraded(node, places, "udp")
     icmp = error("unreachable", places.router, request)
     if IP in icmp:
@@ -192,7 +196,9 @@ def test_foreign_flow(node: PacketNode, places: Places, protocol: str, kind: str
 
 
 def test_wrong_receiver(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
-    """An error goes to the sender of the quoted packet; otherwise it is forged."""
+    """An error about a packet is only translated if it goes to that packet's sender; otherwise it
+    is forged.
+    """
     _, _, request = masqueraded(node, places, protocol)
     icmp = error(kind, places.router, request, to=places.pod)
     assert node.ingress(icmp) == ("pass", bytes(icmp), {"passed": 1})
@@ -240,7 +246,7 @@ def test_a_redirect_is_dropped(
 
 
 def test_icmp_that_is_no_error_is_left_alone(node: PacketNode, places: Places) -> None:
-    """ICMP that is no error is left alone, whatever its data look like."""
+    """ICMP that is not an error is left alone, whatever its data look like."""
     _, _, request = masqueraded(node, places, "udp")
     for number in errors.QUERIES[places.version]:
         head = bytes([number, 0, 0, 0, 0, 0, 0, 0])

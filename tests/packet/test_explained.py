@@ -100,7 +100,9 @@ class RandomServices:
         return PacketWay(self.recorder, self.facts, asked, client, port).go()
 
     def happened(self, asked: Frontend, client: Client, port: int) -> tuple[str, Any]:
-        """Return the verdict of the hook that decided, and the packet's ends as it left."""
+        """Return the verdict of the hook that decided, and the packet's addresses and ports as it
+        left.
+        """
         assert client.address is not None
         names = {index: name for name, index in self.node.devices.items()}
         came = routes.route_to(client.address).ifindex
@@ -126,7 +128,7 @@ def verdict_of(counted: dict[str, int]) -> str:
 
 
 def same_ends(explained: Ends | None, real: Ends | None) -> bool:
-    """Whether the ends are equal; a port that is drawn at random must be one of those."""
+    """Whether the ends are equal; a port that is drawn at random must be one of the candidates."""
     if explained is None or real is None or explained == real:
         return explained is real or explained == real
     ports = {explained.source_port, real.source_port}
@@ -167,7 +169,9 @@ def test_packets_go_where_explain_says(node: PacketNode, recorder: RecordingProg
 def test_what_became_of_a_clients_affinity(
     node: PacketNode, recorder: RecordingPrograms, host: str | None, seconds_ago: int, says: str
 ) -> None:
-    """A record is valid for 60 s while its endpoint is in the list in use; here it is not."""
+    """A record is valid for 60 s while its endpoint is in the list in use; in this test it is
+    not.
+    """
     there, here = at(V4.there, 8080), at(V4.here, 8080)
     services = RandomServices(1, node, recorder)
     node.publish(

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packets to an external address without an endpoint go on to the router, if the Service says so.
 
-KEP-6272 has the table: they are neither dropped nor refused; all others are handled as usual.
+They are neither dropped nor refused, as in KEP-6272's table; all other packets are handled as
+usual.
 """
 
 from typing import Any
@@ -45,7 +46,7 @@ def test_from_outside(
 def test_an_endpoint_here_serves(
     node: PacketNode, places: Places, protocol: str, kind: str
 ) -> None:
-    """The result is the same as without the setting."""
+    """With an endpoint here the result is the same as without the setting."""
     here = [at(places.here, 8080)]
     where = serve(
         node, places, kind, protocol, "local", "passthrough", cluster=here, local=here, here=here
@@ -59,7 +60,7 @@ def test_an_endpoint_here_serves(
 def test_from_a_pod(
     node: PacketNode, places: Places, protocol: str, kind: str, endpoints: str
 ) -> None:
-    """Endpoints of any node serve a pod; only without any its packets go on."""
+    """Endpoints of any node serve a pod; its packets go on only without any endpoint."""
     node.settings("detect_local")
     where = published(node, places, kind, protocol, endpoints)
     came = node.ingress(opening(protocol, at(places.pod, 50123), where), "pods")
@@ -72,7 +73,7 @@ def test_from_a_pod(
 def test_from_the_node(
     node: PacketNode, places: Places, protocol: str, kind: str, endpoints: str
 ) -> None:
-    """The result is that of a pod; otherwise the socket would be translated."""
+    """The node's packet has the result of a pod's; otherwise the socket would be translated."""
     where = published(node, places, kind, protocol, endpoints)
     request = opening(protocol, at(places.node, 50123), where)
     expected = {"passed": 1} if endpoints == "elsewhere" else {"passed_through": 1}
@@ -95,7 +96,9 @@ def test_source_ranges_still_hold(node: PacketNode, places: Places, protocol: st
 def test_connections_to_elsewhere_go_on(
     node: PacketNode, places: Places, kind: str, endpoints: str
 ) -> None:
-    """They stay, however long no reply passes: replies may take another way."""
+    """Connections to the other cluster stay, however long no reply passes: replies may take another
+    way.
+    """
     where = published(node, places, kind, "tcp", endpoints)
     client = at(places.client, 50123)
     for flags in ("A", "PA", "FA", "R"):

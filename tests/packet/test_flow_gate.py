@@ -67,7 +67,7 @@ def test_opened_by_a_flow(
 def test_opened_between_two_sweeps(
     node: PacketNode, places: Places, sweep: Callable[[], None]
 ) -> None:
-    """A flow that existed between two sweeps counts: the next two must find nothing."""
+    """A flow that existed between two sweeps counts: the next two sweeps must find nothing."""
     sweep()
     where = serve(node, places, "cluster", "tcp", cluster=[at(places.there, 8080)])
     node.ingress(opening("tcp", at(places.pod, 50123), where), "pods")
@@ -79,7 +79,7 @@ def test_opened_between_two_sweeps(
 
 
 def test_closed(node: PacketNode, places: Places, sweep: Callable[[], None]) -> None:
-    """With a closed gate, existing entries are not found: no program looks."""
+    """With a closed gate, existing entries are not found, because no program looks."""
     where = serve(node, places, "cluster", "tcp", cluster=[at(places.there, 8080)])
     request = node.through(opening("tcp", at(places.pod, 50123), where), "pods")
     opened = node.maps["flow_gate"].get(0).opened

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TCP to a frontend, of no flow, in and out by one device: a router's connections, and lost ones.
+"""TCP packets to a frontend that belong to no flow, and come and go by one device: a router's
+connections, and lost ones.
 
-With kube-proxy a connection that conntrack knows goes on, and another is reset by the endpoint to
+With kube-proxy a connection that conntrack knows continues; any other is reset by the endpoint to
 which it is DNATed in its middle (kube-proxy.md 12).
 """
 
@@ -72,7 +73,7 @@ def test_a_connection_with_replies_continues(node: PacketNode, where: str, clien
 
 
 def test_own_reset_is_no_reply(node: PacketNode, where: str, client: str) -> None:
-    """The reset that refuses a client passes egress, and is no reply."""
+    """The reset that refuses a client passes egress, and does not count as a reply."""
     sent_on(node, segment(client, where, "A"))
     grow_older(node, TRIAL)
     refused = sent_on(node, segment(client, where, "A"))

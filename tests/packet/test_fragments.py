@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fragmented datagrams: only the first fragment has ports, and the others follow it."""
+"""Fragmented datagrams: only the first fragment has ports, and the other fragments follow it."""
 
 import pytest
 from scapy.layers.inet import defragment
@@ -71,7 +71,7 @@ def test_both_ways(node: PacketNode, places: Places, client: str, where: str) ->
 
 
 def test_fragments_after_the_first_follow_it(node: PacketNode, client: str, where: str) -> None:
-    """Fragments before the first one are left alone, those after it follow it."""
+    """Fragments before the first one are left alone; fragments after it follow it."""
     first, second, third = fragments(client, where)
     assert untouched(node, third)
     node.through(first)
@@ -87,7 +87,9 @@ def test_repeated_fragments_are_translated_again(node: PacketNode, client: str, 
 
 
 def test_id_again(node: PacketNode, places: Places, client: str, where: str) -> None:
-    """Ids are reused: an earlier datagram's entry does not translate a later one's fragments."""
+    """IP ids are reused: an earlier datagram's entry does not translate a later datagram's
+    fragments.
+    """
     for piece in fragments(client, where):
         node.through(piece)
     assert port_of(where) != 9999 and places
@@ -132,7 +134,7 @@ def test_first_decides(node: PacketNode, client: str, where: str) -> None:
 
 
 def test_refused(node: PacketNode, places: Places, client: str, where: str) -> None:
-    """If a datagram's first fragment is not translated, the others are not either."""
+    """If a datagram's first fragment is not translated, its other fragments are not either."""
     kind = "cluster" if host_of(where) == places.cluster_ip else "nodeport"
     serve(node, places, kind, "udp")
     first, *others = fragments(client, where)

@@ -21,7 +21,7 @@ def to_another_host(packet: Packet, mac: str = OTHER) -> Packet:
 def test_nothing_is_opened_or_refused(
     node: PacketNode, places: Places, protocol: str, endpoints: int
 ) -> None:
-    """Frames to other hosts go on unchanged, to any service; the stack drops them."""
+    """Frames to other hosts pass unchanged, to any service; the stack drops them."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.here, 8080)] * endpoints)
     frame = to_another_host(opening(protocol, at(places.client, 50123), where))
     assert node.ingress(frame) == ("pass", bytes(frame), {"passed": 1})
@@ -43,7 +43,9 @@ def test_nothing_ends(node: PacketNode, places: Places) -> None:
 
 @pytest.mark.parametrize("mac", ["ff:ff:ff:ff:ff:ff", "01:00:5e:00:00:01"])
 def test_frames_to_all(node: PacketNode, places: Places, protocol: str, mac: str) -> None:
-    """Broadcasts and multicasts are for this host too: so clusters of hosts share an address."""
+    """Broadcasts and multicasts are for this host too: clusters of hosts share an address in this
+    way.
+    """
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.here, 8080)])
     frame = to_another_host(opening(protocol, at(places.client, 50123), where), mac)
     assert node.ingress(frame).verdicts == {"translated": 1}
@@ -68,7 +70,7 @@ def test_port_of_a_switch(
     verdict: str,
 ) -> None:
     """At a bridge's port a frame for another device of this node is translated. At another switch's
-    port all frames are: it may be a router without a device, like Open vSwitch.
+    port all frames are: the switch may be a router without a device, like Open vSwitch.
     """
     node.device("uplink", V4.node, V6.node, *words)
     for mac in own:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flows without room; an LRU always makes some, so these maps are plain hashes."""
+"""Flows without room. An LRU map always makes room, so these maps are plain hashes."""
 
 from collections.abc import Iterator
 

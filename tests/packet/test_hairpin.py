@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A backend that is its own client sees this node, otherwise its replies would not pass here."""
+"""A backend that is its own client sees this node; otherwise its replies would not pass here."""
 
 from typing import Any
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A flood of half-open flows deletes only half-open ones.
 
-Its packets are made by changing bytes of one; their outcomes are not checked as others are.
+Its packets are made by changing bytes of one packet; their outcomes are not checked like those of
+other packets.
 """
 
 import struct
@@ -79,7 +80,7 @@ def test_established_connection_stays(node: PacketNode, places: Places, answered
 
 
 def test_answered_datagrams_stay(node: PacketNode, places: Places) -> None:
-    """More datagrams without a reply than there is room for delete no flow that has had one."""
+    """More datagrams without a reply than there is room for delete no flow that had a reply."""
     where = serve(node, places, "cluster", "udp", cluster=[at(places.there, 53)])
     client = at(places.pod, 50123)
     got = established(node, "udp", client, where)
@@ -117,7 +118,7 @@ def test_place_of_a_half_open_flow(node: PacketNode, places: Places) -> None:
 def test_a_place_with_the_replies_of_another_flow_ends_neither(
     node: PacketNode, places: Places, protocol: str
 ) -> None:
-    """Two CPUs may write a place at once: then it belongs to no flow."""
+    """Two CPUs may write a place at once: then the place belongs to no flow."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     for port in (50123, 50124):
         node.through(opening(protocol, at(places.client, port), where))

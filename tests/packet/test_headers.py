@@ -45,7 +45,7 @@ def served(node: PacketNode, places: Places, protocol: str = "udp") -> tuple[str
 
 
 def untouched(node: PacketNode, packet: Packet | bytes) -> bool:
-    """Whether both hooks leave it alone, as the node's own packet or not."""
+    """Whether both hooks leave the packet alone, as the node's own packet or not."""
     frame = bytes(packet)
     ways = node.ingress(frame, "pods"), node.egress(frame), node.egress(frame, into=None)
     return all(way == ("pass", frame, {"passed": 1}) for way in ways)
@@ -91,7 +91,7 @@ def test_ipv6_extension_headers_are_skipped(node: PacketNode, headers: list[Pack
 
 
 def test_too_many_extensions(node: PacketNode) -> None:
-    """More of them than anyone sends are not skipped."""
+    """More extension headers than anyone sends are not skipped."""
     pod, where = served(node, V6)
     assert untouched(node, extended(pod, where, [IPv6ExtHdrDestOpt()] * (WALKED + 1)))
 
@@ -128,7 +128,7 @@ def tagged(packet: Packet, *tags: Packet) -> bytes:
 def test_priority_tag_is_taken_off(
     node: PacketNode, places: Places, protocol: str, priority: int, kind: int
 ) -> None:
-    """A tag with id 0 is no VLAN: the frame is served, and the tag removed."""
+    """A tag with id 0 is no VLAN: the frame is served, and the tag is removed."""
     pod, where = served(node, places, protocol)
     frame = tagged(opening(protocol, pod, where), Dot1Q(vlan=0, prio=priority))
     frame = frame[:12] + kind.to_bytes(2, "big") + frame[14:]
@@ -139,7 +139,7 @@ def test_priority_tag_is_taken_off(
 
 
 def test_vlan_behind_a_priority_tag(node: PacketNode, places: Places, protocol: str) -> None:
-    """A VLAN's id makes the frame the VLAN's, even behind or before a priority tag."""
+    """A VLAN's id makes the frame the VLAN's, even behind or in front of a priority tag."""
     pod, where = served(node, places, protocol)
     request = opening(protocol, pod, where)
     for tags in ([0, 5], [5, 0]):
@@ -204,7 +204,7 @@ def test_other_protocols(node: PacketNode, places: Places, number: int) -> None:
 
 
 def test_mapped_addresses_in_ipv6_are_not_ipv4(node: PacketNode) -> None:
-    """IPv6 between mapped addresses is not IPv4: it matches no flow and no frontend."""
+    """An IPv6 packet between mapped addresses is not IPv4: it matches no flow and no frontend."""
     served(node, V4)
     mapped = [f"::ffff:{host}" for host in (V4.pod, V4.cluster_ip)]
     packet = carrier(*mapped) / UDP(sport=50122, dport=80) / Raw(b"question")

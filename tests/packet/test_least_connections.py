@@ -31,7 +31,7 @@ def backends(places: Places, count: int = 2) -> list[str]:
 
 
 def counted(node: PacketNode) -> dict[int, int]:
-    """Return backend id -> the count, if it is not 0."""
+    """Return the nonzero counts by backend id."""
     return {id: found.open for id, found in node.maps["backend_loads"].items() if found.open}
 
 
@@ -40,7 +40,9 @@ def held(node: PacketNode) -> dict[int, int]:
 
 
 def alive(node: PacketNode, protocol: str = "tcp") -> dict[int, int]:
-    """Return the same by the existing flows that have not ended, each by its request's entry."""
+    """Return the same counts from the flows that exist and have not ended, each by its request's
+    entry.
+    """
     found: Counter[int] = Counter()
     table = node.maps["tcp_flows" if protocol == "tcp" else "other_flows"]
     entries = dict(table.items())
@@ -79,7 +81,9 @@ def test_the_next_flow_goes_to_the_backend_with_fewer(
 def test_a_connection_that_goes_on_after_a_reset_counts_again(
     node: PacketNode, places: Places
 ) -> None:
-    """A reset may be forged: the receiver's next segment shows it."""
+    """A reset may be forged: the receiver's next segment shows this, and the connection counts
+    again.
+    """
     where = serve(node, places, "nodeport", "tcp", WORD, cluster=backends(places))
     (client,) = clients(places, 1)
     established(node, client, where)
@@ -91,7 +95,9 @@ def test_a_connection_that_goes_on_after_a_reset_counts_again(
 
 
 def test_a_direct_connection_counts_nothing(node: PacketNode, places: Places) -> None:
-    """From a flow's port to the same backend, it gets another port."""
+    """A direct connection from a flow's port to the same backend gets another port, and is not
+    counted.
+    """
     where = serve(node, places, "cluster", "tcp", WORD, cluster=backends(places, 1))
     client = at(places.pod, 50123)
     node.ingress(segment(client, where), "pods")
@@ -104,7 +110,7 @@ def test_a_direct_connection_counts_nothing(node: PacketNode, places: Places) ->
 def test_what_an_lru_or_a_sweep_takes_is_ended_by_the_agent(
     node: PacketNode, places: Places, sweep: EndedConnections, protocol: str
 ) -> None:
-    """The agent's second sweep that misses a connection ends it; existing ones stay."""
+    """The agent ends a connection at the second sweep that misses it; existing ones stay."""
     where = serve(node, places, "nodeport", protocol, WORD, cluster=backends(places))
     for client in clients(places, 6):
         node.ingress(opening(protocol, client, where))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps that change while they are read, and flows of which the LRU has evicted entries."""
+"""Maps that change while they are read, and flows with entries that the LRU has evicted."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def test_request_evicted(node: PacketNode, places: Places, protocol: str, sender
 
 
 def test_new_connection_over_remains(node: PacketNode, places: Places) -> None:
-    """A new connection from the same port replaces the rest of an evicted flow."""
+    """A new connection from the same port replaces the remaining entries of an evicted flow."""
     client = at(places.client, 50123)
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
     node.through(segment(client, where))

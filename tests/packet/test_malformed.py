@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packets that are cut short or contradict themselves are left alone, and counted as such.
 
-The kernel makes no test packet of a frame that is shorter than the IP header it announces.
+The kernel does not accept a test frame that is shorter than the IP header it announces.
 """
 
 import struct
@@ -45,13 +45,13 @@ def with_length(places: Places, frame: bytes, length: int) -> bytes:
 
 
 def is_malformed(node: PacketNode, frame: bytes) -> bool:
-    """Whether both hooks call it malformed, and nothing is left behind."""
+    """Whether both hooks report the packet as malformed, and leave nothing behind."""
     ways = node.ingress(frame, "pods"), node.egress(frame), node.egress(frame, into=None)
     return all(way == ("pass", frame, {"malformed": 1}) for way in ways)
 
 
 def test_a_cut_packet_is_malformed(node: PacketNode, places: Places, request_: Packet) -> None:
-    """The packet is cut after any byte, with a length field that is larger."""
+    """The packet is cut after any byte, and its length field is larger."""
     whole = bytes(request_)
     for size in range(header(places), len(whole)):
         assert is_malformed(node, whole[:size]), size
@@ -66,7 +66,7 @@ def test_short(node: PacketNode, places: Places, protocol: str, request_: Packet
 
 
 def test_length_inside(node: PacketNode, places: Places, protocol: str, request_: Packet) -> None:
-    """The bytes exist, but by the IP header's length they are no part of the packet."""
+    """The bytes exist, but by the IP header's length they are not part of the packet."""
     needed = {"tcp": 20, "udp": 8, "sctp": 12}[protocol]
     network = header(places) - ETHERNET
     lengths = [*range(network, network + needed), len(request_) - ETHERNET + 1, 0xFFFF]
@@ -78,7 +78,7 @@ def test_length_inside(node: PacketNode, places: Places, protocol: str, request_
 @IPV4
 @pytest.mark.parametrize("words", [*range(5), 15])
 def test_header_length(node: PacketNode, places: Places, request_: Packet, words: int) -> None:
-    """An IPv4 header is shorter than the minimum, or longer than the packet."""
+    """The IPv4 header is shorter than the minimum, or longer than the packet."""
     frame = bytearray(bytes(request_))
     frame[ETHERNET] = 0x40 | words
     frame = frame[: ETHERNET + 4 * max(words, 5) - 1 + (words < 5) * 20]
@@ -94,7 +94,7 @@ def test_version(node: PacketNode, request_: Packet, version: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_errors_cut(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
-    """ICMP errors, cut after any byte, are translated correctly or not at all."""
+    """ICMP errors that are cut after any byte are translated correctly or not at all."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     asked = node.through(opening(protocol, at(places.client, 50123), where))
     reply = bytes(error(kind, places.router, asked))
@@ -117,7 +117,7 @@ def test_data_offset(node: PacketNode, places: Places, words: int) -> None:
 
 
 def test_udp_length(node: PacketNode, places: Places) -> None:
-    """UDP's own length is left to its receiver; a correct checksum stays correct."""
+    """UDP's own length is left to the receiver; a correct checksum stays correct."""
     where = serve(node, places, "cluster", "udp", cluster=[at(places.there, 8080)])
     request = bytearray(bytes(opening("udp", at(places.pod, 50123), where)))
     for length in (0, 7, 9, 0xFFFF):
@@ -126,7 +126,7 @@ def test_udp_length(node: PacketNode, places: Places) -> None:
 
 
 def test_a_wrong_checksum_stays_wrong(node: PacketNode, places: Places, protocol: str) -> None:
-    """A damaged packet stays recognizable: its checksum stays wrong."""
+    """A damaged packet stays recognizable, because its checksum stays wrong."""
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
     whole = opening(protocol, at(places.pod, 50123), where)
     for packet in (whole, reply(node.through(whole, "pods", "uplink"))):

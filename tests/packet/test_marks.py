@@ -15,7 +15,7 @@ MARK, MASK = 0x4000, 0xC000
 
 
 def mark_after(node: PacketNode, hook: str, packet: Packet, device: str, mark: int = 0) -> int:
-    """Return the packet's mark after a program has run; before it was ``mark``."""
+    """Return the packet's mark after a program has run; the mark was ``mark`` before."""
     return loader.run_program(
         node.hooks[hook], bytes(packet), ifindex=node.devices[device], mark=mark
     ).mark

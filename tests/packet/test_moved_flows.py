@@ -45,7 +45,7 @@ def remove(node: PacketNode, *backends: str) -> None:
 
 
 def test_a_flow_is_reported_once(node: PacketNode, places: Places, reported: Reported) -> None:
-    """The first datagram after its backend was removed reports it; others do not."""
+    """The first datagram after the backend was removed reports the flow; later ones do not."""
     old, new = at(places.there, 1), at(places.there, 2)
     where = serve(node, places, "cluster", "udp", cluster=[old])
     request = datagram(at(places.pod, 50123), where)
@@ -81,7 +81,7 @@ def test_a_flow_is_reported_once_somebody_serves(
 def test_a_frontend_moves_to_another_service(
     node: PacketNode, places: Places, service: int, reported: Reported
 ) -> None:
-    """Its flows are reported; those of a frontend that stays are not."""
+    """Flows of the frontend are reported; flows of a frontend that stays are not."""
     old, new = at(places.there, 1), at(places.there, 2)
     where = serve(node, places, "cluster", "udp", cluster=[old])
     request = datagram(at(places.pod, 50123), where)
@@ -95,7 +95,9 @@ def test_a_frontend_moves_to_another_service(
 
 
 def test_the_id_is_another_services(node: PacketNode, places: Places, reported: Reported) -> None:
-    """A flow is reported too if its backend's id was given to another service's meanwhile."""
+    """A flow is also reported if its backend's id was given to another service's backend in
+    between.
+    """
     old, new, stranger = (at(places.there, port) for port in (1, 2, 3))
     where = serve(node, places, "cluster", "udp", cluster=[old])
     request = datagram(at(places.pod, 50123), where)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A UDP flow goes to the service that has its frontend now (kube-proxy.md 11.1)."""
+"""A UDP flow goes to the service that currently has its frontend (kube-proxy.md 11.1)."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def where(node: PacketNode, places: Places, kind: str, client: str) -> str:
 
 
 def test_moved(node: PacketNode, places: Places, kind: str, where: str, client: str) -> None:
-    """The next datagram opens a flow to the other service; replies come from the frontend."""
+    """The next datagram opens a flow to the new service; replies come from the frontend."""
     node.publish(1, {f"{at(places.any, 7)}/udp": "external"}, cluster=[at(places.there, 8080)])
     other: dict[str, Any] = {"service": 2, "cluster": [at(places.elsewhere, 53)]}
     serve(node, places, kind, "udp", **other)
@@ -57,7 +57,7 @@ def test_others_moved(node: PacketNode, where: str, client: str) -> None:
 
 
 def test_given_up(node: PacketNode, places: Places, kind: str, where: str, client: str) -> None:
-    """A frontend without any service keeps its flows, until another service gets it."""
+    """The flows of a frontend without any service stay, until another service gets the frontend."""
     node.withdraw(written(places, kind, "udp"))
     for _ in range(2):
         assert node.ingress(datagram(client, where)).verdicts == {"established": 1}

@@ -107,7 +107,7 @@ def mutation(size: int) -> some.SearchStrategy[tuple[int, int]]:
 @PLENTY
 @given(data=some.data())
 def test_mutated(valid: list[bytes], send: Send, data: some.DataObject) -> None:
-    """Some bytes of valid packets are changed, removed or added."""
+    """A packet with some bytes changed, removed or added has a valid outcome."""
     frame = bytearray(data.draw(some.sampled_from(valid)))
     for place, value in data.draw(some.lists(mutation(len(frame)), max_size=4)):
         frame[place] = value
@@ -122,21 +122,21 @@ def test_mutated(valid: list[bytes], send: Send, data: some.DataObject) -> None:
     rest=some.binary(max_size=200),
 )
 def test_random(valid: list[bytes], send: Send, kind: bytes, rest: bytes) -> None:
-    """Random bytes are addressed to the device."""
+    """Random bytes in a frame to the device have a valid outcome."""
     send(valid[0][:12] + kind + rest)
 
 
 @PLENTY
 @given(data=some.data())
 def test_crossed(valid: list[bytes], send: Send, data: some.DataObject) -> None:
-    """The header of one packet precedes the body of another."""
+    """The header of one packet with the body of another has a valid outcome."""
     one, other = (data.draw(some.sampled_from(valid)) for _ in range(2))
     seam = data.draw(some.integers(14, 100))
     send(one[:seam] + other[seam:])
 
 
 def test_most_unchanged_packets_are_translated(valid: list[bytes], send: Send) -> None:
-    """Most start packets of those tests are translated."""
+    """Most of the unchanged packets that these tests start from are translated."""
     outcomes = [send(frame) for frame in valid]
     changed = [o for o, f in zip(outcomes, valid, strict=True) if o and o.frame != f]
     assert len(changed) * 2 > len(valid)

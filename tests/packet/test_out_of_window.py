@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packets that conntrack would call INVALID (kube-proxy.md 11.2, 12 row 8).
 
-kube-proxy's translation needs conntrack's opinion: what is out of the window used to reach the
-client untranslated, which then reset its connection. Here a flow's window only decides whether it
-has ended (test_windows.py).
+kube-proxy's translation depends on conntrack: packets out of the window used to reach the client
+untranslated, and the client reset its connection. Here a flow's window only decides whether it has
+ended (test_windows.py).
 """
 
 import pytest
@@ -30,7 +30,7 @@ def test_answer_out_of_window(node: PacketNode, places: Places, kind: str, seq: 
 
 @pytest.mark.parametrize("seq", SEQUENCES)
 def test_question_out_of_window(node: PacketNode, places: Places, seq: int) -> None:
-    """The same holds for the client's segments."""
+    """A client's segment with any sequence number reaches its backend, or no one."""
     client = at(places.client, 50123)
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
     node.through(opening("tcp", client, where))

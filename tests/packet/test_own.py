@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's packets are translated at its sockets; untranslated ones must not leave."""
+"""The node's packets are translated at its sockets; untranslated packets must not leave."""
 
 from typing import Any
 

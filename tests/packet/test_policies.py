@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The endpoints that a client reaches, and the source they see: the table of kube-proxy.md 5.3.
 
-L is the endpoint on this node, R one elsewhere; a star means that it sees this node as its client.
-A client that is the node itself is served at its socket, and not tested here.
+L is the endpoint on this node, R an endpoint elsewhere; a star means that the endpoint sees this
+node as its client. Clients on the node itself are served at their sockets, and not tested here.
 """
 
 from typing import Any
@@ -60,7 +60,7 @@ def publish(node: PacketNode, places: Places, kind: str, policy: str) -> str:
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: " ".join(row[:3]))
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_table(node: PacketNode, places: Places, row: tuple[str, ...], setting: str) -> None:
-    """Every cell of the table holds, under three settings."""
+    """The table holds in every cell, under three settings."""
     sender, kind, policy, *cells = row
     words = {"detected": "detect_local", "blind": "guard_nodeports", "all": ""}[setting]
     node.settings(*words.split() or ("detect_local", "masquerade_all"))
@@ -73,7 +73,9 @@ def test_table(node: PacketNode, places: Places, row: tuple[str, ...], setting: 
 def test_masquerade_here(
     node: PacketNode, places: Places, kind: str, policy: str, endpoints: str
 ) -> None:
-    """With this option clients outside are masqueraded to local endpoints too, as in kube-proxy."""
+    """With --masquerade-local-backends clients outside are masqueraded to local endpoints too, as
+    in kube-proxy.
+    """
     node.settings("detect_local", "masquerade_here")
     where = publish(node, places, kind, policy)
     assert met(node, places, "client", where) == endpoints

@@ -62,7 +62,7 @@ def test_one_of_two_gets_the_port(
 ) -> None:
     """One of two requests gets the port, whether the port is free or taken over.
 
-    The other request is dropped, unless it came later. Then it took the port over, as the last
+    The other request is dropped, unless it comes later. Then it takes the port over, as the last
     resort, and the entries of the first flow are gone.
     """
     where = serve(node, places, "nodeport", "udp", cluster=[at(places.there, 8080)])
@@ -88,7 +88,7 @@ def test_one_of_two_gets_the_port(
 
 
 def test_a_port_that_is_being_given_is_not_taken(node: PacketNode, places: Places) -> None:
-    """A port is not taken over while a CPU has only written the replies' entry."""
+    """A port is not taken over while a CPU has written only the replies' entry."""
     where = serve(node, places, "nodeport", "udp", cluster=[at(places.there, 8080)])
     node.through(opening("udp", at(places.client, 50123), where))
     table = node.maps["other_flows"]

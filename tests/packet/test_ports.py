@@ -32,7 +32,9 @@ def flow(node: PacketNode, protocol: str, client: str, where: str) -> str:
 
 
 def opened(node: PacketNode, protocol: str, client: str, where: str) -> str:
-    """Return the same for an open flow: both have sent, then the client again; UDP for a while."""
+    """Return the source for an open flow: both sides have sent, then the client again; with UDP for
+    a while.
+    """
     source_seen = flow(node, protocol, client, where)
     if protocol != "udp":
         more = segment(client, where, "A") if protocol == "tcp" else chunk(client, where, "data")
@@ -42,7 +44,7 @@ def opened(node: PacketNode, protocol: str, client: str, where: str) -> str:
 
 
 def test_unique(node: PacketNode, places: Places, protocol: str) -> None:
-    """No two flows to a backend have the same masquerade port, whoever sent them."""
+    """No two flows to a backend have the same masquerade port, whoever opened them."""
     node.settings("detect_local", first_port=40_000, last_port=40_255)
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     clients = [
@@ -74,7 +76,7 @@ def test_random(node: PacketNode, places: Places, protocol: str) -> None:
 
 
 def test_crowded(node: PacketNode, places: Places, protocol: str) -> None:
-    """If open flows have all ports, a new flow is dropped with a verdict; older flows go on."""
+    """If open flows have all ports, a new flow is dropped with a verdict; older flows continue."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     first, second = at(places.client, 2001), at(places.client, 2002)
@@ -86,7 +88,7 @@ def test_crowded(node: PacketNode, places: Places, protocol: str) -> None:
 
 
 def test_backends_apart(node: PacketNode, places: Places, protocol: str) -> None:
-    """The same port is free for another backend or another device."""
+    """The same port can be used for another backend or another device."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     other = serve(
@@ -140,7 +142,9 @@ def test_no_room_yet(node: PacketNode, places: Places) -> None:
 
 @pytest.fixture
 def twins(node: PacketNode, places: Places, protocol: str) -> list[str]:
-    """Publish four frontends of one service, whose only backend is here and sees its clients."""
+    """Publish four frontends of one service, whose only backend is on this node and sees its
+    clients.
+    """
     backend = at(places.here, 8080)
     frontends = {written(places, kind, protocol): KINDS[kind] for kind in KINDS}
     node.settings("guard_nodeports", first_port=40_000, last_port=44_999)
@@ -191,7 +195,7 @@ def test_alike_closed(node: PacketNode, places: Places, closed: str) -> None:
 def test_alike_without_port(
     node: PacketNode, places: Places, protocol: str, twins: list[str]
 ) -> None:
-    """If the client can get no other port, the younger flow is dropped with a verdict."""
+    """If the client can get no other port, the newer flow is dropped with a verdict."""
     node.settings("guard_nodeports", first_port=40_000, last_port=40_000)
     client = at(places.client, 50123)
     came = [node.ingress(opening(protocol, client, where)) for where in twins[:2]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs free masquerade ports by conntrack's times, in agreement with the sweeps."""
+"""Programs free masquerade ports after conntrack's timeouts, in agreement with the sweeps."""
 
 import time
 from typing import NamedTuple
@@ -19,7 +19,9 @@ TIMES = Timeouts(established=600, close_wait=300)
 
 
 class Stands(NamedTuple):
-    """How a flow gets into a state: the packets after its first, and how long it lasts."""
+    """How a flow gets into a state: the packets after its first one, and how long the state
+    lasts.
+    """
 
     protocol: str
     found: FlowState
@@ -30,7 +32,7 @@ class Stands(NamedTuple):
 
     @property
     def limit(self) -> int:
-        """Return when the sweeps delete the whole flow; a closed one's port rests."""
+        """Return when the sweeps delete the whole flow, including the port of a closed one."""
         ends_as = FlowState.RESTING if self.found is FlowState.CLOSED else self.found
         return TIMES.seconds[Protocol[self.protocol.upper()]][ends_as]
 
@@ -72,7 +74,7 @@ def first_packet(node: PacketNode, protocol: str, client: str, where: str) -> di
 
 @pytest.fixture
 def where(node: PacketNode, places: Places, request: pytest.FixtureRequest) -> str:
-    """Return a NodePort whose backend is elsewhere, on a node with one masquerade port."""
+    """Return a NodePort whose backend is on another node, on a node with one masquerade port."""
     node.settings("detect_local", first_port=PORT, last_port=PORT)
     node.maps["timeouts"].write(list(TIMES.table.items()))
     protocol = request.getfixturevalue("stands").protocol
@@ -83,7 +85,7 @@ def where(node: PacketNode, places: Places, request: pytest.FixtureRequest) -> s
 def test_idle_flow_gives_its_port(
     node: PacketNode, places: Places, stands: Stands, where: str
 ) -> None:
-    """A flow that was idle for conntrack's time loses its port and all its entries; an open one
+    """A flow that was idle for conntrack's timeout loses its port and all its entries; an open flow
     used within two minutes never does.
     """
     client, other = at(places.client, 2001), at(places.other_client, 2002)
@@ -140,7 +142,9 @@ def test_least_lately_used(node: PacketNode, places: Places, stands: Stands, whe
 def test_the_only_idle_flow_is_found(
     node: PacketNode, places: Places, stands: Stands, where: str
 ) -> None:
-    """If one of the tried ports has no open flow, it is found, and no new flow is dropped."""
+    """If one of the tried ports has no open flow, this port is found, and no new flow is
+    dropped.
+    """
     node.settings("detect_local", first_port=PORT, last_port=PORT + PORT_TRIES - 1)
     for number in range(PORT_TRIES - 1):
         talk(node, stands, at(places.client, 2001 + number), where)
@@ -179,7 +183,7 @@ def test_closed_port_rests(node: PacketNode, places: Places, stands: Stands, whe
 def test_resting_port_comes_free(
     node: PacketNode, places: Places, stands: Stands, where: str
 ) -> None:
-    """It is free after two minutes, and before that as the last resort."""
+    """The port is free after two minutes, and before that as the last resort."""
     talk(node, stands, at(places.client, 2001), where)
     node.settings("detect_local", first_port=PORT + 1, last_port=PORT + 1)
     node.through(opening("tcp", at(places.client, 2001), where))
@@ -199,7 +203,9 @@ def test_resting_port_comes_free(
 def test_privileged_port_stays_privileged(
     node: PacketNode, places: Places, stands: Stands, where: str, port: int, least: int, most: int
 ) -> None:
-    """A port below 512 stays below it, and one below 1024 below that, as in the kernel's NAT."""
+    """A port below 512 is replaced by one below 512, and a port below 1024 by one below 1024, as in
+    the kernel's NAT.
+    """
     ports = {
         port_of(source(node.through(opening(stands.protocol, at(client, port), where))))
         for client in (places.client, places.other_client, places.other_node)

@@ -35,7 +35,7 @@ def dropped(outcome: Outcome) -> bool:
 def test_entries_of_others_are_not_believed(
     node: PacketNode, places: Places, client: str, where: str, protocol: str
 ) -> None:
-    """The client's packet is dropped at ingress, the backend's where it is known."""
+    """The client's packet is dropped at ingress, the backend's at the hook that knows it."""
     asked = node.through(opening(protocol, client, where))
     node.through(opening(protocol, at(places.client, 50999), where))
     answer = reply(asked)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices in a namespace of the test's own, programs for them, and an agent that attaches them."""
+"""Devices in a namespace of the test's own, programs for these devices, and an agent that attaches
+them.
+"""
 
 import itertools
 import os

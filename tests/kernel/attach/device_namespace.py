@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices in a network namespace of the test's own, and the programs that are attached there."""
+"""Devices in a network namespace of the test's own, and the programs that are attached to them."""
 
 import errno
 import os
@@ -49,7 +49,9 @@ class Namespace:
         return next(d.index for d in device_watch.list_devices().devices if d.name == name)
 
     def tcx(self, name: str) -> dict[str, list[int]]:
-        """Return end -> ids of the programs there by tcx, in order; no end without tcx."""
+        """Return the ids of the programs that tcx runs at each end, in order; no end without
+        tcx.
+        """
         index = self.index(name)
         try:
             return {end: bpf.query(index, tcx.TCX_HOOKS[end]) for end in HOOKS}
@@ -59,7 +61,7 @@ class Namespace:
             return {}
 
     def filters(self, name: str) -> dict[str, list[int]]:
-        """Return end -> ids of the programs there by clsact, in order."""
+        """Return the ids of the programs that clsact runs at each end, in order."""
         shown = {end: self.run(f"tc filter show dev {name} {end}") for end in HOOKS}
         return {
             end: [int(i) for i in re.findall(r" id (\d+)", text)] for end, text in shown.items()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""First programs that a worker attaches in the background."""
+"""Programs at devices that have none yet, attached by a worker in the background."""
 
 from collections.abc import Iterator
 
@@ -33,7 +33,7 @@ class ByHand:
 
 
 class Beside:
-    """An agent whose worker is the test."""
+    """An agent whose worker is driven by the test."""
 
     def __init__(self, home: StateDir, programs: list[Program]) -> None:
         self.reports = 0
@@ -139,7 +139,7 @@ def test_programs_are_replaced_meanwhile(
 
 
 def test_a_failure_is_named(beside: Beside, ns: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device at which the worker fails is named, and is no longer to come."""
+    """A device at which the worker fails is named, and no longer counts as waiting."""
     made, index = beside.made, ns.index("br0")
     real = made.attacher.attach
 

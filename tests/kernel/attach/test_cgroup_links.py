@@ -53,7 +53,7 @@ def link_ids(home: StateDir) -> dict[str, int]:
 
 
 def at(cgroup: Path) -> dict[str, list[int]]:
-    """Return section -> programs attached to this cgroup, as the kernel reports them."""
+    """Return the programs attached to this cgroup by section, as the kernel reports them."""
     target = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
     try:
         return {name: bpf.query(target, attach.attach_type) for name, attach in SECTIONS.items()}
@@ -62,7 +62,7 @@ def at(cgroup: Path) -> dict[str, list[int]]:
 
 
 def test_the_root_is_found_beside_cgroup_v1() -> None:
-    """The root of cgroup v2 is found, also if cgroup v1 is mounted too."""
+    """The root of cgroup v2 is found, also if cgroup v1 is mounted."""
     assert (cgroup_links.cgroup_root() / "cgroup.controllers").exists()
 
 
@@ -119,7 +119,9 @@ def test_no_leak(home: StateDir, cgroups: Iterator[Path], loaded: list[Program])
 
 
 def test_foreign(home: StateDir, cgroups: Iterator[Path], loaded: list[Program]) -> None:
-    """Another agent's program is found, here and at parents, and distinguished from our own."""
+    """Another agent's program is found, here and at parent cgroups, and distinguished from our
+    own.
+    """
     parent = next(cgroups)
     child = parent / "child"
     child.mkdir()

@@ -39,7 +39,7 @@ def said(caplog: Said) -> Said:
 
 
 def test_device_goes(agent: Agent, ns: Namespace) -> None:
-    """No record is kept of a removed device."""
+    """No record of a removed device is kept."""
     made = agent()
     ns.run("ip link add late index 77 type bridge")
     made.update(ns.served())
@@ -51,8 +51,8 @@ def test_device_goes(agent: Agent, ns: Namespace) -> None:
 def test_a_pod_costs_no_list(
     agent: Agent, ns: Namespace, at: At, packets: list[Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cost of a device does not grow with the number of others: no record and no pin of another
-    one is read.
+    """The cost of a new device does not grow with the number of devices: no record and no pin of
+    another one is read.
     """
     made = agent()
     made.update(ns.served())
@@ -77,7 +77,7 @@ def test_a_pod_costs_no_list(
 def test_device_goes_meanwhile(
     home: StateDir, ns: Namespace, packets: list[Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A device that is removed while our filters are searched is not an error."""
+    """A device that is removed while its filters are listed is not an error."""
     made = Clsact(home.devices_directory)
     made.attach(ns.index("br0"), packets)
 
@@ -99,7 +99,7 @@ def test_device_goes_at_once(agent: Agent, ns: Namespace) -> None:
 
 
 def take_off(ns: Namespace, made: DevicePrograms, by: str, whole: bool) -> None:
-    """Detach as another agent may: everything at v0, or only our program at one hook."""
+    """Detach programs as another agent may: everything at v0, or only our program at one hook."""
     if by == "clsact":
         ns.run("tc qdisc del dev v0 clsact" if whole else "tc filter del dev v0 ingress pref 2")
         return
@@ -130,7 +130,7 @@ def test_a_program_without_its_pin_stays(
     agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program], said: Said
 ) -> None:
     """A program that lost its pin, or the record of its filters, stays at its device while the
-    agent runs, and gets it again.
+    agent runs, and is pinned again.
     """
     made, index = agent(), ns.index("v0")
     made.update(ns.served())
@@ -186,7 +186,7 @@ def test_replaced_program(
 def test_a_device_that_looks_like_a_removed_one(
     agent: Agent, ns: Namespace, at: At, packets: list[Program]
 ) -> None:
-    """Its index differs, so it gets the programs too."""
+    """The new device has another index, so it gets the programs too."""
     made, words = agent(), "ip link add late index 77 address 02:00:00:00:00:77 type bridge"
     ns.run(words)
     made.update(before := ns.served())

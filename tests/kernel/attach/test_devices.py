@@ -49,7 +49,9 @@ def test_stays(agent: Agent, ns: Namespace, at: At, packets: list[Program]) -> N
 
 
 def test_same_place(agent: Agent, ns: Namespace, newer: list[Program], by: str) -> None:
-    """The link, or the filter's position, stays the same, and so does the order of programs."""
+    """When a program is replaced, the link, or the filter's position, stays the same, and so does
+    the order of programs.
+    """
 
     def place() -> object:
         if by == "tcx":
@@ -73,7 +75,9 @@ def frame(mac: bytes) -> bytes:
 
 @pytest.fixture
 def flood(ns: Namespace) -> Iterator[socket.socket]:
-    """Return the host's socket, which gets datagrams by v0 without pause; it does not block."""
+    """Return the host's socket, which receives datagrams via v0 without pause; it does not
+    block.
+    """
     for words in (
         "link set v0 nomaster",
         "link set v0 up",
@@ -103,7 +107,7 @@ def flood(ns: Namespace) -> Iterator[socket.socket]:
 
 
 def drained(host: socket.socket) -> int:
-    """Return how many datagrams wait in the socket, and remove them."""
+    """Remove the datagrams that wait in the socket; return how many there were."""
     host.setblocking(False)
     count = 0
     try:
@@ -115,7 +119,7 @@ def drained(host: socket.socket) -> int:
 
 
 def test_no_gap(agent: Agent, ns: Namespace, flood: socket.socket) -> None:
-    """While programs are replaced again and again, every packet meets one."""
+    """While programs are replaced again and again, every packet meets a program."""
     assert flood.recv(16) == b"x"  # they do come
     generations = [pair(DROP), pair(DROP)]
     try:
@@ -145,7 +149,9 @@ def test_devices_without_a_link_header_get_others(home: StateDir, ns: Namespace,
 
 
 def test_one_variant_fails(home: StateDir, ns: Namespace, packets: list[Program], by: str) -> None:
-    """If a device's programs cannot be loaded it is named, and the others are served."""
+    """If the programs for a device cannot be loaded, the device is named and all others are
+    served.
+    """
 
     def load(link_header: bool) -> list[Program]:
         if not link_header:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other agents' programs at our devices are never changed, and are named with their place."""
+"""Programs of other software at our devices are never changed, and are named with their place."""
 
 import os
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ pytestmark = needs_root
 
 
 def test_remove_elsewhere(agent: Agent, ns: Namespace, home: StateDir, by: str) -> None:
-    """A removal in another namespace leaves devices of the same index there alone."""
+    """A removal in another network namespace leaves devices with the same index there alone."""
     agent().update(ns.served())
     with device_namespace.entered(f"{ns.name}-2") as other:
         other_program = program("other_program")
@@ -66,9 +66,9 @@ def test_foreign_filter(
 def test_remade_qdisc(
     home: StateDir, ns: Namespace, by_clsact: None, packets: list[Program]
 ) -> None:
-    """A qdisc that another agent created instead of ours stays its own.
+    """A qdisc that another agent created in place of ours stays that agent's.
 
-    Our filters are attached there.
+    Our filters are attached to it.
     """
     DevicePrograms(home, lambda link_header: packets).update(ns.served())
     ns.run("tc qdisc del dev v0 clsact")
@@ -109,7 +109,9 @@ def test_with_tcx_ours_run_first(
     other_program: Program,
     packets: list[Program],
 ) -> None:
-    """With tcx our programs run before those of others, which cannot hide packets from them."""
+    """With tcx our programs run before those of other software, which cannot hide packets from
+    ours.
+    """
     DevicePrograms(home, lambda link_header: packets).update(ns.served())
     assert ns.tcx("v0")["ingress"] == [*ids(packets)["ingress"], number(other_program)]
     theirs = f"other_program #{number(other_program)} (ingress)"
@@ -159,7 +161,7 @@ def test_ahead_of_clsact(
 
 
 def limit(ns: Namespace, device: str) -> None:
-    """Add the qdisc and filter of the CNI plugin bandwidth; the qdisc cannot be beside ours."""
+    """Add the qdisc and filter of the CNI plugin bandwidth, with which ours cannot coexist."""
     ns.run(f"tc qdisc add dev {device} handle ffff: ingress")
     everything = "protocol all u32 match u32 0 0 flowid 1:1"
     ns.run(f"tc filter add dev {device} parent ffff: {everything}")
@@ -173,7 +175,9 @@ def has_limit(ns: Namespace, device: str) -> bool:
 def test_a_qdisc_ingress_is_shared(
     home: StateDir, ns: Namespace, by_clsact: None, packets: list[Program]
 ) -> None:
-    """It has room only for the program at ingress, which is no fault; its own filter stays."""
+    """A qdisc ingress has room only for the program at ingress, which is no fault; its own filter
+    stays.
+    """
     limit(ns, "v0")
     made = DevicePrograms(home, lambda link_header: packets)
     assert made.update(ns.served()) == {}

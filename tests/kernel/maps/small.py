@@ -13,7 +13,7 @@ ENTRIES = 4096
 
 @contextmanager
 def small_maps(names: Iterable[str], most: int = ENTRIES) -> Iterator[dict[str, Map]]:
-    """Return maps by name, each with this many entries at most; they are closed in the end."""
+    """Return maps by name, each with at most this many entries; they are closed in the end."""
     small = [layout.MAPS[name].at_most(most) for name in names]
     made = {spec.name: bpf_map.open_map(spec, state_dir.create_map(spec)) for spec in small}
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays as memory: no part of a large one stays mapped."""
+"""Arrays read as memory: no part of a large array stays mapped."""
 
 import os
 from collections.abc import Iterator

@@ -30,7 +30,7 @@ FLAGS = {
 
 
 def parts(ctype: str) -> Iterator[str]:
-    """Yield a struct with named fields, and the structs in it."""
+    """Yield a struct with named fields, and the structs inside it."""
     if ctype.startswith("struct ") and ctype not in PLAIN:
         yield ctype
         for _, field in layout.ffi.typeof(ctype).fields:
@@ -157,7 +157,7 @@ def test_clang_agrees() -> None:
 
 
 def test_clang_would_disagree() -> None:
-    """A wrong claim is noticed, so the test before this one is not empty."""
+    """A wrong claim is noticed, so test_clang_agrees is not empty."""
     done = clang([("__builtin_offsetof(struct peer, port)", 25)])
     assert "is not 25" in done.stderr
 
@@ -207,8 +207,8 @@ PERSISTENT = {
 
 @pytest.mark.parametrize("name", [*(f"layout/{name}" for name in LAYOUTS), "maps/persistent.h"])
 def test_changed_letter(sources: Path, name: str) -> None:
-    """Any changed letter changes the layout, and that of persistent maps if they depend on it.
-    Comments and spaces do not count.
+    """Any changed letter changes the layout, and the layout of persistent maps if they depend on
+    it. Comments and spaces do not count.
     """
     text = (sources / name).read_text()
     (sources / name).write_text(f"/* a new\n * comment */\n{text}\n// another\n")
@@ -223,7 +223,7 @@ def test_changed_letter(sources: Path, name: str) -> None:
 
 
 def within(ctype: Any) -> Iterator[str]:
-    """Yield a struct's name, and those of the structs in it."""
+    """Yield a struct's name, and the names of the structs inside it."""
     if ctype.kind == "struct" and not ctype.cname.startswith("__be"):
         yield ctype.cname
         for _, field in ctype.fields:

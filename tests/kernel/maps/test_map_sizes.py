@@ -37,7 +37,7 @@ def test_every_persistent_map_has_a_size_or_a_reason() -> None:
 
 
 def test_half_open_flows() -> None:
-    """The least size of a table of flows is computed from this map's size."""
+    """The minimum size of a table of flows follows from this map's size."""
     assert layout.MAPS["half_open"].entries == HALF_OPEN
 
 
@@ -73,7 +73,7 @@ def test_the_usual_sizes_need_no_record(tmp_path: Path) -> None:
 
 @needs_root
 def test_other_sizes_are_other_maps(home: StateDir) -> None:
-    """Commands read the former maps until the new ones are in force, then those."""
+    """Commands read the former maps until the new ones are in force, then the new ones."""
     usual = addresses.parse_map_sizes(f"slots={layout.usual_size('slots')}")
     sizes = addresses.parse_map_sizes("slots=2048,sockets=4096")
     former, new = StateDir(home.directory, usual), StateDir(home.directory, sizes)
@@ -120,7 +120,7 @@ ACCURATE = (6, 3)  # since then the kernel counts what a map really takes
 
 
 def figures(page: str) -> list[tuple[float, float]]:
-    """Return figures in MB: of all CPUs together, and of each."""
+    """Return the page's figures in MB: for all CPUs together, and for each."""
     return [(float(a), float(b)) for a, b in FIGURES.findall((ROOT / page).read_text())]
 
 

@@ -94,7 +94,7 @@ def refuse(number: int) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("number", [bpf.ENOTSUPP, errno.EINVAL])
 def test_without_batches(table: Map, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """If the kernel has no batches for a map, entries are written and read one by one."""
+    """If the kernel has no batch operations for a map, entries are written and read one by one."""
     monkeypatch.setattr(bpf, "map_write_batch", refuse(number))
     monkeypatch.setattr(bpf, "map_lookup_batch", refuse(number))
     pairs = [(n, 7 * n) for n in range(BATCH + 17)]
@@ -118,7 +118,9 @@ def test_a_walk_goes_on_where_its_key_was_deleted(
 
 
 def per_cpu(*numbers: int) -> bytes:
-    """Return one element: these counters on the first CPU, ten times as many on the next, etc."""
+    """Return an element with these counters on the first CPU, ten times as many on the next, and so
+    on.
+    """
     cpus = range(bpf_map.possible_cpus())
     return b"".join((n * 10**cpu).to_bytes(8, "little") for cpu in cpus for n in numbers)
 
@@ -137,7 +139,7 @@ def test_a_counter_is_the_sum_over_all_cpus(opener: Opener) -> None:
 
 
 def test_counters_in_arrays(opener: Opener) -> None:
-    """The sums are the same if each CPU has an array; other elements keep theirs."""
+    """The sums are the same if each CPU has an array; other elements keep their counts."""
     counters = opener(layout.MAPS["service_stats"]._replace(entries=4))
     assert isinstance(counters, CpuArrays)
     cpus = range(bpf_map.counter_parts())
@@ -170,8 +172,8 @@ def test_many_counters_are_read_in_parts(opener: Opener) -> None:
 def test_parts_of_counters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: str, parts: int, count: int
 ) -> None:
-    """Programs index parts by a CPU's number, which may exceed their number; then CPUs share parts,
-    because hypervisors announce hundreds of CPUs that never come.
+    """Programs index parts by a CPU's number. If the numbers exceed the number of parts, CPUs share
+    parts, because hypervisors announce hundreds of CPUs that never come.
     """
     possible = tmp_path / "possible"
     possible.write_text(f"{announced}\n")
@@ -206,7 +208,9 @@ def sample(name: str, index: int) -> Any:
 
 
 def test_a_run_is_written_at_once(all_maps: dict[str, Map]) -> None:
-    """The result equals that of single writes, and other elements stay."""
+    """A run of entries is written by one call with the same result as single writes, and other
+    elements stay.
+    """
     choices = all_maps["choices"]
     assert isinstance(choices, MappedArray)
     wanted = [sample("choices", index) for index in range(5000)]
@@ -219,7 +223,7 @@ def test_a_run_is_written_at_once(all_maps: dict[str, Map]) -> None:
 @pytest.mark.parametrize("at_once", [1, FEW, FEW + 1, 9])
 @pytest.mark.parametrize("name", MAPPED)
 def test_written_through_memory(all_maps: dict[str, Map], name: str, at_once: int) -> None:
-    """A program reads at its index what was written in place, or by one call for many."""
+    """A program reads at its index the value that was written in place, or by one call for many."""
     opened = all_maps[name]
     indexes = [0, 1, 2, 3, 511, 512, 513, opened.spec.entries - 2, opened.spec.entries - 1]
     pairs = [(index, sample(name, index)) for index in indexes]
@@ -234,7 +238,7 @@ def test_written_through_memory(all_maps: dict[str, Map], name: str, at_once: in
 def test_what_no_program_believes_is_not_read(all_maps: dict[str, Map]) -> None:
     """An element with another key's check, or a changed byte, counts as missing or empty.
 
-    The part after the check, the ids of a service's first backends, is read without a test.
+    The ids of a service's first backends, which follow the check, are read without a test.
     """
     slots, services = all_maps["slots"], all_maps["services"]
     nobody, here = slots.value.unpack(bytes(slots.spec.value_size)), sample("slots", 9)

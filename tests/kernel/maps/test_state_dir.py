@@ -53,7 +53,9 @@ def pin_other(path: Path, fd: int) -> None:
 
 
 def test_only_maps_of_the_same_layout_are_adopted(home: StateDir, opening: Open) -> None:
-    """Only persistent maps of another layout whose own layout is the same are adopted."""
+    """Of another layout's maps only those persistent maps are adopted whose own layout is the
+    same.
+    """
     specs = {name: SPEC._replace(name=name) for name in ("small", "other")}
     specs["persistent"] = SPEC._replace(name="persistent", persistent=True)
     former = {name: map_id(opened) for name, opened in opening(specs).items()}
@@ -183,7 +185,9 @@ def test_the_same_directory_by_another_mount(
 
 
 def test_a_directory_made_anew(directory: Path, lock: StateLock) -> None:
-    """A directory that was created again has another lock, and the old lock's holder notices."""
+    """A directory that was created again has another lock, and the holder of the old lock
+    notices.
+    """
     assert lock.take()
     directory.rmdir()
     assert not lock.holds()
@@ -193,14 +197,16 @@ def test_a_directory_made_anew(directory: Path, lock: StateLock) -> None:
 
 
 def test_nobody_else_may_open_it(directory: Path, lock: StateLock) -> None:
-    """Whoever can open a directory can hold its lock; an earlier version's is open to all."""
+    """Only root may open the directory, because whoever opens it can hold its lock; an earlier
+    version's is open to all.
+    """
     directory.mkdir(mode=0o755)
     assert lock.take()
     assert directory.stat().st_mode & 0o777 == 0o700
 
 
 def test_another_users_directory(directory: Path, lock: StateLock) -> None:
-    """A bpffs may let every user make directories; such a one is refused by name."""
+    """A bpffs may let every user make directories; another user's directory is refused by name."""
     directory.mkdir()
     os.chown(directory, 65534, 65534)
     with pytest.raises(NodeError, match=f"{directory}: belongs to another user"):
@@ -210,7 +216,7 @@ def test_another_users_directory(directory: Path, lock: StateLock) -> None:
 def test_a_lock_for_a_moment(
     directory: Path, lock: StateLock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A command that tests whether an agent runs does not keep one from starting."""
+    """A command that tests whether an agent runs does not keep an agent from starting."""
     directory.mkdir()
     other = os.open(directory, os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_SH)
@@ -237,7 +243,7 @@ def test_the_run_directory_is_found(directory: Path, recorded: Paths) -> None:
 
 @pytest.mark.parametrize("text", ["/run", "run:/sys/fs/bpf/x", ":", "/run:/elsewhere"])
 def test_a_record_that_makes_no_sense(directory: Path, text: str) -> None:
-    """An invalid record counts as none."""
+    """An invalid record is treated as missing."""
     directory.mkdir()
     (directory / state_dir.RECORD).symlink_to(text)
     assert state_dir.read_record(directory) is None

@@ -100,7 +100,7 @@ def test_kinds_equal_those_of_the_header() -> None:
 
 
 def test_expired_flows_are_removed_whole(table: SweptTable) -> None:
-    """Expired flows are removed with all their entries; others stay unchanged."""
+    """Expired flows are removed with all their entries; other flows stay unchanged."""
     due = [closed(n, masqueraded=n % 2 > 0, changed=n % 3 > 0) for n in range(1, 400)]
     keep = [closed(n, idle=29) for n in range(400, 600)] + [Made(1000).plain(3600)]
     put(table, *due, *keep)
@@ -112,7 +112,9 @@ def test_expired_flows_are_removed_whole(table: SweptTable) -> None:
 
 @pytest.mark.parametrize("kind", [{"masqueraded": True}, {"changed": True}], ids=str)
 def test_port_of_a_closed_connection_rests(table: SweptTable, kind: dict[str, bool]) -> None:
-    """A closed connection is removed after 30 seconds except for its port, after 120 completely."""
+    """A closed connection is removed after 30 seconds, except for its port, which is removed after
+    120.
+    """
     entries = closed(1, idle=31, **kind)
     put(table, entries)
     port = chosen_port(entries)
@@ -150,7 +152,9 @@ def test_used_meanwhile(table: SweptTable, part: int) -> None:
 
 
 def test_begun_anew_meanwhile(table: SweptTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new flow with the same ends, opened before the old one is removed, stays complete."""
+    """A new flow with the same addresses and ports, opened before the old one is removed, stays
+    complete.
+    """
     old, new = closed(1), Made(1).plain(0)
     assert old.keys() == new.keys()
     put(table, old)
@@ -209,7 +213,9 @@ def test_killed_meanwhile(table: SweptTable, removed: bool) -> None:
 
 
 def test_evictions_are_counted_from_the_rest(table: SweptTable) -> None:
-    """Evicted entries follow from those created, deleted, swept and left; the sum never falls."""
+    """The number of evicted entries follows from the numbers created, deleted, swept and left; it
+    never falls.
+    """
     put(table, *(Made(n).plain(0) for n in range(1, ENTRIES)))
     held = len(left(table))
     evicted = 2 * (ENTRIES - 1) - held
@@ -220,7 +226,7 @@ def test_evictions_are_counted_from_the_rest(table: SweptTable) -> None:
 
 
 def test_thread(world: dict[str, Map], table: SweptTable, end_flow: EndFlow) -> None:
-    """The thread sweeps both maps until it is stopped; then it uses no map any more."""
+    """The thread sweeps both maps until it is stopped; afterwards it uses no map."""
     other = SweptTable(world, "other_flows", Timeouts(), end_flow)
     put(table, closed(1))
     put(other, Made(2, Protocol.UDP).plain(3600))

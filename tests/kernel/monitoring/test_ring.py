@@ -87,7 +87,7 @@ def test_a_full_ring_loses_events_and_counts_them(watched: Watched) -> None:
 
 
 def test_what_can_be_asked_for() -> None:
-    """Every verdict that ends a decision can be requested, no other value of the enum."""
+    """Every verdict that ends a decision can be requested, and no other value of the enum."""
     assert set(monitoring.DECISIONS) == set(VERDICTS.values()) - {"retried", "s"}
     assert set(monitoring.DECISIONS) == monitoring.USUAL | monitoring.FREQUENT
     assert "translated" in monitoring.USUAL and "passed" not in monitoring.USUAL

@@ -23,7 +23,7 @@ def _works(tool: Tool) -> bool:
 
 
 class SharedTable(NetfilterTable):
-    """The engine's table as on kernels before 6.9: others can change it."""
+    """The engine's table as on kernels before 6.9, where other programs can change it."""
 
     flags = (0,)
 
@@ -83,7 +83,7 @@ def make_sets(tool: Tool) -> None:
 
 
 def load_nft() -> None:
-    """Load kube-proxy's tables of both families, and others with similar names."""
+    """Load kube-proxy's tables of both families, and other tables with similar names."""
     for family, where in (("ip", "10.244.1.11"), ("ip6", "[fd00:244:1::11]")):
         pod = FAMILIES["iptables" if family == "ip" else "ip6tables"]["pod"]
         run("nft", "-f", "-", said=rules.NFTABLES_MODE.format(family=family, pod=pod, where=where))
@@ -114,7 +114,7 @@ def everything() -> str:
 
 
 def saved() -> str:
-    """Return the same for iptables only, whose chains have an order.
+    """Return all rules of iptables only, whose chains have an order.
 
     The counters of policies are left out: every iptables-legacy-restore sets them to 0.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of a node for iptables-restore: kube-proxy's for each mode, and other programs'.
+"""Rules of a node for iptables-restore: kube-proxy's for each mode, and those of other programs.
 
 They are shortened output of iptables-save. {net} and {pod} begin an address of the family, {all} is
-the length of one.
+the length of an address.
 """
 
 from pathlib import Path

@@ -67,7 +67,9 @@ def refuse(monkeypatch: pytest.MonkeyPatch, number: int, *names: str) -> None:
 
 
 def test_defaults(sysctls: Sysctls) -> None:
-    """CLOSE_WAIT is an hour, established a day, the size 128 Ki entries; UDP is left alone."""
+    """The timeout of CLOSE_WAIT is an hour, that of established connections a day; the size is 128
+    Ki entries; UDP is left alone.
+    """
     sysctls.set_up(ConntrackOptions())
     assert sysctls.changed() == {
         "nf_conntrack_max": 131072,
@@ -91,7 +93,7 @@ def test_all_that_can_be_chosen(sysctls: Sysctls) -> None:
 
 
 def test_zero_leaves_alone(sysctls: Sysctls, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zeros write nothing; with maxPerCore 0 the minimum is ignored."""
+    """Zeros write nothing; if maxPerCore is 0 the minimum is ignored."""
     refuse(monkeypatch, errno.EROFS, *KERNEL, "hashsize")
     sysctls.set_up(ConntrackOptions(0, 10**9, 0, 0, False, 0, 0))
     assert sysctls.changed() == {}
@@ -109,7 +111,9 @@ def test_zero_leaves_alone(sysctls: Sysctls, monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_table_size(per_core: int, least: int, cores: int, size: int) -> None:
-    """The size is maxPerCore times CPUs, at least min; 1 Mi if that is exceeded, even below min."""
+    """The size is maxPerCore times CPUs, but at least min; with more than 1 Mi it is 1 Mi, even
+    below min.
+    """
     assert conntrack.table_size(ConntrackOptions(per_core, least), cores) == size
 
 
@@ -143,7 +147,7 @@ def test_size_of_another(
     caplog: pytest.LogCaptureFixture,
     number: int,
 ) -> None:
-    """The size belongs to the machine: in other namespaces it is only logged that it stays."""
+    """The size belongs to the machine: in other namespaces it stays, and this is only logged."""
     refuse(monkeypatch, number, "nf_conntrack_max", "hashsize")
     sysctls.set_up(ConntrackOptions())
     assert "nf_conntrack_max" not in sysctls.changed()
@@ -155,7 +159,7 @@ def test_size_of_another(
 def test_read_only_hash_size(
     sysctls: Sysctls, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If /sys is read-only, as in a container, it is only logged that the hash table stays."""
+    """If /sys is read-only, as in a container, the hash table stays, and this is only logged."""
     refuse(monkeypatch, errno.EROFS, "hashsize")
     sysctls.set_up(ConntrackOptions())
     assert sysctls.changed()["nf_conntrack_max"] == 131072
@@ -164,7 +168,7 @@ def test_read_only_hash_size(
 
 
 def test_not_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A kernel without conntrack gets no setting, and this is logged."""
+    """A kernel without conntrack gets no settings, and this is logged."""
     caplog.set_level(logging.INFO)
     conntrack.set_up_conntrack(ConntrackOptions(), tmp_path, tmp_path / "hashsize")
     assert caplog.messages == ["conntrack is not loaded: its settings are left alone"]

@@ -55,7 +55,7 @@ def everything() -> list[Connection]:
 
 @pytest.mark.parametrize("family", [4, 6])
 def test_datagrams_and_their_backend(family: int) -> None:
-    """An entry has the requested destination, and the backend and client of replies."""
+    """An entry has the requested destination, and the backend and client from its replies."""
     vip, backend = VIPS[family], {4: "127.0.0.1", 6: "::1"}[family]
     say(vip, 53, source=4321)
     (found,) = everything()
@@ -69,7 +69,7 @@ def test_datagrams_and_their_backend(family: int) -> None:
 
 @pytest.mark.parametrize("family", [4, 6])
 def test_a_connection_and_its_states(family: int) -> None:
-    """TCP's states are those of the flow tables, in conntrack's words as well."""
+    """TCP has the states of the flow tables, and also conntrack's own words for them."""
     kind = socket.AF_INET6 if family == 6 else socket.AF_INET
     with socket.create_server(("::" if family == 6 else "", 5454), family=kind) as server:
         client = socket.create_connection((VIPS[family], 80))
@@ -89,7 +89,7 @@ def test_a_connection_and_its_states(family: int) -> None:
 
 
 def test_only_what_is_wanted() -> None:
-    """The caller chooses by protocol, packed address and port; the kernel by protocol."""
+    """The caller filters by protocol, packed address and port; the kernel filters by protocol."""
     for port in (53, 54, 55):
         say("127.0.0.9", port)
         say(VIPS[6], port)
@@ -107,7 +107,7 @@ def test_only_what_is_wanted() -> None:
 
 
 def test_by_what_an_entry_lacks_of_its_status() -> None:
-    """The kernel leaves out translated entries, if it can."""
+    """The kernel leaves out translated entries, if it can filter by status bits."""
     for address in (*VIPS.values(), "127.0.0.9"):
         say(address, 53)
     listed = conntrack.connections(lambda *_: True, Protocol.UDP, without=DESTINATION_NAT)
@@ -118,7 +118,7 @@ def test_by_what_an_entry_lacks_of_its_status() -> None:
 
 @pytest.mark.parametrize("family", [4, 6])
 def test_by_both_ends(family: int) -> None:
-    """The caller sees destination and endpoint before an entry is decoded, in zones too."""
+    """The caller sees destination and endpoint before an entry is decoded, also in zones."""
     zoned = "chain z {\n type filter hook output priority -300\n udp sport 4002 ct zone set 5\n }"
     run("nft", "-f", "-", said=f"table inet zoned {{\n {zoned}\n}}\n")
     seen = set[tuple[Any, ...]]()
@@ -138,7 +138,7 @@ def test_by_both_ends(family: int) -> None:
 
 
 def test_only_these_are_deleted() -> None:
-    """Only the given entries are deleted; an entry that replaced one of them meanwhile stays."""
+    """Only the given entries are deleted; an entry that has replaced one of them stays."""
     for port in (53, 54):
         say(VIPS[4], port, source=4000 + port)
     found = list(conntrack.connections(lambda _, __, port: port == 53))
@@ -160,7 +160,7 @@ def test_an_entry_that_is_not_from_the_kernel_is_never_deleted() -> None:
 
 
 def test_zones_are_told_apart() -> None:
-    """An entry in a zone is listed, and deleted without the one beside it."""
+    """An entry in a zone is listed, and deleted without the same entry outside the zone."""
     zoned = "chain z {\n type filter hook output priority -300\n udp sport 4001 ct zone set 5\n }"
     run("nft", "-f", "-", said=f"table ip zoned {{\n {zoned}\n}}\n")
     say(VIPS[4], 53, source=4001)

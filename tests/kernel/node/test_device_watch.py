@@ -75,7 +75,7 @@ def addresses(*texts: str) -> set[Address]:
 
 
 def emitted_at_last(queue: SimpleQueue[DevicesChanged], wanted: set[Address]) -> bool:
-    """Whether this is emitted, after any others; an Empty ends the wait."""
+    """Whether this is emitted, after any other events; an Empty ends the wait."""
     while queue.get(timeout=WAIT_SECONDS).addresses != wanted:
         pass
     return True
@@ -86,8 +86,8 @@ def devices() -> dict[str, Device]:
 
 
 def test_loopback_and_headerless_devices_are_recognized(ip: Ip) -> None:
-    """Loopback is recognized, and a device whose packets have no Ethernet header; the others have a
-    MAC address.
+    """Loopback is recognized, and so is a device whose packets have no Ethernet header; other
+    devices have a MAC address.
     """
     ip("tuntap add tun0 mode tun")
     ip("link set d0 address 02:00:00:00:00:0a")
@@ -107,8 +107,8 @@ def test_a_port_knows_its_bridge(ip: Ip) -> None:
 
 
 def test_hairpin_mode(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
-    """A bridge's port has the mode, and its change is emitted if the port is up: otherwise the
-    kernel sends no message.
+    """The hairpin mode of a bridge's port is known, and its change is emitted if the port is up:
+    otherwise the kernel sends no message.
     """
     ip("link add v0 type veth peer name w0")
     ip("link set v0 master d0 up")
@@ -121,8 +121,8 @@ def test_hairpin_mode(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
 
 @needs.bridge_netfilter
 def test_plain_bridge(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
-    """A bridge is plain unless netfilter runs at its ports, by its own setting or by a sysctl of
-    either family; each change is emitted, though no message reports a sysctl's.
+    """A bridge is plain unless netfilter runs at its ports, by the bridge's own setting or by a
+    sysctl of either family; each change is emitted, though no message reports a sysctl's.
     """
 
     def until(is_plain: bool) -> None:
@@ -148,7 +148,7 @@ def test_plain_bridge(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
 
 
 def test_vlan_filtering_is_not_plain(ip: Ip) -> None:
-    """A port of such a bridge may see frames without the tag that the bridge sees."""
+    """A port of a bridge that filters VLANs may see frames without the tag that the bridge sees."""
     if not filters_vlans(ip):
         pytest.skip("bridges of this kernel do not filter by VLAN")
     assert not devices()["d0"].plain_bridge
@@ -185,7 +185,9 @@ def test_how_often_bridge_settings_are_polled(ip: Ip, monkeypatch: pytest.Monkey
 
 
 def test_sources_are_in_the_kernels_order(ip: Ip) -> None:
-    """Traffic leaves from global, primary, usable addresses, in the kernel's order."""
+    """The sources are the global, primary, usable addresses, in the order in which the kernel
+    chooses them.
+    """
     for address in ("169.254.1.1/16 scope link", "192.0.2.1/24", "192.0.2.2/24", "198.51.100.1/24"):
         ip(f"address add {address} dev d0")
     ip("address add 2001:db8::1/64 dev d0 nodad preferred_lft 0")
@@ -214,7 +216,7 @@ def test_device_goes(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
 def test_a_device_that_looks_like_a_removed_one(
     ip: Ip, emitted: SimpleQueue[DevicesChanged]
 ) -> None:
-    """Its index differs, so it gets programs; all others keep theirs."""
+    """The new device has another index, so it gets programs; all others keep theirs."""
 
     def numbers() -> dict[str, int]:
         return {device.name: device.number for device in emitted.get(timeout=WAIT_SECONDS).devices}
@@ -269,7 +271,7 @@ def test_a_device_is_removed_between_two_questions(ip: Ip, monkeypatch: pytest.M
 
 
 def test_goes_on(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failed list is reported, and tried again until it succeeds, without another change."""
+    """A failed list is reported, and tried again until it succeeds, also without another change."""
     emitted: SimpleQueue[DevicesChanged | SourceStatus] = SimpleQueue()
     refusals: list[Exception] = []
     others = set(threading.enumerate())  # watches of earlier tests are refused nothing
@@ -300,14 +302,16 @@ def test_goes_on(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_start_refused(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent that cannot list the devices at the start reports it, and does not guess."""
+    """An agent that cannot list the devices at the start reports this, and does not guess."""
     monkeypatch.setattr("ebpflb.kernel.netlink.dump", lambda *_: os.open("/nowhere", os.O_RDONLY))
     with pytest.raises(NodeError, match="devices cannot be listed: No such file"):
         DeviceWatch(lambda _: None).start()
 
 
 def test_ipvs_device(ip: Ip) -> None:
-    """The device of kube-proxy's ipvs mode holds cluster IPs: none of them is the node's."""
+    """The device of kube-proxy's ipvs mode holds cluster IPs: none of these is an address of the
+    node.
+    """
     ip("link add kube-ipvs0 type bridge")
     ip("address add 10.96.0.10 dev kube-ipvs0")
     assert list_devices().addresses == addresses()

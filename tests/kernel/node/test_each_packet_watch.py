@@ -74,7 +74,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     ],
 )
 def test_a_rule_that_open_connections_meet(watched: Watched, commands: tuple[str, ...]) -> None:
-    """Adding or removing it, a policy and a set are changes; of a set within a minute."""
+    """Adding or removing a rule, a policy or a set is a change; for a set this takes up to a
+    minute.
+    """
     run("nft", TABLE)
     run("nft", "add set inet operator banned { type ipv4_addr; }")
     run("nft", "add rule inet operator c ip saddr @banned drop")
@@ -87,7 +89,7 @@ def test_a_rule_that_open_connections_meet(watched: Watched, commands: tuple[str
 
 
 def test_rules_that_open_connections_do_not_meet(watched: Watched) -> None:
-    """These are for new connections, behind established ones, or at another hook."""
+    """Rules for new connections, behind established ones, or at another hook are no change."""
     run("nft", TABLE)
     run("nft", "insert rule inet operator c ct state established accept")
     watched.look()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of a network namespace as its tools print them, and messages without tools."""
+"""The rules of a network namespace as its tools print them, and messages if a tool is missing."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -64,7 +64,7 @@ def test_each_variant_is_read_by_its_own_tool(tool: nodes.Tool) -> None:
 
 @pytest.mark.usefixtures("namespace")
 def test_no_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing tool is named only if there are tables of others."""
+    """A missing tool is named only if other programs have tables."""
     HERE.nft("table inet ebpflb {\n}\n")
     with monkeypatch.context() as patched:
         patched.setenv("PATH", str(tmp_path))

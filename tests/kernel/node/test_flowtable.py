@@ -82,7 +82,9 @@ def test_a_change_adds_and_removes() -> None:
 
 @pytest.mark.usefixtures("made")
 def test_more_than_one_message_is_written() -> None:
-    """Frontends and devices that exceed one message are written completely, also as a change."""
+    """Frontends and devices that exceed one netlink message are written completely, also in a
+    change.
+    """
     names = [f"d{number}" for number in range(300)]
     run("ip", "-batch", "-", said="".join(f"link add {name} type dummy\n" for name in names))
     frontends = (flowtable.element(n.to_bytes(4, "big"), 6, 80) for n in range(3000))
@@ -96,7 +98,7 @@ def test_more_than_one_message_is_written() -> None:
 @pytest.mark.usefixtures("made")
 @pytest.mark.parametrize("words", ["flush chain", "delete chain"])
 def test_what_was_changed_is_not_whole(words: str) -> None:
-    """A flowtable that others changed is written again."""
+    """A flowtable that another program changed is written again."""
     run("nft", *words.split(), *TABLE, flowtable.CHAIN)
     assert flowtable.read(TABLE) is None
     flowtable.write(TABLE, EMPTY)

@@ -110,7 +110,7 @@ def test_changes_are_written_without_a_look(kernel: FakeKernel, it: FlowtableSyn
 
 
 def test_flows_end_and_the_content_stays(kernel: FakeKernel, it: FlowtableSync) -> None:
-    """The table is removed, which ends its flows, and made again at once, for each call."""
+    """Each call removes the table, which ends its flows, and makes it again at once."""
     woken: list[str] = []
     it.on_change = lambda: woken.append("woken")
     it.catch_up(needed=True)
@@ -150,7 +150,9 @@ def test_what_differs_is_named(kernel: FakeKernel, it: FlowtableSync, report_onl
 
 
 def test_a_missing_existing_device_is_a_difference() -> None:
-    """A device that the kernel removed is no difference; a missing existing one is."""
+    """A device that the kernel removed is no difference; a device that exists and is missing from
+    the table is.
+    """
     made = Contents({"lo": 1, "gone0": 7}, packed(WEB))
     assert differences(Contents(DEVICES, packed(WEB)), made) == []
     assert differences(Contents({}, packed(NODEPORT)), made) == [
@@ -160,7 +162,7 @@ def test_a_missing_existing_device_is_a_difference() -> None:
 
 
 def test_offloads_live_while_devices_come_and_go(kernel: FakeKernel, it: FlowtableSync) -> None:
-    """Only a device that exists and must leave needs everything to be written again."""
+    """Only if a device exists and must leave is everything written again."""
     it.place([GONE], [V4, V6])
     it.catch_up(needed=True)
     assert kernel.contents == Contents({}, packed(WEB))
@@ -174,7 +176,7 @@ def test_offloads_live_while_devices_come_and_go(kernel: FakeKernel, it: Flowtab
 
 
 def test_a_device_that_goes_meanwhile(kernel: FakeKernel, it: FlowtableSync) -> None:
-    """The kernel refuses it once; a lasting refusal is an error."""
+    """The kernel refuses a removed device once; a lasting refusal is an error."""
     it.catch_up(needed=True)
     it.start_over([NODEPORT])
     kernel.refusals = 1
@@ -194,7 +196,7 @@ def test_a_device_that_goes_meanwhile(kernel: FakeKernel, it: FlowtableSync) -> 
 def test_it_is_removed(
     kernel: FakeKernel, is_wanted: bool, missing: str | None, needed: bool
 ) -> None:
-    """An earlier agent's flowtable is removed if it is not wanted any more."""
+    """An earlier agent's flowtable is removed if it is no longer wanted."""
     kernel.contents = Contents({}, frozenset())
     made = FlowtableSync(is_wanted=is_wanted, missing=missing)
     assert made.look(needed=needed, report_only=False) == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leftovers of the ipvs mode except rules: ipsets, its device, virtual servers."""
+"""Leftovers of the ipvs mode other than rules: ipsets, its device, virtual servers."""
 
 import subprocess
 from ipaddress import ip_address
@@ -70,7 +70,9 @@ def is_ipvs_here() -> bool:
 
 @pytest.mark.skipif(not is_ipvs_here(), reason="this kernel is without IPVS")
 def test_virtual_servers() -> None:
-    """Servers at kube-ipvs0's addresses and at NodePorts are removed; others stay, named."""
+    """Servers at kube-ipvs0's addresses and at NodePorts are removed; all others stay, and are
+    named.
+    """
     make_sets(TOOLS[0])
     for words in (
         "link set lo up",

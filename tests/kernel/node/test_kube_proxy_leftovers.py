@@ -130,7 +130,7 @@ def test_cleanup_all_at_once() -> None:
 
 
 def test_cleanup_whole_tables() -> None:
-    """A table that cannot be changed stays completely unchanged; the others go."""
+    """A table that cannot be changed stays completely unchanged; all others are removed."""
     (tool, *_) = TOOLS
     load(tool, rules.IPTABLES_MODE)
     survey = kube_proxy.survey()
@@ -165,7 +165,7 @@ def test_no_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variant: str) 
 
 
 def test_looking_changes_nothing() -> None:
-    """A survey makes no table where there is none."""
+    """A survey creates no table."""
     before = everything()
     kube_proxy.survey()
     kube_proxy.visible_rules()

@@ -82,7 +82,7 @@ def test_chains_alone_are_leftovers(tool: nodes.Tool) -> None:
 
 
 def test_watcher_renewed(emitted: SimpleQueue[Detection]) -> None:
-    """Rules that return mean an invisible kube-proxy, until they are gone again."""
+    """Rules that come back mean an invisible kube-proxy, until they are gone again."""
     emitted.get(timeout=WAIT_SECONDS)
     load_nft()
     while not (news := emitted.get(timeout=WAIT_SECONDS)).rules[
@@ -100,7 +100,7 @@ def test_watcher_renewed(emitted: SimpleQueue[Detection]) -> None:
 
 
 def test_blind_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an error the detection stays, and no rule counts as returned."""
+    """After an error the detection stays as it was, and no rule counts as having come back."""
     emitted: SimpleQueue[Detection | SourceStatus] = SimpleQueue()
     watcher = KubeProxyWatch(emitted.put, 0.01)
     load_nft()

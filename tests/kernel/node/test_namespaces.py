@@ -66,8 +66,8 @@ def cookie_of(name: str) -> int:
 
 
 def test_by_cookie(named: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The function is called only where the cookies are; once these are known, no other namespace
-    is entered.
+    """Only namespaces with the wanted cookies are entered for the function; once all cookies are
+    found, no other namespace is entered.
     """
     wanted, entered = cookie_of(f"{PREFIX}-1"), list[str]()
 
@@ -88,7 +88,9 @@ def test_by_cookie(named: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cookie_that_is_nowhere(named: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """All namespaces are searched: a new one may have a former one's identity."""
+    """If a cookie is not found all namespaces are searched: a new namespace may have a former one's
+    identity.
+    """
     wanted, every = cookie_of(f"{PREFIX}-1"), Namespaces()
     monkeypatch.setattr(namespaces, "own_cookie", lambda: 1)
     assert list(every.each(here, {0})) == []
@@ -97,7 +99,7 @@ def test_cookie_that_is_nowhere(named: list[str], monkeypatch: pytest.MonkeyPatc
 
 
 def test_stays_here(named: list[str]) -> None:
-    """The caller's thread stays in its namespace; other threads end, even after an error."""
+    """The caller's thread stays in its namespace; the other threads end, even after an error."""
     before, threads = here(), threading.active_count()
 
     def fail() -> None:
@@ -153,8 +155,8 @@ OF_A_POD, OF_A_USER = ("--uts",), ("--uts", "--user", "--map-root-user")
     ids=["a pod", "a user namespace of its own", "its environment"],
 )
 def test_host_names(kinds: tuple[str, ...], script: str, expected: bool) -> None:
-    """Only the host name that a container runtime gave a process makes it a pod's, not one that it
-    set itself.
+    """Only a host name that a container runtime gave to a process makes it a pod's; one that the
+    process set itself does not.
     """
     words = [
         "unshare",

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("fresh_netns")
     ("rule", "translated"), [("dnat to 127.0.0.1:54", True), ("ct state new accept", False)]
 )
 def test_translated_connections_count(rule: str, translated: bool) -> None:
-    """Connections to a translated address count; those that are only tracked do not."""
+    """Connections to a translated address count; connections that are only tracked do not."""
     assert not watch.has_dnat_connections()
     run("ip", "link", "set", "lo", "up")
     chain = f"type nat hook output priority -100\n udp dport 53 {rule}\n"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The netfilter engine's table is put back when others remove it, in a namespace of its own."""
+"""The netfilter engine's table is restored when another program removes it, in a namespace of its
+own.
+"""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -24,7 +26,9 @@ OPTIONS = TableOptions(0x4000, ((30000, 65535),), drops_invalid=True, sctp=True)
 
 
 class Table:
-    """The engine's table, which others can change; ``releases`` counts attempts to remove it."""
+    """The engine's table, which other programs can change; ``releases`` counts attempts to remove
+    it.
+    """
 
     def __init__(self) -> None:
         self._table = nodes.SharedTable(OPTIONS)
@@ -106,7 +110,7 @@ def test_an_earlier_engines_table_goes(table: Table) -> None:
 def test_nothing_is_done_before_the_engine_is_known(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until the engine is known the watch asks again soon."""
+    """Until the engine is known, the watch only asks again soon."""
     monkeypatch.setattr("ebpflb.kernel.netfilter.watch.TABLE_RETRY_SECONDS", 0.01)
     asked: list[None] = []
 
@@ -156,7 +160,9 @@ def test_report_only_puts_nothing_back(table: Table) -> None:
 
 
 def test_with_many_open_files(table: Table) -> None:
-    """On a node with some 480 devices an agent has descriptors beyond 1,023."""
+    """The watch also works with descriptors beyond 1,023, which an agent with some 480 devices
+    has.
+    """
     with (
         beyond_1023(),
         started(NatWatch(lambda _: None, table, needed=lambda: True, seconds=NEVER)) as watch,

@@ -32,7 +32,7 @@ LAST: Backend = (131_071, IPv4Address("10.0.0.3"), 80)
 
 @pytest.fixture
 def table() -> Iterator[NetfilterTable]:
-    """Return an empty table that others can change."""
+    """Return an empty table that other programs can change."""
     with nodes.fresh(NAME), closing(nodes.SharedTable(OPTIONS)) as built:
         built.build()
         yield built
@@ -76,7 +76,7 @@ def test_backends_are_added_and_removed(elements: Elements) -> None:
 
 @pytest.mark.parametrize("new", ["10.0.0.9", "10.0.0.2", "fd00::9"])
 def test_an_id_gets_another_endpoint(elements: Elements, new: str) -> None:
-    """An id is removed and added with another endpoint, also one of the other family."""
+    """An id is removed and added with another endpoint, also with one of the other family."""
     elements.write([WEB, DNS])
     replaced: Backend = (1, parse_address(new), 9090)
     elements.write([replaced], [WEB])
@@ -86,7 +86,7 @@ def test_an_id_gets_another_endpoint(elements: Elements, new: str) -> None:
 
 
 def test_replaces_what_others_wrote(elements: Elements) -> None:
-    """An id that the kernel has with another endpoint than expected gets the new one."""
+    """If another program gave an id another endpoint, the id gets the new one."""
     run("nft", "add element inet ebpflb backends4 { 0:1 : 10.0.0.7 . 7 }")
     elements.write([WEB, DNS])
     assert _read(elements) == {WEB, DNS}
@@ -166,7 +166,9 @@ def test_differences_are_described_and_repaired(elements: Elements) -> None:
 
 
 def test_changes_while_it_is_compared(elements: Elements) -> None:
-    """A write of the agent between two steps is no difference; a real one is noticed."""
+    """A write of the agent between two steps of the comparison is no difference; a real difference
+    is found.
+    """
     many = _many(20_000)
     elements.write(many)
     run("nft", "delete element inet ebpflb backends4 { 0:3039 }")

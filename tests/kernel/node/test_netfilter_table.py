@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The netfilter engine's table: what it does with packets, and how it is compared and rebuilt.
+"""The netfilter engine's table: its effect on packets, and how it is compared and rebuilt.
 
-A client and an endpoint are in namespaces of their own; the test's thread is in the node's, which
-routes between them. A rule writes the choice into the priority, as the program at ingress does.
+A client and an endpoint are in namespaces of their own; the test's thread is in the node's
+namespace, which routes between them. A rule writes the choice into the priority, as the program at
+ingress does.
 """
 
 import os
@@ -135,8 +136,8 @@ def _socket(netns: str, addresses: Addresses, kind: int, protocol: int = 0) -> s
 
 
 def _ask(addresses: Addresses, kind: int, port: int = 0, to: int = PORT) -> tuple[str, int]:
-    """Return the client's address and port as the endpoint sees them; the client must get the
-    answer.
+    """Return the client's address and port as the endpoint sees them; check that the client gets
+    the answer.
     """
     with (
         _socket(ENDPOINT, addresses, kind) as endpoint,
@@ -230,8 +231,8 @@ def _send_sctp(addresses: Addresses, seconds: float = 5) -> bytes:
 @pytest.mark.parametrize("flags", [0, MASQUERADE])
 @pytest.mark.usefixtures("elements")
 def test_a_choice_without_an_element(addresses: Addresses, flags: int) -> None:
-    """The packet is dropped, though the node itself has a socket at its destination; a packet
-    without a choice reaches that socket.
+    """A packet with such a choice is dropped, though the node itself has a socket at its
+    destination; a packet without a choice reaches that socket.
     """
     run("ip", "link", "set", "lo", "up")
     run("ip", "addr", "add", addresses.service, "dev", "lo", *_no_dad(addresses.service))
@@ -290,8 +291,8 @@ ACK, RST, SYN_ACK = 0x10, 0x04, 0x12
 )
 @pytest.mark.usefixtures("elements")
 def test_invalid_segments(addresses: Addresses, flags: int, port: int, passes: bool) -> None:
-    """An endpoint's segments of a connection unknown to conntrack do not reach the client; SYN/ACKs
-    and other hosts' segments do.
+    """An endpoint's segments of a connection that conntrack does not know do not reach the client;
+    SYN/ACKs and other hosts' segments do.
     """
     assert _passes(addresses, flags, port) == passes
 
@@ -348,7 +349,7 @@ def test_as_nft_prints_it() -> None:
 
 @pytest.fixture
 def plain(node: None) -> Iterator[NetfilterTable]:
-    """Return a table as on kernels before 6.9, with one element: others can change it."""
+    """Return a table with one element, as on kernels before 6.9: other programs can change it."""
     with closing(nodes.SharedTable(OPTIONS)) as built:
         assert built.differences() == ["the table is missing"]
         assert not built.build()
@@ -389,7 +390,7 @@ def plain(node: None) -> Iterator[NetfilterTable]:
     ],
 )
 def test_differences(plain: NetfilterTable, tampering: str, words: str, is_kept: bool) -> None:
-    """Whatever another program removes, adds or changes is noticed and repaired; elements stay if
+    """A removal, addition or change by another program is noticed and repaired; elements stay if
     their map is intact.
     """
     before = run("nft", "-n", "list", "table", "inet", TABLE.table)
@@ -417,8 +418,8 @@ def test_other_options(plain: NetfilterTable) -> None:
 
 @pytest.mark.usefixtures("node")
 def test_an_owned_table() -> None:
-    """Others cannot change or flush it; it stays when its agent ends, the next one takes it over
-    with its elements, and anyone may remove it while no agent runs.
+    """Other programs cannot change or flush an owned table; it stays when its agent ends, the next
+    agent takes it over with its elements, and anyone may remove it while no agent runs.
     """
     with closing(NetfilterTable(OPTIONS)) as table:
         table.build()
@@ -452,7 +453,9 @@ def test_all_tables_are_removed() -> None:
 
 @pytest.mark.usefixtures("network")
 def test_connections_survive_a_flush() -> None:
-    """With a keeper an established connection goes on while the table is missing, and after."""
+    """With a table that keeps NAT alive, an established connection continues while the engine's
+    table is missing, and afterwards.
+    """
     keeper = Keeper()
     if not keeper.open():
         pytest.skip("this kernel's tables have no owner (Linux 5.12)")

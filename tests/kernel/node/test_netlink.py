@@ -29,7 +29,7 @@ class Kernel:
         """Nothing is open."""
 
     def send(self, _: bytes) -> None:
-        """All requests are the same."""
+        """Accept any request: all are the same."""
 
     def recv(self, _: int) -> bytes:
         return self.answers.popleft()
@@ -53,7 +53,7 @@ def test_a_list_that_has_changed_meanwhile_is_read_again(monkeypatch: pytest.Mon
 
 
 def test_a_list_that_changes_all_the_time_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The result is an error, not a partial list."""
+    """If a list keeps changing, the result is an error, not a partial list."""
     torn = item(b"one.", INTERRUPTED) + DONE
     with pytest.raises(OSError, match="the list changes all the time") as caught:
         listed(monkeypatch, *[torn] * 100)

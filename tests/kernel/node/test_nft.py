@@ -14,14 +14,14 @@ pytestmark = pytest.mark.usefixtures("fresh_netns")
 
 
 def test_only_tables_of_ip_families_are_listed() -> None:
-    """Only tables of the IP families are listed, with their family."""
+    """Only tables of the IP families are listed, each with its family."""
     for family in ("ip", "ip6", "inet", "arp", "bridge"):
         run("nft", "add", "table", family, "mine")
     assert nft.tables() == {Name("ip", "mine"), Name("ip6", "mine"), Name("inet", "mine")}
 
 
 def test_a_chain_belongs_to_table_and_family() -> None:
-    """A chain belongs to its table and family."""
+    """A chain is found only in its own table and family."""
     run("nft", "add", "table", "ip", "mine")
     run("nft", "add", "table", "ip", "other")
     for chain in ("one", "two"):

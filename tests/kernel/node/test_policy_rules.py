@@ -11,7 +11,7 @@ NAME = f"ebpflb-test-{os.getpid()}-policy"
 
 
 def test_marks_are_read_with_their_masks() -> None:
-    """Marks of both families are read with their masks; rules without a mark are not counted."""
+    """Marks of both families are read with their masks; rules without a mark are left out."""
     with nodes.fresh(NAME):
         assert routes.rule_marks() == set()
         here = Namespace(NAME)

@@ -10,7 +10,7 @@ from ebpflb.kernel.node import namespaces
 
 
 def test_oom_score_adj(tmp_path: Path) -> None:
-    """The chosen value is written."""
+    """The chosen value is written to the process's oom_score_adj."""
     path = tmp_path / "oom_score_adj"
     path.write_text("0\n")
     namespaces.adjust_oom_score(-999, path)
@@ -37,7 +37,7 @@ def test_each_missing_one_is_named(lost: str) -> None:
 
 
 def test_sys_admin_stands_for_bpf() -> None:
-    """CAP_SYS_ADMIN replaces CAP_BPF and CAP_PERFMON, but not netlink's own."""
+    """CAP_SYS_ADMIN replaces CAP_BPF and CAP_PERFMON, but not the capability for netlink."""
     assert namespaces.missing_capabilities(status("CAP_SYS_ADMIN")) == ["CAP_NET_ADMIN"]
     assert namespaces.missing_capabilities(status("CAP_SYS_ADMIN", "CAP_NET_ADMIN")) == []
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scratch namespace and the node reach each other; no one has to remove it."""
+"""A scratch namespace and the node reach each other; the namespace needs no removal."""
 
 import os
 import signal
@@ -50,7 +50,7 @@ def devices() -> list[str]:
 
 @pytest.mark.parametrize("family", Family)
 def test_both_ways(node: Namespace, family: Family) -> None:
-    """A socket of the node reaches the namespace, and the reverse."""
+    """A socket of the node reaches the namespace, and a socket there reaches the node."""
     address = ADDRESSES[family]
     own = {Family.IPV4: "192.0.2.1", Family.IPV6: "2001:db8::1"}[family]
     sort = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}[family]
@@ -64,7 +64,9 @@ def test_both_ways(node: Namespace, family: Family) -> None:
 
 @pytest.mark.parametrize("family", Family)
 def test_an_address_in_use(node: Namespace, family: Family) -> None:
-    """Two namespaces would take each other's packets: an error, and the second is not made."""
+    """Two namespaces with one address would take each other's packets: an error, and the second is
+    not made.
+    """
     with closing(ScratchNamespace([ADDRESSES[family]])):
         with pytest.raises(NodeError, match="no other `ebpflb doctor` runs"):
             ScratchNamespace([ADDRESSES[family]])

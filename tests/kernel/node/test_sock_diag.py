@@ -78,7 +78,7 @@ def listed(diag: SockDiag, one: socket.socket, protocol: int = UDP) -> Connected
 
 
 def test_listed(opened: ExitStack, diag: SockDiag, place: tuple[int, str]) -> None:
-    """A connected socket is listed with both ends if its peer has the port."""
+    """A connected socket is listed with both ends if its peer has the wanted port."""
     there = server(opened, place, socket.SOCK_DGRAM)
     here = client(opened, there)
     found = listed(diag, here)
@@ -95,7 +95,9 @@ def test_listed(opened: ExitStack, diag: SockDiag, place: tuple[int, str]) -> No
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM], ids=["tcp", "udp"])
 def test_ended(opened: ExitStack, diag: SockDiag, place: tuple[int, str], kind: int) -> None:
-    """The socket's owner gets ECONNABORTED; other sockets are unaffected; it is ended only once."""
+    """The socket's owner gets ECONNABORTED; other sockets are unaffected; the socket is ended only
+    once.
+    """
     protocol = TCP if kind == socket.SOCK_STREAM else UDP
     there = server(opened, place, kind)
     if protocol == TCP:
@@ -109,7 +111,7 @@ def test_ended(opened: ExitStack, diag: SockDiag, place: tuple[int, str], kind: 
 
 
 def test_only_by_its_cookie(opened: ExitStack, diag: SockDiag, place: tuple[int, str]) -> None:
-    """A later socket with the same ends as the listed one is not ended."""
+    """A later socket with the same addresses and ports as the listed one is not ended."""
     there = server(opened, place, socket.SOCK_DGRAM)
     former = client(opened, there)
     one, port = listed(diag, former), former.getsockname()[1]
@@ -126,7 +128,7 @@ def test_only_by_its_cookie(opened: ExitStack, diag: SockDiag, place: tuple[int,
 
 
 def test_two_alike(opened: ExitStack, diag: SockDiag, place: tuple[int, str]) -> None:
-    """Two sockets with the same ends can each be ended, one after the other."""
+    """Two sockets with the same addresses and ports can each be ended, one after the other."""
     there, pair = server(opened, place, socket.SOCK_DGRAM), list[socket.socket]()
     for _ in range(2):
         one = opened.enter_context(socket.socket(place[0], socket.SOCK_DGRAM))

@@ -24,7 +24,7 @@ def test_on_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sysctl in the mount is written there; any other one in /proc/sys."""
+    """A sysctl that the mount has is written there; any other sysctl in /proc/sys."""
     monkeypatch.setattr(sysctls, "HOST", tmp_path)
     (tmp_path / "net/ipv4").mkdir(parents=True)
     (tmp_path / NAME).touch()
@@ -57,7 +57,7 @@ def test_supported(tmp_path: Path, disabled: str | None, has_devices: bool, v6: 
 
 @pytest.fixture
 def record(tmp_path: Path, fresh_netns: None) -> Path:
-    """Return the record file of the ports; the test's thread is in a fresh namespace."""
+    """Return the record file of the reserved ports; the test's thread is in a fresh namespace."""
     return tmp_path / "added"
 
 
@@ -66,7 +66,9 @@ def reserved() -> str:
 
 
 def test_the_range_is_added_and_released(record: Path) -> None:
-    """The range is added to others' reserved ports, and released without touching those."""
+    """The range is added to the ports that other programs reserved, and released without touching
+    those.
+    """
     sysctls.RESERVED.write_text("8080,20005-20010\n")
     sysctls.reserve_ports(record, 20000, 20019)
     assert reserved() == "8080,20000-20019"
@@ -99,7 +101,7 @@ def test_not_writable(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_refused_port_is_not_removed_later(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A port that could not be added is not removed later; an earlier one is."""
+    """A port that could not be added is not removed later; a port that was added is."""
 
     def refuse(*_: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
@@ -129,7 +131,9 @@ def test_a_record_of_no_ports(record: Path, caplog: pytest.LogCaptureFixture, po
 
 @pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
 def test_anything_in_the_place_of_the_record(record: Path, make: Callable[[Path], None]) -> None:
-    """The ports are reserved, or the log says why not; nothing blocks."""
+    """Whatever is in the place of the record, the ports are reserved, or the log says why not;
+    nothing blocks.
+    """
     lay(make, record)
     said = sysctls.reserve_ports(record, 20000, 20009)
     assert (said is None) == (reserved() == "20000-20009")

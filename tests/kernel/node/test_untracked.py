@@ -37,7 +37,7 @@ class Watched:
         monkeypatch.setattr(untracked, "untracked", counted)
 
     def turn(self) -> list[bool]:
-        """Return whether DNS is exempt, by each message of one turn."""
+        """Take a turn; return whether DNS is exempt, from each of its messages."""
         self.emitted.clear()
         self.watch.turn()
         rules = (Untracked(each.values) for each in self.emitted)

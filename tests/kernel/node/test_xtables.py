@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chains of iptables-legacy, asked of the kernel without its tools."""
+"""Chains of iptables-legacy, read from the kernel without its tools."""
 
 from errno import EAGAIN
 from socket import AF_INET, AF_INET6

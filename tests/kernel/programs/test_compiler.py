@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bpf/ -> bytecode by a child process, and only once for the same sources."""
+"""A child process compiles bpf/ to bytecode, only once for the same sources."""
 
 import os
 import re
@@ -101,7 +101,7 @@ def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("one_variant", "no_child")
 class TestNotCached:
-    """Changes that cause a new compilation: the child fails, which shows that it was started."""
+    """Changes that need a new compilation: the child fails, which shows that it was started."""
 
     @staticmethod
     def is_compiled(cache: Path, sources: Path = layout.SOURCES, *more: str) -> bool:
@@ -256,7 +256,7 @@ WRONG: dict[str, Callable[[Path], object]] = {
 def test_what_is_not_whole_and_ours_is_no_entry(
     entry: Path, spoil: Callable[[Path], object]
 ) -> None:
-    """Such an entry counts as missing, and a new one replaces it."""
+    """An incomplete or foreign entry is treated as missing, and a new one replaces it."""
     spoil(entry)
     assert compiler.read_cached(entry) is None
     compiler.write_cached(entry, PROGRAMS)

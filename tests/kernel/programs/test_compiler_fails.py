@@ -35,7 +35,7 @@ def test_child_fails(
 ) -> None:
     """A child that cannot start, does not end or crashes is a CompileError with the reason.
 
-    Loaded programs keep serving then.
+    Loaded programs keep serving.
     """
     program = tmp_path / "child"
     program.write_text(child)
@@ -47,7 +47,7 @@ def test_child_fails(
 
 
 def test_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child's copy of the sources is removed when it has compiled or failed."""
+    """The child's copy of the sources is removed after it has compiled or failed."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(CompileError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytecode -> programs in the kernel: relocated, verified, and all or none."""
+"""Bytecode becomes programs in the kernel: relocated, verified, all or none."""
 
 import os
 import signal
@@ -69,7 +69,7 @@ def test_sockets_are_counted_atomically(compiled: Compiled) -> None:
 
 
 def broken(good: Compiled, code: bytes) -> Compiled:
-    """Return hooks of which the last one does not load."""
+    """Return hooks of which the last one cannot be loaded."""
     return Compiled(good.programs | {"sock_release": code}, good.sections, cached=False)
 
 

@@ -37,7 +37,7 @@ def made(shared: Path, cache: Path) -> Path:
 
 @pytest.fixture
 def brought(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Use a copy of the bytecode, on a machine without BCC."""
+    """Use a copy of the precompiled bytecode, on a machine without BCC."""
     copy = Path(shutil.copytree(made, tmp_path / "brought"))
     monkeypatch.setattr(compiler, "BROUGHT", copy)
     monkeypatch.setattr(compiler, "bcc_version", lambda: None)
@@ -52,7 +52,7 @@ def place(brought: Path) -> Path:
 def test_no_variant_needs_a_compiler(
     brought: Path, tmp_path: Path, source: str, flags: tuple[str, ...]
 ) -> None:
-    """Every program of every variant is there, and nothing is written to the cache."""
+    """Every program of every variant is precompiled, and nothing is written to the cache."""
     found = compile_source(source, flags, cache=tmp_path / "cache")
     assert found.cached
     assert found.programs.keys() == compiler.sections(source).keys()
@@ -94,7 +94,7 @@ def somebody_elses(entry: Path) -> None:
 def test_what_cannot_be_trusted_is_not_loaded(
     brought: Path, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
-    """The cache's rules apply; the sources are compiled instead, which fails here."""
+    """The cache's rules apply; the sources are compiled instead, which fails in this test."""
     damage(place(brought))
     with pytest.raises(CompileError, match="BCC is missing"):
         compile_source(SOURCE, FLAGS, cache=tmp_path)
@@ -114,7 +114,7 @@ def test_what_is_not_there_is_compiled(
 
 
 def test_it_holds_what_is_needed_and_nothing_else(made: Path, cache: Path) -> None:
-    """Making it again removes files of former sources."""
+    """A second precompilation removes files of former sources."""
     (made / f"{'a' * 64}.msgpack").touch()
     (made / f"{'a' * 64}.py").touch()
     precompile.write(made, cache)
@@ -124,14 +124,14 @@ def test_it_holds_what_is_needed_and_nothing_else(made: Path, cache: Path) -> No
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, cache: Path) -> None:
-    """An image is not made without bytecode by mistake."""
+    """An unwritable folder is an error, so no image is made without bytecode by mistake."""
     (tmp_path / "file").touch()
     with pytest.raises(CompileError, match=r"file/brought/\w+\.msgpack cannot be written"):
         precompile.write(tmp_path / "file" / "brought", cache)
 
 
 def test_check_asks_for_bcc_only_where_bytecode_is_missing(brought: Path) -> None:
-    """A node of the image has no BCC, and needs none."""
+    """A node that runs the image has no BCC, and needs none."""
     assert node_checks.bcc_requirement().ok
     place(brought).unlink()
     assert node_checks.bcc_requirement().result == node_checks.WRONG

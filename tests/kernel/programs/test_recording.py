@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recording and the monitoring variant of the programs cost the usual programs nothing."""
+"""The variants of the programs for recording and monitoring cost the usual programs nothing."""
 
 import re
 import shutil
@@ -19,7 +19,7 @@ def without_records(text: str) -> str:
 
 
 def without_events(text: str) -> str:
-    """Return the source without events: only the last argument of a macro is left."""
+    """Return the source without events: only the last argument of each event macro is left."""
     text = re.sub(r"\n\tmonitor_(packet_)?begin\([\w, ]+\);", "", text)
     text = text.replace("monitor_time()", "0")
     while found := re.search(r"\bmonitor_\w+\(", text):
@@ -58,7 +58,7 @@ def bare_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_programs_that_record_nothing_pay_nothing(
     bare_sources: Path, shared: Path, cache: Path, source: str, flags: tuple[str, ...]
 ) -> None:
-    """Their instructions equal those of sources without recording macros."""
+    """The instructions of usual programs equal those of sources without recording macros."""
     with once.alone(shared):
         usual = compiler.compile_source(source, flags, cache=cache, here=True)
     bare = compiler.compile_source(
@@ -68,8 +68,8 @@ def test_programs_that_record_nothing_pay_nothing(
 
 
 def test_every_step_has_its_words() -> None:
-    """Each kind of step has a row in `ebpflb explain`, or is known to add nothing; and no row is of
-    a kind that no program notes.
+    """Each kind of step has a row in `ebpflb explain`, or is known to add none; and no row is for a
+    kind that no program notes.
     """
     from ebpflb.tools.explain import words
 

@@ -2,7 +2,7 @@
 """`ebpflb explain` predicts what a socket's connect() does.
 
 Services, policies and affinities are random, clients are on the node and in a pod. This process is
-in a cgroup whose hooks run, and in a network namespace of its own: packets reach no one.
+in a cgroup whose hooks run, and in a network namespace of its own: its packets reach no one.
 """
 
 import errno
@@ -58,7 +58,7 @@ class RandomServices(NamedTuple):
 
 @pytest.fixture(scope="module")
 def namespace() -> Iterator[int]:
-    """Return the cookie of a namespace of our own."""
+    """Return the cookie of a network namespace of our own."""
     with network_of_our_own():
         cookie = namespaces.cookie(namespaces.OWN_NETNS)
         if cookie is None:
@@ -174,7 +174,9 @@ def check(way: Way, shares: dict[str, float], done: Done) -> str:
 def test_sockets_go_where_explain_says(
     all_maps: dict[str, Map], recorder: RecordingPrograms, hooked: None, namespace: int
 ) -> None:
-    """The answer and the errno agree; the endpoint has a chance, or is affinity's."""
+    """Prediction and connect() agree in answer and errno; the chosen endpoint has a chance, or
+    comes from affinity.
+    """
     met: set[str] = set()
     certain = 0
     for seed in range(STORIES):

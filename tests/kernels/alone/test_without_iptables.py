@@ -44,8 +44,8 @@ def modules() -> set[str]:
 
 
 def test_agent_serves(tmp_path: Path) -> None:
-    """The engine netfilter serves; the kernel loads its modules, none of x_tables, also after
-    restarts.
+    """The engine netfilter serves, also after restarts; the kernel loads its modules, but none of
+    x_tables.
     """
     with rights.cluster(tmp_path, Paths.cache) as made:
         for _ in range(2):

@@ -12,7 +12,7 @@ SOURCE = "hooks/netns_cookie.c"
 
 @pytest.mark.timeout(300)
 def test_compiles_here(tmp_path: Path) -> None:
-    """An additional flag requires a new compilation."""
+    """BCC compiles here, and an additional flag requires a new compilation."""
     outside = compiler.compile_source(SOURCE, cache=tmp_path)
     here = compiler.compile_source(SOURCE, ("-DHERE",), cache=tmp_path)
     assert not here.cached

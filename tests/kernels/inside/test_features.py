@@ -46,7 +46,9 @@ def test_exactly_missing_features_are_reported(results: list[CheckResult]) -> No
 
 
 def test_each_says_what_is_lost(results: list[CheckResult]) -> None:
-    """A missing feature has its first kernel version and the loss; a present one has neither."""
+    """A missing feature names its first kernel version and the loss; a present feature names
+    neither.
+    """
     for result in results:
         assert bool(result.remedy) != result.ok, result
         assert result.detail
@@ -54,5 +56,5 @@ def test_each_says_what_is_lost(results: list[CheckResult]) -> None:
 
 @pytest.mark.usefixtures("results")
 def test_leaves_nothing() -> None:
-    """The check leaves nothing, and does not make the state directory."""
+    """The check leaves nothing behind, and does not create the state directory."""
     assert not NEVER.exists()

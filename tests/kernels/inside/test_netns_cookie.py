@@ -24,7 +24,7 @@ print(cgroup_links.cookie_by_program(Path(sys.argv[1])), namespaces.own_cookie()
 
 @pytest.fixture(autouse=True)
 def cgroup_root(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attach the program where only this process and its children run it."""
+    """Attach the program to a cgroup of only this process and its children."""
     monkeypatch.setattr(cgroup_links, "cgroup_root", lambda: inside)
 
 
@@ -35,7 +35,7 @@ def elsewhere(cache: Path, cgroup_root: Path) -> list[str]:
 
 
 def test_program_and_kernel_agree(cache: Path) -> None:
-    """The program and the kernel agree, if the kernel has the option."""
+    """The program and the kernel agree, if the kernel has the socket option."""
     assert cgroup_links.cookie_by_program(cache) == cgroup_links.netns_cookie(cache)
 
 

@@ -26,7 +26,7 @@ def counts(shared: Path) -> verifier.Counts:
 
 @pytest.mark.extended
 def test_everything_loads(counts: verifier.Counts) -> None:
-    """Each source loads in each variant; none is left out."""
+    """Each source is loaded in each variant; none is left out."""
     loaded = {(row.source, row.variant) for row in counts}
     assert loaded == {(s, v) for s in precompile.VARIANTS for v in bytecode.variants(s)}
     assert min(counts.values()) > 1
