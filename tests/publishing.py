@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Services in maps that a test fills, as the planner would lay them out.
 
-Everything is spelled as people say it: a frontend is "172.30.0.1:80/udp" (a NodePort
-"0.0.0.0:30080"), a backend "10.1.0.1:8080", flags are words.
+Everything is written as text: a frontend is "172.30.0.1:80/udp" (a NodePort "0.0.0.0:30080"), a
+backend "10.1.0.1:8080", flags are words.
 """
 
 from abc import ABC, abstractmethod
@@ -68,10 +68,11 @@ class Publisher(ABC):
         here: Sequence[str] = (),
         affinity: int = 0,
     ) -> None:
-        """A service, or what became of it: a new block, then its frontends, then the old block.
+        """Write a service or its change: a new block, then its frontends, then the removal of the
+        old block.
 
-        ``leaving`` backends are in no list and serve the flows they have; ``here`` are those on
-        this node.
+        ``leaving`` backends are in no list and serve their existing flows; ``here`` are the
+        backends on this node.
         """
         both = [b for b in cluster if b in local]
         order = [b for b in cluster if b not in local] + both

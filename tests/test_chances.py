@@ -21,5 +21,5 @@ def test_right_draws_fail_less_than_once_in_a_billion_times(weights: tuple[int, 
 def test_wrong_draws_pass_less_than_once_in_a_thousand(
     really: tuple[int, ...], said: tuple[int, ...]
 ) -> None:
-    """The weights are missing, ignored, or count twice."""
+    """The draws are wrong because the weights are missing, ignored, or count twice."""
     assert chance_to_pass(really, said) < 1e-3

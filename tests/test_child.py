@@ -40,13 +40,13 @@ def test_the_compiler_loads_nothing_from_the_working_directory(trap: Path, tmp_p
 
 
 def test_the_environment_is_closed(trap: Path) -> None:
-    """A child gets only PATH and the language."""
+    """A child gets only PATH and the language from the environment."""
     words = child.run(["env"]).stdout.split()
     assert {word.partition("=")[0] for word in words} == {"PATH", "LANG"}
 
 
 def test_a_program_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A program that hangs is killed, and its thread goes on with an error that names it."""
+    """A program that hangs is killed, and its thread continues with an error that names it."""
     monkeypatch.setattr(child, "SECONDS", 0.2)
     pid = tmp_path / "pid"
     with pytest.raises(TimeoutError, match=r"no answer in 0\.2 s: 'sh'"):
@@ -56,7 +56,9 @@ def test_a_program_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_an_agent_of_the_lab_is_the_installed_one(tmp_path: Path) -> None:
-    """Without -P `ebpflb demo` would run, as root, modules of the working directory."""
+    """The lab uses -P; without it `ebpflb demo` would run, as root, modules of the working
+    directory.
+    """
     (tmp_path / "ebpflb.py").write_text("print('trap')\n")
     command = [sys.executable, "-P", "-m", "ebpflb", "--version"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -64,7 +66,7 @@ def test_an_agent_of_the_lab_is_the_installed_one(tmp_path: Path) -> None:
 
 
 def test_every_child_is_started_by_this_module() -> None:
-    """Others set directory and environment themselves; -m is always used with -P."""
+    """Other callers set directory and environment themselves; -m is always used with -P."""
     others = {"kernel/programs/compiler.py", "lab/hosts.py"}
     starting = re.compile(r"subprocess\.(run|Popen|call|check_\w+)\(|os\.(system|popen|posix)")
     found = {

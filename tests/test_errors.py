@@ -69,7 +69,7 @@ def test_in_words(error: BaseException, words: str) -> None:
 
 
 def test_what_is_raised_from_another_error_keeps_its_reason() -> None:
-    """The errors are real ones, not similar texts."""
+    """The errors in this test are real ones, not similar texts."""
     with pytest.raises(OSError, match="No such file") as failed:
         Path("/nothing/here").read_text()
     assert in_words(failed.value) == "/nothing/here: No such file or directory"
@@ -81,7 +81,7 @@ def test_words_are_bounded() -> None:
 
 
 def formatted(path: Path) -> Iterator[str]:
-    """Yield the places where a system error is formatted like in Python."""
+    """Yield the places where a system error is formatted as Python does."""
     for handler in ast.walk(ast.parse(path.read_text())):
         if not isinstance(handler, ast.ExceptHandler) or not handler.name or not handler.type:
             continue

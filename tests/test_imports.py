@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests import only whole modules and public names, from each other and from the product.
 
-Ruff (SLF001) finds private names that are read; here are the other ways to them.
+Ruff (SLF001) finds private names that are read; this test finds the other ways to use them.
 """
 
 import ast
@@ -34,7 +34,9 @@ def is_private(name: str) -> bool:
 
 
 def test_no_test_imports_another_or_a_private_name() -> None:
-    """So a rename within a module changes no test, and a test can be read and moved alone."""
+    """Therefore a rename within a module changes no test, and a test can be read and moved
+    alone.
+    """
     assert len(FILES) > 500
     found = {str(path): [*wrong(path.read_text())] for path in FILES}
     assert {path: names for path, names in found.items() if names} == {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""requirements/ has every installed version, with hashes: `make lock` writes it."""
+"""requirements/ locks every installed version, with hashes: `make lock` writes it."""
 
 import configparser
 import re
@@ -18,7 +18,7 @@ WITHOUT_OTHERS = "--no-deps --no-build-isolation"
 
 
 def locked(name: str) -> dict[str, str]:
-    """Return version by package, of those that this platform installs."""
+    """Return the locked versions by package, for packages that this platform installs."""
     text = re.sub(r"(?m)^ +.*\n", "", FILES[name].read_text())
     lines = [line.rstrip(" \\") for line in text.splitlines() if line and line[0] != "#"]
     pinned = [Requirement(line) for line in lines]
@@ -59,7 +59,7 @@ def test_what_is_asked_for_is_locked(name: str) -> None:
 def test_what_that_needs_is_locked_too(name: str) -> None:
     """The requirements' own requirements are locked too, in versions that the packages allow.
 
-    pip refuses a lock that lacks one.
+    pip refuses a lock that lacks a requirement.
     """
     versions = locked(name)
     for package in versions:
@@ -77,7 +77,7 @@ def test_every_line_has_hashes(name: str) -> None:
 
 
 def test_tests_run_with_what_the_image_has() -> None:
-    """All locks have the same versions."""
+    """All locks have the same versions, so tests run with those of the image."""
     assert locked("run").items() <= locked("ui").items() <= locked("test").items()
 
 

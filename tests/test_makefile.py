@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Makefile installs Debian's packages, waits for another apt, and fails if it cannot."""
+"""The Makefile installs Debian's packages, waits for another apt, and fails if it cannot
+install.
+"""
 
 import os
 import shutil
@@ -14,7 +16,7 @@ pytestmark = pytest.mark.skipif(not shutil.which("make"), reason="make is not in
 
 
 class Apt:
-    """Debian's tools without an archive; ``asked`` has a line for each call of apt-get."""
+    """Fake tools of Debian, without an archive; ``asked`` has a line for each call of apt-get."""
 
     def __init__(self, folder: Path) -> None:
         self.tools, self.venv, self._asked = folder / "tools", folder / "venv", folder / "asked"
@@ -61,7 +63,7 @@ def test_a_failed_apt_is_a_failure_and_is_tried_again(apt: Apt, step: str) -> No
 
 
 def test_another_apt_is_waited_for(apt: Apt, tmp_path: Path) -> None:
-    """Make waits for both locks: of the lists, and of dpkg."""
+    """Make waits for both locks, of the lists and of dpkg."""
     held = tmp_path / "held"
     held.touch()
     lists = f'*update*) rm {held} 2>/dev/null && {{ echo "{LOCKED}" >&2; exit 100; }}; exit 0'

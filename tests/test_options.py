@@ -47,7 +47,7 @@ def unread(kind: type, declarations: ast.AST, readers: Iterable[ast.AST], owner:
 
 @pytest.mark.parametrize(("kind", "owner"), [(Options, "options"), (Paths, "paths")])
 def test_every_option_is_read(kind: type, owner: str) -> None:
-    """The agent or a command reads every option, by their names for the options."""
+    """The agent or a command reads every option."""
     assert unread(kind, ast.parse(DECLARATIONS.read_text()), READERS, owner) == []
 
 
@@ -66,7 +66,7 @@ def flags() -> list[Flag]:
 
 
 def test_each_option_has_a_name() -> None:
-    """Each option has a name; one for a directory also has an environment variable."""
+    """Each option has a name; an option for a directory also has an environment variable."""
     names = [flag.name for flag in flags()]
     assert len(set(names)) == len(names)
     assert {flag.variable for flag in flags() if flag.variable} == {

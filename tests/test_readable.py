@@ -9,7 +9,7 @@ from tests.kit.descriptors import beyond_1023
 
 
 def test_only_those_that_can_be_read() -> None:
-    """It returns sockets or numbers, as given; none after the time-out."""
+    """The function returns sockets or numbers, as given; none after the time-out."""
     near, far = socket.socketpair()
     number = os.eventfd(0)
     both: list[socket.socket | int] = [near, number]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading an agent's file takes bounded time and memory, whatever is in its place, and names it."""
+"""Reading an agent's file takes bounded time and memory, whatever is in its place; a wrong file is
+named.
+"""
 
 import os
 from collections.abc import Callable
@@ -32,7 +34,9 @@ def test_decoded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 def test_anything_else_is_none(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[Path], None]
 ) -> None:
-    """Any other kind of file is named in one line; a missing file is not."""
+    """A file of any other kind is named in one line and treated as missing; a missing file is not
+    named.
+    """
     path = tmp_path / "file"
     lay(make, path)
     assert files.decode_regular(path, Known) is None
@@ -53,7 +57,7 @@ def test_no_descriptor_is_left(tmp_path: Path) -> None:
 
 
 def test_links_are_not_followed_where_that_is_asked(tmp_path: Path) -> None:
-    """On request links are not followed, as for files that others could have made."""
+    """On request links are not followed, as for files that other users could have made."""
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("file")
     files.open_regular(tmp_path / "link", 1).close()

@@ -69,7 +69,7 @@ def test_a_part_that_fails_is_told_at_once_and_until_it_works(
 
 
 def test_the_agent_ends_for_a_part_that_fails_for_a_minute(failing: Failing) -> None:
-    """There was no success in between."""
+    """The agent ends if a part had no success for a minute."""
     clock = Clock()
     parts = connected(failing, clock)
     for now, is_success in ((0, False), (59, False), (60, True), (70, False), (129, False)):
@@ -82,7 +82,7 @@ def test_the_agent_ends_for_a_part_that_fails_for_a_minute(failing: Failing) -> 
 
 
 def fail_for_long(failing: Failing) -> bool:
-    """Whether a new agent ends because of it."""
+    """Whether a new agent ends because of a failing part."""
     failing.stopped.clear()
     clock = Clock()
     parts = connected(failing, clock)
@@ -94,7 +94,7 @@ def fail_for_long(failing: Failing) -> bool:
 
 
 def test_the_agent_ends_for_its_parts_at_most_once_in_ten_minutes(failing: Failing) -> None:
-    """This counts for all agents; a clock that was set back does not extend the wait."""
+    """The limit counts for all agents; a clock that was set back does not extend the wait."""
     assert fail_for_long(failing)
     assert not fail_for_long(failing)
     ended = failing.record.stat().st_mtime
@@ -105,7 +105,7 @@ def test_the_agent_ends_for_its_parts_at_most_once_in_ten_minutes(failing: Faili
 
 
 def test_an_agent_that_cannot_record_its_end_goes_on(failing: Failing) -> None:
-    """Otherwise it would end again and again."""
+    """The agent goes on; otherwise it would end again and again."""
     failing.record = failing.record / "missing"
     assert not fail_for_long(failing)
 
@@ -113,7 +113,7 @@ def test_an_agent_that_cannot_record_its_end_goes_on(failing: Failing) -> None:
 def test_a_thread_that_ends_by_an_exception_ends_the_agent(
     failing: Failing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This process cannot start the thread again."""
+    """The agent ends, because this process cannot start the thread again."""
     monkeypatch.setattr(threading, "excepthook", stopping.parts.thread_ended)
     for name in ("serve", "compile"):
         thread = threading.Thread(target=fail, args=[ValueError("no")], name=name)

@@ -48,7 +48,7 @@ class Counting(DueWorker):
 
 
 def test_a_turn_is_taken_when_it_is_due() -> None:
-    """This holds even if the thread was waiting without a due time."""
+    """A due turn is taken, even if the thread was waiting without a due time."""
     worker = Counting()
     worker.start()
     try:
@@ -61,7 +61,7 @@ def test_a_turn_is_taken_when_it_is_due() -> None:
 
 
 class Timed(Counting):
-    """A worker whose clock is 0 at first, and 1 later; ``taken``: when it took its turn."""
+    """A worker whose clock is 0 at first, and 1 later; ``taken`` is the time of its turn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def test_no_turn_is_taken_early() -> None:
 
 
 def test_it_stops_while_nothing_is_due_and_before_it_was_started() -> None:
-    """Neither stop blocks."""
+    """Neither of the two stops blocks."""
     Counting().stop()
     worker = Counting()
     worker.start()
@@ -133,7 +133,7 @@ def test_turns_that_fail_are_logged_once_and_repeated(
 
 
 class Waiting(DescriptorWorker):
-    """A worker that reports what it could read."""
+    """A worker that reports which sources it could read."""
 
     def __init__(self, source: socket.socket) -> None:
         super().__init__("waiting")
@@ -147,7 +147,7 @@ class Waiting(DescriptorWorker):
 
 
 def test_descriptors_and_wakes_are_waited_for() -> None:
-    """A wake is no source; the worker may be stopped before its start, and twice."""
+    """A wake is not a source; the worker may be stopped before its start, and twice."""
     here, there = socket.socketpair()
     with here, there:
         Waiting(here).stop()
@@ -186,7 +186,7 @@ def test_a_turn_that_fails_is_due_again(failing: Failing) -> None:
 
 
 class Reading(Waiting):
-    """A worker that fails for each x."""
+    """A worker that fails for each x that it reads."""
 
     def run(self) -> None:
         while not self.stopped.is_set():
@@ -197,7 +197,7 @@ class Reading(Waiting):
 
 @pytest.mark.usefixtures("at_once")
 def test_a_worker_that_fails_begins_again(failing: Failing) -> None:
-    """It works again after reading without a failure: waiting is no success."""
+    """The worker works again only after reading without a failure: waiting is no success."""
     here, there = socket.socketpair()
     with here, there:
         worker = Reading(here)
@@ -210,8 +210,8 @@ def test_a_worker_that_fails_begins_again(failing: Failing) -> None:
 
 
 def test_steps_end_at_a_halt() -> None:
-    """``halt`` waits for the step that is being taken, and no further step follows; other steps
-    may be begun afterwards.
+    """``halt`` waits for the current step, and no further step follows; other steps may begin
+    afterwards.
     """
     taken: list[str] = []
     begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
@@ -245,7 +245,7 @@ def test_steps_end_at_a_halt() -> None:
 
 @pytest.mark.usefixtures("at_once")
 def test_a_failed_step_holds_nothing_up(failing: Failing) -> None:
-    """``halt`` returns, remaining steps are dropped, and others can be begun."""
+    """``halt`` returns, the remaining steps are dropped, and others can begin."""
     ended = threading.Event()
 
     def steps() -> Iterator[None]:

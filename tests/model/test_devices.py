@@ -194,7 +194,9 @@ def test_node_on_loopback() -> None:
     ],
 )
 def test_switches(masters: str, host_only: bool, bridged: bool) -> None:
-    """A bridge is a switch through any number of masters; a master of another kind may be one."""
+    """Each chain of masters says whether the device is for the host only, and whether it is
+    bridged.
+    """
     kinds = ["", *masters.split()]
     known = [
         replace(device(number, f"d{number}", master=number + 1), kind=kind)
@@ -207,7 +209,7 @@ def test_switches(masters: str, host_only: bool, bridged: bool) -> None:
 
 def test_order_of_the_first_programs() -> None:
     """First come devices with an address of the Node and their ports, except pods'; then physical
-    ones and those with another address; then pods' devices, the newest first.
+    devices and devices with another address; then pods' devices, the newest first.
     """
     bond = replace(device(9, "bond0", "192.0.2.2"), kind="bond")
     ports = device(7, "eth1", master=9), replace(device(6, "veth9", master=9), kind="veth")

@@ -45,7 +45,7 @@ def answered(node: PacketNode, request: Packet) -> Packet:
 def test_every_kind(
     node: PacketNode, places: Places, protocol: str, kind: str, sender: str
 ) -> None:
-    """This holds at every frontend, for every client, and under the policy Local."""
+    """A request is refused at every frontend, for every client, also under policy Local."""
     for words in ((), ("local",)):
         where = serve(node, places, kind, protocol, *words)
         answered(node, opening(protocol, at(getattr(places, sender), 50123), where))
@@ -126,7 +126,9 @@ def test_no_answer_to_reset(node: PacketNode, places: Places) -> None:
 
 
 def test_endpoints_elsewhere(node: PacketNode, places: Places, protocol: str) -> None:
-    """Under the policy Local, endpoints on other nodes mean silence (kube-proxy.md 6.1)."""
+    """Under policy Local, a client gets no answer if endpoints are only on other nodes
+    (kube-proxy.md 6.1).
+    """
     there = [at(places.there, 8080)]
     for number, kind in enumerate(KINDS):
         where = serve(node, places, kind, protocol, "local", cluster=there)
@@ -136,7 +138,7 @@ def test_endpoints_elsewhere(node: PacketNode, places: Places, protocol: str) ->
 
 
 def test_muted(node: PacketNode, places: Places, protocol: str) -> None:
-    """Refusals over the limit get no answer until time has passed."""
+    """Refusals beyond the limit are silent until time has passed."""
     where = serve(node, places, "cluster", protocol)
     request = opening(protocol, at(places.client, 50123), where)
     assert {node.ingress(request).action for _ in range(10)} == {"redirect"}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """With --reply-path=request-device replies leave by the device where their requests came in.
 
-Here a rule for the backend's address routes its packets to another device.
+In these tests a rule for the backend's address routes its packets to another device.
 """
 
 import pytest
@@ -52,7 +52,9 @@ def left_alone(outcome: Outcome, packet: Packet) -> bool:
 
 
 def test_reply_is_redirected(node: PacketNode, places: Places, protocol: str) -> None:
-    """The reply leaves as at egress, with one hop fewer and every checksum correct."""
+    """The reply leaves as if it had passed egress, with one hop fewer and every checksum
+    correct.
+    """
     node.settings(*ON)
     packet = answer(node, places, protocol)
     with routed_from(places.here, "tunnel"):
@@ -64,7 +66,7 @@ def test_reply_is_redirected(node: PacketNode, places: Places, protocol: str) ->
 
 
 def test_masqueraded_reply_is_redirected(node: PacketNode, places: Places, protocol: str) -> None:
-    """A backend on another node needs both translations at once."""
+    """A reply from a backend on another node needs both translations at once."""
     node.settings(*ON)
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     client = at(places.other_client, 50123)
@@ -77,7 +79,9 @@ def test_masqueraded_reply_is_redirected(node: PacketNode, places: Places, proto
 
 
 def test_route_to_that_device(node: PacketNode, places: Places, protocol: str) -> None:
-    """If the routes lead the reply to that device, it passes netfilter, like without the option."""
+    """If the routes lead the reply to the request's device, it passes netfilter, as without the
+    option.
+    """
     node.settings(*ON)
     packet = answer(node, places, protocol)
     assert left_alone(node.ingress(packet, "pods"), packet)
@@ -86,7 +90,9 @@ def test_route_to_that_device(node: PacketNode, places: Places, protocol: str) -
 def test_route_to_that_device_without_a_neighbour(
     node: PacketNode, places: Places, protocol: str
 ) -> None:
-    """This also holds for a client on the device's own network with an unknown MAC address."""
+    """A reply also passes netfilter if the client is on the device's own network with an unknown
+    MAC address.
+    """
     node.settings(*ON)
     packet = answer(node, places, protocol, f"{places.node[:-1]}9")
     assert left_alone(node.ingress(packet, "pods"), packet)
@@ -108,7 +114,7 @@ def test_without_the_option(node: PacketNode, places: Places, protocol: str) -> 
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_last_hop(node: PacketNode, places: Places, protocol: str, count: int) -> None:
-    """A reply whose last hop is used up is left to the stack, which tells the backend."""
+    """A reply whose last hop is used up is left to the stack, which informs the backend."""
     node.settings(*ON)
     packet = with_hops(answer(node, places, protocol), count)
     with routed_from(places.here, "tunnel"):
@@ -126,7 +132,7 @@ def with_dont_fragment(packet: Packet) -> Packet:
 def test_too_long(node: PacketNode, places: Places) -> None:
     """The sender of a reply longer than the device takes is told how long it may be (RFC 1191).
 
-    Kernels before 5.12 do not report the MTU, and 1,280 is what programs then tell.
+    Kernels before 5.12 do not report the MTU, so programs then report 1,280.
     """
     node.settings(*ON)
     short = answer(node, places, "udp")
@@ -145,7 +151,7 @@ def test_too_long(node: PacketNode, places: Places) -> None:
 
 @IPV4
 def test_may_be_fragmented(node: PacketNode, places: Places) -> None:
-    """A too long reply that may be fragmented is left to the stack, which does that."""
+    """A too long reply that may be fragmented is left to the stack, which fragments it."""
     node.settings(*ON)
     short = answer(node, places, "udp")
     long = datagram(source(short), destination(short), bytes(1400))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A masqueraded flow gets the source that the kernel's route to the backend would choose.
 
-On kernels that programs cannot ask (before 6.7) it gets the device's own address.
+On kernels that programs cannot ask (before 6.7) the flow gets the device's own address.
 """
 
 import subprocess
@@ -22,7 +22,7 @@ OTHER = {4: "192.0.2.77", 6: "2001:db8:77::77"}
 
 @contextmanager
 def configured(*lines: str) -> Iterator[None]:
-    """Run commands of ip(8) that add objects, and remove these at the end."""
+    """Run commands of ip(8) that add objects; remove these objects at the end."""
     done = []
     try:
         for line in lines:
@@ -86,7 +86,9 @@ def test_first_address_elsewhere(node: PacketNode, places: Places, protocol: str
 
 
 def test_no_route(node: PacketNode, places: Places) -> None:
-    """If the kernel knows no route by this device, the device's address in map devices counts."""
+    """If the kernel knows no route by this device, the device's address in map `devices` is
+    used.
+    """
     length = 32 if places.version == 4 else 128
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
     node.device("tunnel", *(places.node, "::") if places.version == 4 else ("0.0.0.0", places.node))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A device's sum of the whole packet (CHECKSUM_COMPLETE) stays right after a rewrite.
 
-The stack compares that sum with checksums later, and treats a packet with a wrong sum as damaged.
+The stack compares this sum with checksums later, and treats a packet with a wrong sum as damaged.
 """
 
 import pytest
@@ -47,7 +47,7 @@ def test_the_sum_is_right_both_ways(
 
 @pytest.mark.parametrize("sender", ["pod", "client"])
 def test_no_checksum(node: PacketNode, places: Places, sender: str) -> None:
-    """Without UDP's checksum, only the sum accounts for the changed addresses."""
+    """Without a UDP checksum, only the sum accounts for the changed addresses."""
     client = at(getattr(places, sender), 50123)
     where = serve(node, places, "cluster", "udp", cluster=[at(places.there, 5353)])
     asked = node.through(datagram(client, where, chksum=0))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that open no flows. With --shadow new requests pass unchanged, and their verdicts are
-counted. The same holds until all devices have programs: the reply to a masqueraded request may come
-in at a device without one.
+counted. Requests also pass until all devices have programs: the reply to a masqueraded request may
+come in at a device without one.
 """
 
 import pytest

@@ -2,8 +2,8 @@
 """The flows that survive a change of endpoints (kube-proxy.md 11.1): upstream's 72 entries.
 
 kube-proxy deletes the conntrack entries of stale UDP flows; here the next datagram notices. Two
-results differ. A flow whose service has no endpoint left is refused, not sent to a dead address. A
-flow whose service was deleted passes unchanged.
+results differ from kube-proxy's. A flow whose service has no endpoint left is refused, not sent to
+a dead address. A flow whose service was deleted passes unchanged.
 """
 
 from typing import Any
@@ -63,7 +63,9 @@ def test_endpoint_changes(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nobody_left(node: PacketNode, places: Places, kind: str) -> None:
-    """A flow is refused if its service has no endpoint left; kube-proxy keeps the dead one."""
+    """A flow is refused if its service has no endpoint left; kube-proxy sends it to the dead
+    one.
+    """
     where = serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
     request = datagram(at(places.client, 50123), where)
     node.through(request)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sweeps of the flow tables while packets pass: a new connection loses none of them."""
+"""Sweeps of the flow tables while packets pass: a new connection loses no packet."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def test_port_used_again_before_the_old_flow_is_removed(
 ) -> None:
     """A new connection replaces a flow that the sweep found expired: its packets pass.
 
-    They pass after each system call of the sweep, including those that reset the connection.
+    Its packets pass after each system call of the sweep, including those that reset the connection.
     """
     backend, client = at(places.there, 8080), at(places.client, 2001)
     where = serve(node, places, "nodeport", "tcp", cluster=[backend])

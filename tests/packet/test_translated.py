@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A packet whose socket a hook has translated is left alone where a Service claims its destination
-(tests/network/test_translated_once.py). The kernel gives each test run a socket of its own, with
-the next cookie of the processor: all that may come next are remembered.
+"""A packet whose socket a hook has translated is left alone if a Service claims its destination
+(tests/network/test_translated_once.py).
+
+The kernel gives each test run a socket of its own, with the next cookie of the CPU; the tests
+remember all cookies that may come next.
 """
 
 import os
@@ -25,7 +27,7 @@ AHEAD, BATCH = 200, 4096  # cookies that are remembered; of a processor at a tim
 
 @pytest.fixture
 def one_processor() -> Iterator[None]:
-    """Stay on one processor, because another one has other cookies."""
+    """Stay on one CPU, because another one has other cookies."""
     usual = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(usual)})
     yield
@@ -33,7 +35,7 @@ def one_processor() -> Iterator[None]:
 
 
 def last_cookie() -> int:
-    """Return the processor's last cookie, with space in its batch for the next ones."""
+    """Return the CPU's last cookie, with space in its batch for the next ones."""
     while True:
         with socket.socket() as one:
             cookie = int.from_bytes(one.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8), "little")
@@ -42,7 +44,7 @@ def last_cookie() -> int:
 
 
 def remember(node: PacketNode, to: str) -> None:
-    """Remember future sockets as connected to a frontend, and so to this place."""
+    """Remember future sockets as connected to a frontend, and so to this address and port."""
     peer = PeerFrontend(NO_FRONTEND, 7, ip_address(host_of(to)), port_of(to))
     begin = last_cookie() + 1
     node.write("sockets", [(begin + n, SocketEntry(peer, 3)) for n in range(AHEAD)])
@@ -64,7 +66,7 @@ def test_an_external_frontend(node: PacketNode, places: Places, protocol: str, k
 @pytest.mark.usefixtures("one_processor")
 @pytest.mark.parametrize("kind", ["external", "balancer"])
 def test_from_the_node(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
-    """If the frontend has no endpoint, other packets are refused."""
+    """The node's packet passes; if the frontend has no endpoint, other packets are refused."""
     where = serve(node, places, kind, protocol)
     request = opening(protocol, at(places.node, 50123), where)
     assert node.egress(request, into=None).verdicts == {"refused": 1}
@@ -74,7 +76,7 @@ def test_from_the_node(node: PacketNode, places: Places, protocol: str, kind: st
 
 @pytest.mark.usefixtures("one_processor")
 def test_an_unknown_port(node: PacketNode, places: Places, protocol: str) -> None:
-    """A port that a load balancer's address does not serve is refused to other packets only."""
+    """Only other packets are refused at a port that a load balancer's address does not serve."""
     node.settings("detect_local", *REJECT.split())
     where = at(publish(node, places, "balancer"), 81)
     request = opening(protocol, at(places.client, 50123), where)

@@ -32,7 +32,7 @@ def test_outside_span(node: PacketNode, places: Places, protocol: str) -> None:
 
 
 def test_inside_span_alone(node: PacketNode, places: Places, protocol: str) -> None:
-    """Addresses within the span that are in no service range pass."""
+    """Addresses that are within the span but in no service range pass."""
     table = node.maps["service_ranges"]
     table.delete([key for key, _ in table.items()])
     request = opening(protocol, at(places.pod, 50123), at(places.unallocated, 80))
@@ -57,7 +57,7 @@ def test_a_ping_to_a_cluster_ip_is_refused(node: PacketNode, places: Places, siz
 
 
 def test_echo_of_others(node: PacketNode, places: Places) -> None:
-    """Pings to other addresses are left alone, and at egress all pings are."""
+    """Pings to other addresses are left alone, and so are all pings at egress."""
     for host in (places.client, places.node, places.balancer):
         request = ping(places, host, 56)
         assert node.ingress(request, "pods") == ("pass", bytes(request), {"passed": 1})

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of services that behave like a host's (docs/vips.md): pings, unknown ports."""
+"""Addresses of services that behave like addresses of a host (docs/vips.md): pings, unknown
+ports.
+"""
 
 from ipaddress import ip_address
 
@@ -79,7 +81,7 @@ def test_without_an_endpoint_a_ping_gets_no_answer(
 def test_local_clients_are_answered_by_endpoints_elsewhere(
     node: PacketNode, places: Places
 ) -> None:
-    """They would be served at that address, too."""
+    """Local clients are answered, because they would be served at that address, too."""
     node.settings("detect_local", "answer_pings")
     address = publish(node, places, "balancer", "local")
     assert node.ingress(ping(places.pod, address), "pods").verdicts == {"ping_answered": 1}
@@ -97,7 +99,7 @@ def test_source_ranges_hold_for_pings(node: PacketNode, places: Places) -> None:
 def test_the_nodes_own_addresses_are_left_to_its_kernel(
     node: PacketNode, places: Places, protocol: str
 ) -> None:
-    """The load balancer's address may be assigned to the node."""
+    """A load balancer's address that is assigned to the node is left to its kernel."""
     node.settings("answer_pings", *REJECT.split())
     address = publish(node, places, "balancer")
     node.has(address)
@@ -155,7 +157,9 @@ def test_unknown_ports(
     verdict: str,
     served: bool,
 ) -> None:
-    """Endpoints do not matter; unknown ports of cluster IPs are always refused (6.3)."""
+    """The setting applies with or without endpoints; unknown ports of cluster IPs are always
+    refused (6.3).
+    """
     node.settings("detect_local", *setting.split())
     address = publish(node, places, kind, served=served)
     came = node.ingress(opening(protocol, at(places.client, 50123), at(address, 81)))
@@ -169,7 +173,9 @@ def test_unknown_ports(
 def test_unknown_ports_on_netfilter(
     node: PacketNode, places: Places, protocol: str, setting: str, verdict: str
 ) -> None:
-    """Most datagrams are handled by their tuple (path/repeated.h), but not these."""
+    """Datagrams to unknown ports are not handled by their tuple (path/repeated.h), as most others
+    are.
+    """
     node.settings("detect_local", "netfilter", *setting.split())
     address = publish(node, places, "balancer")
     for _ in range(2):
@@ -178,7 +184,7 @@ def test_unknown_ports_on_netfilter(
 
 
 def test_passed_by_another_device(node: PacketNode, places: Places, protocol: str) -> None:
-    """A packet follows its route, unless that leads back where it came from."""
+    """A packet follows its route, unless the route leads back where the packet came from."""
     node.settings("detect_local", *PASS.split())
     address = publish(node, places, "balancer")
     with routed_from(places.client, "tunnel"):
@@ -194,7 +200,9 @@ def test_passed_by_another_device(node: PacketNode, places: Places, protocol: st
 def test_a_pods_packets_may_leave_for_another_node(
     node: PacketNode, places: Places, protocol: str, setting: str
 ) -> None:
-    """The address may be that node's own, as with load balancers that are the nodes themselves."""
+    """The address may belong to the other node, as with load balancers that are the nodes
+    themselves.
+    """
     node.settings("detect_local", *setting.split())
     address = publish(node, places, "balancer")
     request = opening(protocol, at(places.pod, 50123), at(address, 22))
@@ -203,7 +211,7 @@ def test_a_pods_packets_may_leave_for_another_node(
 
 @pytest.mark.parametrize("setting", [PASS, REJECT, DROP])
 def test_open_connections_go_on(node: PacketNode, places: Places, setting: str) -> None:
-    """The node may be a router for connections older than the service."""
+    """Connections older than the service continue: the node may be a router for them."""
     node.settings("detect_local", *setting.split())
     address = publish(node, places, "balancer")
     for flags in ("A", "PA", "FA", "R", "SA"):

@@ -61,7 +61,9 @@ def test_a_reset_has_no_number_of_its_own(node: PacketNode, client: str, where: 
 def test_forged_reset_of_what_nobody_has_answered(
     node: PacketNode, client: str, where: str
 ) -> None:
-    """If the backend has acknowledged nothing, only the number after the SYN ends the flow."""
+    """If the backend has acknowledged nothing, only a reset with the number after the SYN ends the
+    flow.
+    """
     node.through(segment(client, where))
     node.through(segment(client, where, "R", seq=1000))
     assert ended(node) == set()
@@ -81,7 +83,7 @@ def test_end_of_what_nobody_has_answered(node: PacketNode, client: str, where: s
 
 
 def test_another_attempt(node: PacketNode, client: str, where: str) -> None:
-    """A client that tries again with other numbers, before an answer, is followed."""
+    """If a client tries again with other numbers before an answer, the new numbers count."""
     node.through(reply(node.through(segment(client, where, seq=77_000))))
     asked = node.through(segment(client, where, seq=990_000_000))
     answer = reply(asked)
@@ -116,7 +118,9 @@ def test_numbers_are_not_known(node: PacketNode, client: str, where: str, flags:
 
 
 def later(node: PacketNode, client: str, where: str, flags: str) -> Packet:
-    """Return the answer of a backend without the connection to the next SYN from its port."""
+    """Return the answer to the next SYN from its port by a backend that has forgotten the
+    connection.
+    """
     asked = shake(node, client, where)
     node.through(segment(client, where, "S", seq=700_000_000))
     answer = reply(asked, flags)
@@ -131,7 +135,7 @@ def test_later_connection_is_refused(node: PacketNode, client: str, where: str) 
 
 
 def test_later_connection_is_accepted(node: PacketNode, client: str, where: str) -> None:
-    """The numbers of the later connection replace the forgotten one's."""
+    """The numbers of the later connection replace those of the forgotten one."""
     node.through(later(node, client, where, "SA"))
     node.through(segment(client, where, "A", seq=700_000_001, ack=900_000_001))
     node.through(segment(client, where, "R", seq=1001))

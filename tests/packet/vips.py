@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A service whose address stands as a whole, and the outcome of its unknown ports."""
+"""A service whose address is known as a whole, and the outcome of its unknown ports."""
 
 from tests.packet.frames import at
 from tests.packet.node import PacketNode
@@ -12,7 +12,7 @@ PASS, REJECT, DROP = "unknown_ports", "unknown_ports unknown_reject", "unknown_p
 def publish(
     node: PacketNode, places: Places, kind: str, words: str = "", *, served: bool = True
 ) -> str:
-    """Return an address of a service on TCP port 80, which stands for the address as a whole."""
+    """Publish a service on TCP port 80 whose address is known as a whole; return the address."""
     address: str = places.cluster_ip if kind == "cluster" else getattr(places, kind)
     flags = f"{KINDS[kind]} {words}"
     both = {f"{at(address, 80)}/tcp": flags, f"{at(address, 0)}/icmp": flags}

@@ -66,7 +66,9 @@ def _read_v6(raw: bytes, start: int) -> Wire | None:
 
 
 def faults(raw: bytes, start: int = ETHERNET) -> set[str]:
-    """Return the wrong checksums. Of a quoted packet only the header's is checked: RFC 5508 4."""
+    """Return the wrong checksums. Of a quoted packet only the header's checksum is checked (RFC
+    5508 4).
+    """
     wire = read(raw, start)
     if wire is None:
         return set()
@@ -80,7 +82,7 @@ def faults(raw: bytes, start: int = ETHERNET) -> set[str]:
 
 
 def quotes(raw: bytes, wire: Wire) -> bool:
-    """Whether it is an ICMP error with room for the quoted packet."""
+    """Whether the packet is an ICMP error with room for the quoted packet."""
     kinds = _ERRORS.get(wire.protocol, ())
     return wire.first and wire.end > wire.payload + 8 and raw[wire.payload] in kinds
 
@@ -108,7 +110,9 @@ def _pseudo(raw: bytes, wire: Wire, length: int) -> bytes:
 
 
 def without_priority(raw: bytes) -> bytes:
-    """Return the frame without a tag of id 0, as the kernel receives it, nor the tag after it."""
+    """Return the frame as the kernel receives it: without a tag of id 0, and without the tag after
+    it.
+    """
     if not _is_tagged(raw) or int.from_bytes(raw[14:16], "big") & 0xFFF:
         return raw
     popped = raw[:12] + raw[16:]
@@ -120,7 +124,7 @@ def _is_tagged(raw: bytes) -> bool:
 
 
 def untouchable(raw: bytes, start: int = ETHERNET) -> bytes:
-    """Return the frame without addresses, ports and checksums, which translation may change."""
+    """Return the frame without the addresses, ports and checksums, which translation may change."""
     wire = read(raw, start)
     if wire is None:
         return raw

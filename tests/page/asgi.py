@@ -25,7 +25,7 @@ class Got(NamedTuple):
 
 
 class Node:
-    """Returns the answers that a test has set; an exception is raised."""
+    """A node that returns the answers that a test has set; an exception is raised."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Any] = {"status": {"verdict": "OK", "reasons": []}}
@@ -61,7 +61,7 @@ class Node:
 
 
 class NoRates:
-    """Measures nothing."""
+    """A rate meter that measures nothing."""
 
     def node(self) -> Any:
         from ebpflb_page.rate_meter import NodeRates
@@ -88,7 +88,7 @@ def page_of(endpoints: int, name: str = "default/web") -> ServicePage:
 
 
 def row(name: str, used: int = 1, problem: str = "", **more: Any) -> ServiceRow:
-    """Return a Service in a list."""
+    """Return the row of a Service in a list."""
     problems = [problem] if problem else []
     return ServiceRow(name, ["80/TCP"], ["10.96.0.1"], [], used, 0, [], problems, **more)
 
@@ -123,7 +123,7 @@ def guarded(node: Node, token: str = "", hosts: tuple[str, ...] = ()) -> Any:
 def get(
     app: Any, path: str, headers: Mapping[str, str] | None = None, method: str = "GET", **query: Any
 ) -> Got:
-    """Send a request; the Host is ours unless another is given, None leaves it out."""
+    """Send a request; the Host is ours unless another one is given; with None it is left out."""
     sent: list[Any] = []
     given = {"host": OURS, **(headers or {})}
     scope = {
@@ -144,7 +144,7 @@ def get(
     bodies = [{"type": "http.request", "body": b"", "more_body": False}]
 
     async def receive() -> Any:
-        """Once; then the client only waits."""
+        """Return the request once; after that the client only waits."""
         return bodies.pop() if bodies else await asyncio.Event().wait()
 
     async def send(message: Any) -> None:

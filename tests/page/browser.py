@@ -98,13 +98,13 @@ def screen(page: "Page", width: int, height: int, scheme: str) -> Iterator[None]
 
 
 class Page:
-    """A user's actions and views."""
+    """The page as a user operates and sees it."""
 
     def __init__(self, driver: Any, url: str) -> None:
         self.driver, self.url = driver, url
 
     def open(self, where: str) -> None:
-        """Open the page from the beginning, with an empty memory of the tab."""
+        """Open the page from the beginning, with an empty storage of the tab."""
         self.driver.get("about:blank")
         self.driver.get(f"{self.url}/#{where}")
 
@@ -140,7 +140,7 @@ class Page:
         ]
 
     def wait(self, what: str, true: Callable[[], Any]) -> Any:
-        """Wait until it is true; the failure has what the page shows."""
+        """Wait until the condition is true; a failure shows the content of the page."""
         until = time.monotonic() + SECONDS
         while not (found := true()):
             if time.monotonic() > until:

@@ -77,7 +77,7 @@ def _with_problems() -> list[Manifest]:
 
 
 def publish(cluster: Cluster, pods: int = 3) -> None:
-    """Publish many pods behind ``web``, and an endpoint of it that is not ready."""
+    """Publish many pods behind ``web``, and an endpoint of this Service that is not ready."""
     away = manifests.endpoint("10.244.9.9", node="away", target="far", ready=False)
     used = [endpoint(pod) for pod in cluster.web[:pods]]
     v6 = [endpoint(pod, v6=True) for pod in cluster.web[:pods]]
@@ -99,7 +99,7 @@ def busy_node(folder: Path) -> Iterator[Cluster]:
 
 
 def _refused(cluster: Cluster) -> None:
-    """Connect to the Service without endpoints, some times a second, until the lab ends."""
+    """Connect to the Service without endpoints, a few times a second, until the lab ends."""
     script = f"""
 import socket, time
 while True:

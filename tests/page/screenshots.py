@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make screenshots`: what docs/ui.md shows of the page, beside a real agent with real traffic.
+"""`make screenshots`: the pictures of the page in docs/ui.md, from a real agent with real traffic.
 
 python -m tests.page.screenshots FOLDER
 """

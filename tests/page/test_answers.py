@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answer of each path: values as from the commands, and errors in a sentence."""
+"""The answer of each path: values as from the commands, and errors as a sentence."""
 
 import re
 import subprocess
@@ -28,7 +28,9 @@ def node() -> Node:
 
 
 def test_status(node: Node) -> None:
-    """The status is the command's, with this version and the node's time; many clients share it."""
+    """The status is that of the command, with this version and the node's time; many clients share
+    it.
+    """
     node.answers["status"] = {"verdict": "DOWN", "reasons": [{"text": "why"}]}
     app = guarded(node)
     said = get(app, "/api/status").said
@@ -50,7 +52,7 @@ def test_services(node: Node) -> None:
 
 
 def test_overview(node: Node) -> None:
-    """It has what is used, how full the maps are, and only Services with a problem."""
+    """The overview shows what is used, how full the maps are, and only Services with a problem."""
     node.answers["survey"] = survey_of(row("a/web"), row("b/web", 2, "no space"))
     said = get(guarded(node), "/api/overview").said
     assert (said["used"], said["unused"]) == (3, 0)
@@ -59,7 +61,7 @@ def test_overview(node: Node) -> None:
 
 
 def test_service(node: Node) -> None:
-    """It has its problems, which the command shows by its exit status."""
+    """The answer has the Service's problems, which the command shows by its exit status."""
     node.answers["service"] = page_of(2)
     node.answers["service"].ports[0].problem = "no space"
     said = get(guarded(node), "/api/service", name="default/web").said
@@ -78,7 +80,7 @@ def test_many_endpoints_are_pages(node: Node, page: int, first: int, count: int)
 
 
 def test_explain(node: Node) -> None:
-    """The answer has the first of many endpoints, and how many more there are."""
+    """The answer has the first of many endpoints, and the number of further ones."""
     endpoints = [{"slot": i} for i in range(999)]
     node.answers["explain"] = {"verdict": "translated", "endpoints": endpoints}
     query: dict[str, Any] = {"to": "10.96.0.10:80/udp", "from": "outside", "from_port": "7"}
@@ -90,7 +92,7 @@ def test_explain(node: Node) -> None:
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../etc/passwd", "pod/../../x"])
 def test_no_path_is_opened(node: Node, path: str) -> None:
-    """A user of the page could let root open a file: only the command takes a path."""
+    """Only the command takes a path, because a user of the page could let root open a file."""
     query: dict[str, Any] = {"to": "10.96.0.10:80", "from": path}
     found = get(guarded(node), "/api/explain", **query)
     assert (found.status, not node.asked) == (400, True)
@@ -105,7 +107,7 @@ def test_the_page_shows_fields_that_changes_have() -> None:
 
 
 def test_history_can_be_of_one_service(node: Node) -> None:
-    """The history can be of one Service, since a time."""
+    """The history can be limited to one Service and to the time since a moment."""
     node.answers["history"] = {"begins": "then", "changes": [], "earlier": 0, "notes": []}
     said = get(guarded(node), "/api/history", service="default/web", since="10m").said
     assert said == node.answers["history"]
@@ -115,7 +117,7 @@ def test_history_can_be_of_one_service(node: Node) -> None:
 
 
 def test_a_history_of_many_services_is_cut(node: Node) -> None:
-    """The newest changes come first, in a limited number of rows; all on request."""
+    """The newest changes come first, in a limited number of rows; on request all are sent."""
     changes = [
         Change(f"{at}", [], 0, [ServiceChange(f"a/{i}:p/TCP") for i in range(300)])
         for at in range(3)
@@ -180,7 +182,7 @@ def test_bad_input_is_refused_in_a_sentence(node: Node, path: str, query: Any) -
     ],
 )
 def test_errors_are_one_sentence(node: Node, error: Exception, status: int, text: str) -> None:
-    """They never have a traceback, or Python's own words."""
+    """Errors never have a traceback, or Python's own words."""
     node.answers["status"] = error
     found = get(guarded(node), "/api/status")
     assert found.status == status
@@ -189,7 +191,7 @@ def test_errors_are_one_sentence(node: Node, error: Exception, status: int, text
 
 
 def test_no_such_service(node: Node) -> None:
-    """The answer is the command's, with 404: the page stops asking."""
+    """The answer is that of the command, with status 404, so the page stops asking."""
     node.answers["service"] = no_such_service()
     found = get(guarded(node), "/api/service", name="default/wob")
     assert found.status == 404
@@ -226,7 +228,7 @@ def test_files_of_the_page() -> None:
 
 
 def test_too_many_readers_are_asked_to_come_again(node: Node) -> None:
-    """A limited number of requests waits; others are answered at once."""
+    """A limited number of requests waits; further ones are refused at once."""
     import asyncio
 
     from ebpflb_page.answering import BadInput, Workers
@@ -270,7 +272,7 @@ def test_a_question_that_hangs_holds_up_no_other(
 
 
 def test_many_hung_questions_are_an_error(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that never end are limited in number; when they end, others can start."""
+    """Threads that never end are limited in number; when some end, others can start."""
     from ebpflb_page import answering
 
     monkeypatch.setattr(answering, "READ_SECONDS", 0.01)
@@ -309,7 +311,9 @@ main()
 
 
 def test_the_command_imports_nothing_of_the_extra() -> None:
-    """Until it runs, help and completion are as fast as before."""
+    """Until the command runs nothing of the extra is imported, so help and completion are as fast
+    as before.
+    """
     code = "import sys, ebpflb.cli.ui; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {"starlette", "uvicorn", "asyncio"}.isdisjoint(done.stdout.split())
@@ -352,8 +356,8 @@ def found(**query: Any) -> Any:
     ],
 )
 def test_services_with_a_problem_come_first(sort: str, order: list[str]) -> None:
-    """By default Services with a problem come first. In reverse order equal ones are still sorted
-    by name.
+    """By default Services with a problem come first. In reverse order equal Services are still
+    sorted by name.
     """
     assert chosen(sort=sort) == order
     assert sort != "open" or chosen(sort=sort, is_reverse=True)[-1] == "a/web"
@@ -381,7 +385,7 @@ def test_services_are_filtered(query: dict[str, Any], names: list[str]) -> None:
 
 
 def test_a_long_list_is_cut() -> None:
-    """It has the number of further matches, and all namespaces, whatever is shown."""
+    """The answer has the number of further matches, and all namespaces, whatever is shown."""
     said = found(sort="new", limit=1)
     assert ([it.service for it in said.services], said.more, said.total) == (["b/busy"], 3, 4)
     assert said.namespaces == ["a", "b"]
@@ -391,7 +395,9 @@ def test_a_long_list_is_cut() -> None:
 
 
 class Slow:
-    """Readings take five seconds by its clock; one lasts until ``goes_on`` is set."""
+    """A value whose reading takes five seconds by its clock; one reading lasts until ``goes_on`` is
+    set.
+    """
 
     def __init__(self) -> None:
         self.now, self.count, self.goes_on, self.fails = 0.0, 0, Event(), False
@@ -412,8 +418,8 @@ def slow() -> Slow:
 
 @pytest.fixture
 def paced(slow: Slow) -> Any:
-    """Return one with a first value; a reading takes a tenth of the time, so the next is due in 45
-    s.
+    """Return a Paced with a first value; a reading takes a tenth of the time, so the next one is
+    due in 45 s.
     """
     from ebpflb_page.rate_meter import Paced
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In a real browser beside a real agent, the page shows the maps' content, and contacts no one
-else.
+"""In a real browser beside a real agent, the page shows the maps' content, and contacts no other
+server.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ PAGES = [
 
 
 def everything(cluster: Cluster) -> list[Any]:
-    """Publish Services: one has an unused endpoint, the pod of another a hostile name."""
+    """Publish several Services: one has an unused endpoint, another a pod with a hostile name."""
     hostile = manifests.endpoint("10.250.0.1", node="node", target=HOSTILE)
     away = manifests.endpoint("10.244.9.9", node="away", target="far", ready=False)
     ports = [{"port": 80}]
@@ -71,7 +71,7 @@ def page(cluster: Cluster) -> Iterator[Page]:
 
 
 def opened_by_the_maps(cluster: Cluster) -> dict[str, str]:
-    """Return endpoint -> connections of default/web by TCP, from `ebpflb maps dump`."""
+    """Return the TCP connections of default/web by endpoint, from `ebpflb maps dump`."""
     rows = dump_maps(cluster.maps, ("slots",)).maps["slots"]
     used = [row for row in rows if "cluster" in row["selected_for"]]
     ours = [row for row in used if row["service"] == "default/web:tcp/TCP"]
@@ -120,7 +120,9 @@ def test_markup_in_any_answer_is_text(page: Page, where: str) -> None:
 
 @pytest.mark.extended
 def test_nothing_is_asked_for_elsewhere(page: Page) -> None:
-    """This holds on any page; the policy refuses nothing that the page itself does."""
+    """No page requests anything from another server; the policy refuses nothing that the page
+    itself does.
+    """
     page.driver.get_log("browser")
     page.requests()
     for where in PAGES:
@@ -134,7 +136,7 @@ def test_nothing_is_asked_for_elsewhere(page: Page) -> None:
 
 
 def test_the_policy_holds(page: Page) -> None:
-    """An injected script would not run, nor reach another server."""
+    """An injected script would neither run nor reach another server."""
     page.open("/")
     page.wait("the page", lambda: page.text("#says") != "reading")
     page.script("""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live events for a page: bounded however many there are, and ended with their client."""
+"""Live events for a page: bounded however many there are, and ended when their client leaves."""
 
 import asyncio
 import threading
@@ -23,7 +23,7 @@ def event(number: int) -> Any:
 
 
 class Agent:
-    """Emits this many events, then waits for the end or has one of its own."""
+    """An agent that emits this many events, then waits for the end or has an end of its own."""
 
     def __init__(self, count: int, *, ends: bool = False) -> None:
         self.count, self.ends, self.ended = count, ends, threading.Event()
@@ -75,7 +75,7 @@ def test_events_are_told_in_their_order() -> None:
 
 
 def test_a_flood_is_counted_and_left_out() -> None:
-    """A client that reads nothing needs no memory."""
+    """Events for a client that reads nothing are counted and need no memory."""
     from ebpflb_page.live_events import MOST_KEPT
 
     made = feed(Agent(20_000, ends=True))
@@ -103,7 +103,7 @@ def test_the_end_of_the_agent_is_said() -> None:
 
 
 def test_a_client_that_has_gone_ends_its_feed() -> None:
-    """This holds also for a client that goes before the agent has answered."""
+    """A client that leaves ends its feed, even if it leaves before the agent has answered."""
     agent = Agent(1)
     may_open = threading.Event()
 
@@ -130,7 +130,7 @@ def test_a_client_that_has_gone_ends_its_feed() -> None:
 
 
 def test_events_are_escaped_and_sent() -> None:
-    """They are server-sent events, until the agent ends."""
+    """Events are sent as server-sent events, escaped, until the agent ends."""
     node = Node()
     node.answers["events"] = Agent(2, ends=True).opened()
     found = get(guarded(node), "/api/events", service="default/web", client="10.0.0.0/8")

@@ -26,7 +26,9 @@ TOKEN = "0123456789abcdef-secret"
     ],
 )
 def test_names_of_this_machine_are_served(host: str) -> None:
-    """These are loopback by any port, the connection's address, and --allow-host's names."""
+    """The accepted names are loopback with any port, the connection's address, and --allow-host's
+    names.
+    """
     assert (
         get(guarded(Node(), hosts=("Node.Example",)), "/api/status", {"host": host}).status == 200
     )
@@ -41,14 +43,14 @@ def test_names_of_this_machine_are_served(host: str) -> None:
 )
 @pytest.mark.parametrize("path", ["/", "/api/status", "/static/app.js"])
 def test_another_name_is_refused(host: Any, path: str) -> None:
-    """Another's DNS name may lead here (DNS rebinding): neither page nor values are sent."""
+    """A foreign DNS name may lead here (DNS rebinding): neither page nor values are sent."""
     found = get(guarded(Node()), path, {"host": host})
     assert found.status == 421
     assert "--allow-host" in found.said["error"]
 
 
 def test_two_names_are_refused() -> None:
-    """It does not matter which of them a proxy has checked."""
+    """A request with two names is refused, whichever of them a proxy has checked."""
     scope_headers = {"host": OURS, "Host": "evil.example"}
     app = guarded(Node())
     assert get(app, "/api/status", {k.lower(): v for k, v in scope_headers.items()}).status == 421
@@ -73,14 +75,16 @@ def test_other_sites_are_refused(headers: dict[str, str]) -> None:
 
 
 def test_our_own_page_is_served() -> None:
-    """This holds with a browser's headers, and behind a proxy that ends TLS."""
+    """Our own page is served with a browser's headers, and behind a proxy that ends TLS."""
     for origin in (f"http://{OURS}", f"https://{OURS}"):
         headers = {"origin": origin, "sec-fetch-site": "same-origin"}
         assert get(guarded(Node()), "/api/status", headers).status == 200
 
 
 def test_a_link_of_another_site_leads_to_the_page() -> None:
-    """That site sees nothing of it; it may not be in a frame."""
+    """A link on another site opens the page; that site sees nothing of it, and cannot show it in a
+    frame.
+    """
     found = get(guarded(Node()), "/", {"sec-fetch-site": "cross-site"})
     assert found.status == 200
     assert found.headers["x-frame-options"] == "DENY"
@@ -107,14 +111,14 @@ def test_without_the_token_there_are_no_values(given: Any) -> None:
 
 
 def test_with_the_token_there_are() -> None:
-    """It is compared as bytes: a wrong one that is not ASCII is no exception."""
+    """The token is compared as bytes: a wrong token that is not ASCII raises no exception."""
     app = guarded(Node(), TOKEN)
     assert get(app, "/api/status", {"authorization": f"bearer {TOKEN}"}).status == 200
     assert get(app, "/api/status", {"authorization": "Bearer \xe9\xff"}).status == 401
 
 
 def test_the_token_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """A wrong token is not logged either; an error shows only its position."""
+    """No log line has the token, not even a wrong one; an error shows only its position."""
     from ebpflb import redaction
 
     redaction.remember(TOKEN)
@@ -128,7 +132,7 @@ def test_the_token_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/api/status", "/api/nothing", "/static/app.js", "/nothing"])
 def test_every_response_has_the_policy(path: str) -> None:
-    """It allows no script or style in the page, none from elsewhere, and no caching."""
+    """The policy allows no script or style in the page, none from elsewhere, and no caching."""
     headers = get(guarded(Node()), path).headers
     policy = headers["content-security-policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy
@@ -144,7 +148,7 @@ def test_refusals_have_the_policy_too() -> None:
 
 
 def test_a_client_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request lasts SEND_SECONDS at most."""
+    """The response to a client that reads nothing ends after SEND_SECONDS."""
     from ebpflb_page import web_server
 
     monkeypatch.setattr(web_server, "SEND_SECONDS", 0.01)

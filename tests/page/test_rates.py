@@ -18,7 +18,7 @@ TCP, UDP = "default/web:tcp/TCP", "default/web:udp/UDP"
 
 
 class Counters:
-    """A node whose one Service has this many new connections a second."""
+    """A node whose only Service has this many new connections a second."""
 
     def __init__(self) -> None:
         self.now, self.read, self.takes, self.new, self.gone = 100.0, 0, 0.0, 5.0, False
@@ -66,7 +66,9 @@ def measured(node: Counters, made: Any, readings: int = 3) -> Any:
 
 
 def test_a_minute(node: Counters) -> None:
-    """There is a point every two seconds, over all ports; the first after the second reading."""
+    """The line has a point every two seconds, over all ports; the first one comes after the second
+    reading.
+    """
     made = meter(node)
     assert made.of(["default/web"]).ages == []
     for _ in range(40):
@@ -80,7 +82,9 @@ def test_a_minute(node: Counters) -> None:
 
 
 def test_endpoints_are_averages_of_a_minute_in_a_fixed_order(node: Counters) -> None:
-    """One reading has too few connections to show the shares."""
+    """Endpoints' rates are averages of a minute, because one reading has too few connections to
+    show the shares.
+    """
     made = meter(node)
     measured(node, made, 2)
     node.endpoints = [("10.0.0.1:80", "web-1", 3.0, 0.25), ("10.0.0.2:80", "web-2", 1.0, 0.75)]
@@ -92,7 +96,9 @@ def test_endpoints_are_averages_of_a_minute_in_a_fixed_order(node: Counters) -> 
 
 
 def test_a_graph_has_a_line_for_each_endpoint(node: Counters) -> None:
-    """They are ordered by address; the busiest have lines, the rest share one; so do refusals."""
+    """The lines are ordered by address; the busiest endpoints have lines, the others share one; so
+    do refusals.
+    """
     from ebpflb_page.rate_meter import MOST_LINES, OTHERS, REFUSED
 
     node.endpoints = [(f"10.0.0.{10 + i}:80", f"web-{i}", float(i + 1), 0.05) for i in range(20)]
@@ -111,7 +117,9 @@ def test_a_graph_has_a_line_for_each_endpoint(node: Counters) -> None:
 
 
 def test_the_node_has_all_that_is_new_refused_and_dropped(node: Counters) -> None:
-    """These are per second; refused and dropped ones include packets' verdicts."""
+    """The node's rates are per second; refused and dropped connections include packets'
+    verdicts.
+    """
     made = meter(node)
     measured(node, made, 2)
     node.verdicts |= {"refused": 8, "source_denied": 2, "flows_full": 4, "translated": 99}
@@ -122,7 +130,7 @@ def test_the_node_has_all_that_is_new_refused_and_dropped(node: Counters) -> Non
 
 
 def test_the_lines_of_the_node_begin_an_hour_ago(node: Counters) -> None:
-    """Each reading of the last minutes has a point; earlier ones have one per STEP."""
+    """Each reading of the last minutes has a point; earlier times have a point every STEP."""
     from ebpflb_page.rate_meter import HOUR, KEPT_SECONDS, SECONDS, STEP
 
     made = meter(node)
@@ -141,7 +149,7 @@ def test_the_lines_of_the_node_begin_an_hour_ago(node: Counters) -> None:
 
 
 def test_dropped_verdicts_are_those_of_the_datapath() -> None:
-    """They are the verdicts that bpf/core/outcome.h drops."""
+    """The dropped verdicts are those that bpf/core/outcome.h drops."""
     cases = OUTCOMES.read_text().partition("REJECT;\n")[2].partition("return DROP;")[0]
     assert {it.lower() for it in re.findall(r"VERDICT_(\w+):", cases)} == DROPPED
 
@@ -160,7 +168,7 @@ def test_reading_takes_a_tenth_of_the_time_at_most(node: Counters) -> None:
 
 
 def test_after_a_while_without_clients_it_begins_again(node: Counters) -> None:
-    """A rate over hours would mean nothing."""
+    """After a pause the measurement begins again, because a rate over hours would mean nothing."""
     made = meter(node)
     measured(node, made)
     node.now += 3600

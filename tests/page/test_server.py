@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb ui` as a process of its own, bounded whatever its clients do."""
+"""`ebpflb ui` as a separate process, bounded whatever its clients do."""
 
 import signal
 import socket
@@ -23,7 +23,7 @@ TOKEN = "0123456789abcdef0123"
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Return the port of a server in this process, which ends connections after half a second of
+    """Return the port of a server in this process, which closes connections after half a second of
     idleness.
     """
     import asyncio
@@ -67,7 +67,7 @@ def ended(client: socket.socket) -> bool:
     "sent", [b"", b"GET /api/status HT", b"GET / HTTP/1.1\r\nhost: localhost\r\n"]
 )
 def test_a_client_that_never_asks_is_disconnected(port: int, sent: bytes) -> None:
-    """Other clients are answered meanwhile."""
+    """A client that sends no request is disconnected, and others are answered all the time."""
     with socket.create_connection(("127.0.0.1", port)) as slow:
         slow.sendall(sent)
         assert get(port)[0] == 200
@@ -103,7 +103,9 @@ def started(*options: str) -> "subprocess.Popen[str]":
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_ends_by_signal_without_a_word(nowhere: list[str], number: signal.Signals) -> None:
-    """Without an agent it says so, as `ebpflb status` does."""
+    """The server ends by a signal without output; without an agent it says so, as `ebpflb status`
+    does.
+    """
     process = started(*nowhere)
     try:
         assert process.stdout
@@ -122,7 +124,7 @@ def test_it_ends_by_signal_without_a_word(nowhere: list[str], number: signal.Sig
 
 
 def test_the_token_is_in_no_output(nowhere: list[str], tmp_path: Path) -> None:
-    """Neither a correct nor a wrong request shows it."""
+    """Neither a correct nor a wrong request makes the token appear in the output."""
     file = tmp_path / "token"
     file.write_text(TOKEN)
     process = started(*nowhere, "--token-file", str(file))
@@ -153,7 +155,7 @@ def test_the_token_is_in_no_output(nowhere: list[str], tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_said(tmp_path: Path, options: list[str], text: str) -> None:
-    """The error is one sentence, before anything listens."""
+    """An impossible option gives an error of one sentence, before anything listens."""
     (tmp_path / "token").write_text(TOKEN)
     options = [it.format(token=tmp_path / "token") for it in options]
     command = [sys.executable, "-P", "-m", "ebpflb", "ui", *options]
@@ -163,7 +165,9 @@ def test_what_cannot_be_is_said(tmp_path: Path, options: list[str], text: str) -
 
 
 def test_connections_that_do_nothing_are_ended_and_no_others() -> None:
-    """Idle or closing ones are ended; one being answered may take its time."""
+    """Idle or closing connections are ended; a connection whose request is being answered may take
+    its time.
+    """
     from ebpflb_page.web_server import Reaper
 
     class Connection:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small desired service ports: a test gives only what matters to it."""
+"""Small desired service ports; a test gives only the values that matter to it."""
 
 from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Address, ip_network

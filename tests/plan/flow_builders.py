@@ -19,7 +19,7 @@ Place = tuple[Address, int]  # an address and a port
 
 
 class Made(NamedTuple):
-    """One flow; ports tell flows apart."""
+    """One flow; its ports distinguish it from others."""
 
     number: int
     protocol: Protocol = Protocol.TCP
@@ -28,7 +28,7 @@ class Made(NamedTuple):
     changed: bool = False  # the client's port was in use
 
     def entries(self, flags: Iterable[str], idle: Iterable[int]) -> Entries:
-        """Return four entries with each of these words and seconds since their last use."""
+        """Return four entries with these words and seconds since their last use."""
         client = (CLIENT, 1000) if self.changed else (CLIENT, 3000 + self.number)
         frontend = (ip_address("10.96.0.0") + self.number, 80)
         inside = (CLIENT, 2000 + self.number) if self.changed else client

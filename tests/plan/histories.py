@@ -32,7 +32,7 @@ class Edit(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A number of seconds, then edits for one plan; ``crash``: stop after this number of writes."""
+    """A number of seconds, then edits for one plan. ``crash``: stop after this number of writes."""
 
     seconds: float
     edits: list[Edit]

@@ -22,7 +22,7 @@ Keys = set[tuple[int, int]]
 
 
 class Reader(NamedTuple):
-    """A program: when it read a service, and what it would have found at once."""
+    """A program's view: the service as it read it, and what it would have found at once."""
 
     since: float
     backends: Backends
@@ -46,12 +46,12 @@ def not_programmed(planner: Planner) -> dict[PortName, str]:
 
 
 def used_by(node: "PlannedNode", namespace: str) -> dict[str, int]:
-    """Return map -> the number of a namespace's entries, including those in quarantine."""
+    """Return the number of a namespace's entries in each map, including those in quarantine."""
     return dict(node.planner.space._used.get(namespace, {}))  # noqa: SLF001
 
 
 class PlannedNode:
-    """Maps, a planner and a clock, and those who look entries up.
+    """Maps, a planner and a clock, and programs that look entries up.
 
     ``readers`` are programs that have read a frontend's service and go on later; ``clients`` are
     service and backend ids that clients have affinity to; ``nameless`` backend ids have a slot and
@@ -89,10 +89,10 @@ class PlannedNode:
             self.write_rows(list(writes(self.planner.take_ahead())))
 
     def restart(self, stop: int | None = None, *, damaged: bool = False) -> Plan:
-        """A new agent on the same maps, with the same desired state. It makes netfilter's table as
-        the maps have it: no program that chose before is still running then.
+        """Start a new agent on the same maps, with the same desired state. It makes netfilter's
+        table from the maps: no program that chose before is still running then.
 
-        ``damaged``: someone else has changed what decides about that.
+        ``damaged``: someone else has changed the entries that decide about the table.
         """
         self.readers.clear()
         contents = self.maps.read_back()
@@ -156,8 +156,8 @@ class PlannedNode:
             raise WrongLookup("there is no such place of a table")
 
     def _check_translations(self) -> None:
-        """Netfilter sends packets to each backend that a program can choose: those of services, and
-        those that clients find again by their id.
+        """Check that netfilter sends packets to each backend that a program can choose: the
+        backends of services, and those that clients find again by their id.
         """
         blocks = (self.maps.backends(s, s.block) for s in self.maps.services.values())
         found = filter(None, starmap(self.maps.find, self.clients))
@@ -166,7 +166,7 @@ class PlannedNode:
                 raise WrongLookup(f"netfilter does not translate to {backend}")
 
     def _check_frontends(self, before: Lookups, after: Lookups) -> None:
-        """Check that each frontend refers to what it did before the plan, or will after it."""
+        """Check that each frontend leads to the same as before the plan, or as after it."""
         now = self.maps.lookups()
         for frontend in before.keys() | after.keys():
             found = now.get(frontend)
@@ -188,8 +188,8 @@ class PlannedNode:
     def _check_rights(self, rights: Rights) -> None:
         """Check that a client that is admitted before and after the plan is always admitted.
 
-        Others never are; but before a frontend passes to another service, its former service may
-        admit more clients.
+        Other clients are never admitted; but before a frontend passes to another service, its
+        former service may admit more clients.
         """
         for (frontend, client), right in rights:
             if self.maps.admitted(frontend, client) != right:
@@ -242,7 +242,7 @@ class PlannedNode:
 
 
 def check_tidy(node: PlannedNode) -> None:
-    """Check that the maps hold the actual state only; ids and slots are used, free or waiting."""
+    """Check that the maps hold only the actual state; ids and slots are used, free or waiting."""
     maps, planner = node.maps, node.planner
     maps.lookups()
     entries = planner.actual

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The maps as plain dicts, and an oracle that looks things up in them as the datapath does.
 
-Beside them the elements of netfilter's table: where a packet goes for which a backend was chosen.
+They include the elements of netfilter's table: the destination of a packet for which a backend was
+chosen.
 """
 
 import copy
@@ -38,7 +39,7 @@ Rights = Set[tuple[tuple[Frontend, Address], bool]]
 
 
 class WrongLookup(AssertionError):
-    """A look-up found something that it must not find."""
+    """A look-up found an entry that it must not find."""
 
 
 Drawn = tuple[tuple[Backend, Backend, int], ...]
@@ -65,8 +66,9 @@ class NamedBackend(NamedTuple):
 
 
 def writes(plan: Plan) -> Iterator[Write]:
-    """The single writes of a plan in its documented order, but all that netfilter needs first: as
-    MapWriter does, which gives it to NetfilterSync in one piece. An id may come and go in one plan.
+    """Return the single writes of a plan in its documented order, but all that netfilter needs
+    first, as MapWriter does, which gives this part to NetfilterSync in one piece. An id may be
+    added and removed in one plan.
     """
     yield from (("last_ids", row) for row in plan.last_ids)
     new = {each.id for each in plan.translations}
@@ -83,13 +85,13 @@ def writes(plan: Plan) -> Iterator[Write]:
 
 
 def translation(backend: Backend) -> Translation:
-    """Return the address to which netfilter must send packets of a backend."""
+    """Return the address to which netfilter must send packets for a backend."""
     return Translation(backend.id, backend.address, backend.port)
 
 
 def matches(range: SourceRange, service: int, client: Address) -> bool:
-    """Whether the longest-prefix match applies: first bits of service and address, IPv4 as
-    v4-mapped IPv6.
+    """Whether the longest-prefix match applies: first the bits of the service, then those of the
+    address, IPv4 as v4-mapped IPv6.
     """
     difference = _bits(range.service, range.address) ^ _bits(service, client)
     return not range.nodeport and difference >> (64 + 128 - range.length) == 0
@@ -149,14 +151,16 @@ class Maps:
         return replace(contents, last_ids=self.settings.get(0, NOT_RECORDED))
 
     def backends(self, service: ServiceEntry, run: Range) -> Backends:
-        """Do as backend_read for each index of a range: every slot must name the service."""
+        """Read the backends at each index of a range like backend_read: every slot must name the
+        service.
+        """
         found = tuple(self.slots.get(run.base + index, ZERO) for index in range(run.size))
         if any(backend.service != service.id for backend in found):
             raise WrongLookup(f"service {service.id} reads {found}")
         return found
 
     def drawn(self, service: ServiceEntry) -> tuple[Drawn, ...]:
-        """Check the backends of each place of each table: all of its list, and no others."""
+        """Check the backends in each place of each table: all of its list, and no others."""
         found = []
         lists = zip(("cluster", "local"), (service.cluster, service.local), strict=True)
         for part, (word, listed) in enumerate(lists):
@@ -172,7 +176,7 @@ class Maps:
         return tuple(found)
 
     def find(self, service: int, number: int) -> Backend | None:
-        """Do as backend_find, by which affinity and datagram flows find their backend."""
+        """Find a backend like backend_find, by which affinity and datagram flows find theirs."""
         found = self.slots.get(self.backend_slots.get(number, 0), ZERO)
         return found if (found.service, found.id) == (service, number) else None
 
@@ -182,7 +186,7 @@ class Maps:
         return {id: translation(backend) for id, backend in pairs if backend.id == id}
 
     def is_translated(self, backend: Backend) -> bool:
-        """Whether netfilter sends packets for which this backend was chosen to it."""
+        """Whether netfilter sends a packet for which this backend was chosen to the backend."""
         return self.translations.get(backend.id) == translation(backend)
 
     def lookup(self, frontend: Frontend) -> Found:
@@ -241,7 +245,7 @@ class Maps:
         }
 
     def _ranges(self, service: ServiceEntry) -> set[tuple[int, Address]]:
-        """Return the ranges that are looked up."""
+        """Return the ranges of slots that are looked up."""
         ranges = self.source_ranges if "restricted" in service.flags else ()
         return {(it.length, it.address) for it in ranges if it.service == service.id}
 

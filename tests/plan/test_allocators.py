@@ -36,8 +36,8 @@ def test_ids_are_unique(moves: list[int]) -> None:
 @given(some.lists(some.integers(0, 6)), some.sets(some.integers(0, 40)))
 @settings(max_examples=scaled(100), deadline=None)
 def test_an_id_comes_again_after_all_that_were_free(moves: list[int], ends: set[int]) -> None:
-    """Of all free ids the one that was free longest is given. After a start, when this is unknown,
-    the first free ones after the last id are.
+    """Of all free ids the one that was free for the longest time is given. After a start, when this
+    is unknown, the first free ids after the last one are given.
     """
     ids, taken, last, freed = IdAllocator(6), list[int](), 0, list[int]()
     for step, move in enumerate(moves):
@@ -67,7 +67,7 @@ def test_freed_ids_are_no_objects() -> None:
 
 @pytest.mark.parametrize("last", [0, 6, 2**32 - 1])
 def test_last_id_not_recorded(last: int) -> None:
-    """If an older version recorded no last id, or a damaged one, the largest id counts."""
+    """If an older version recorded no last id, or a damaged one, the largest id in use counts."""
     ids = IdAllocator(6)
     ids.mark_used([3])
     ids.go_on_behind(last)
@@ -107,7 +107,7 @@ def test_free_ranges_are_disjoint_and_complete(moves: list[tuple[bool, int, int]
 @given(some.lists(some.builds(Range, _indexes, some.integers(0, 6)), max_size=8))
 @settings(max_examples=scaled(100), deadline=None)
 def test_used_ranges(runs: list[Range]) -> None:
-    """Ranges that the maps refer to are used, even where they overlap."""
+    """Ranges that the maps refer to are used, even if they overlap."""
     ranges, used = SlotAllocator(SLOTS), set[int]()
     for run in runs:
         ranges.mark_used(run)

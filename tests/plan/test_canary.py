@@ -11,7 +11,9 @@ from ebpflb.plan.planner import Planner
 
 
 def test_every_frontend_is_restricted() -> None:
-    """Therefore the client's sockets use the packet path. The NodePort admits only the client."""
+    """All frontends are restricted, so the client's sockets use the packet path. The NodePort
+    admits only the client.
+    """
     ports = service_ports(30999)
     assert len(ports) == 4 and all(map(is_canary, ports))
     for desired in ports.values():
@@ -22,7 +24,9 @@ def test_every_frontend_is_restricted() -> None:
 
 
 def test_a_service_wins() -> None:
-    """Whichever comes first, a Service gets its frontends, and the canary the remaining ones."""
+    """Whichever comes first, a Service gets its frontends, and the canary gets the remaining
+    ones.
+    """
     name, desired = next(iter(service_ports(30999).items()))
     real = replace(desired, name=name._replace(namespace="default"), created="2026-01-01T00:00:00Z")
     for order in ([desired, real], [real, desired]):
@@ -35,7 +39,7 @@ def test_a_service_wins() -> None:
 
 
 def test_it_changes_no_cluster_ips() -> None:
-    """The prefix of all cluster IPs stays, because unused addresses in it are refused."""
+    """The prefix of all cluster IPs stays as it is, because unused addresses in it are refused."""
     planner = Planner(CAPACITY)
     planner.plan_changes(service_ports(30999), 0.0)
     own = {Frontend(ip, CANARY_PORT, 17) for ip in CANARY_IPS.values()}

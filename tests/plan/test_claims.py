@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two services, one frontend: the older one keeps it (Claims)."""
+"""If two services claim one frontend, the older one keeps it (Claims)."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def frontends_of(claims: Claims, service: str) -> set[int]:
 
 
 def test_an_address_as_a_whole_is_shared() -> None:
-    """The oldest Service with an endpoint gets it, and the others do not dispute it."""
+    """The oldest Service with an endpoint gets the address, and the others do not dispute it."""
     whole = frontend(1)._replace(port=0, protocol=WHOLE)
 
     def claimed(service: str, *backends: int, created: str, words: str = "") -> DesiredService:
@@ -82,7 +82,9 @@ def test_order_of_events_does_not_matter(events: list[dict[str, DesiredService |
 
 @pytest.mark.parametrize("ages", [("", ""), (NEW, ""), ("", OLD)], ids=str)
 def test_without_an_age_who_has_it_keeps_it(ages: tuple[str, str]) -> None:
-    """A new manifest takes no frontend, whatever its name or age; also after a restart."""
+    """A new manifest takes no frontend from another Service, whatever its name or age; also after a
+    restart.
+    """
     old, new = desired("z", [1], [1], created=ages[0]), desired("a", [1, 2], [2], created=ages[1])
     node = PlannedNode()
     node.change(by_name(old))

@@ -22,7 +22,9 @@ def port(service: str, number: int, flags: Flags = INTERNAL) -> DesiredService:
 
 
 def test_known_only_while_all_its_frontends_are() -> None:
-    """Another proxy's clients are not refused, before ebpflb serves the address or after."""
+    """Clients of another proxy are not refused, neither before ebpflb serves the address nor
+    after.
+    """
     node = PlannedNode()
     come = node.change(by_name(port("a", 80), port("b", 81)))
     assert [part for part, _ in writes(come) if part in SEEN] == ["services"] * 2 + ["cluster_ips"]

@@ -76,7 +76,9 @@ def test_a_row_corrects_only_its_entry(world: World, table: str, how: str) -> No
 
 
 def test_a_slot_of_no_backend_goes(world: World) -> None:
-    """Otherwise clients' affinity to a removed backend would lead to another one's slot."""
+    """A slot of no backend is removed, because clients' affinity to a removed backend would lead to
+    another backend's slot.
+    """
     world.maps.backend_slots[99] = 1
     (found,) = world.wrong()
     assert (found.field, found.row) == ("removed_backend_slots", 99)

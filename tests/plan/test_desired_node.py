@@ -23,15 +23,17 @@ def local(detector: LocalDetector, *pod_cidrs: str) -> DesiredNode:
 
 
 def test_only_served_devices_are_there() -> None:
-    """Only served devices are there, with all addresses; a family without one is unspecified."""
+    """Only served devices are in the map, with all addresses; a family without an address is
+    unspecified.
+    """
     by_prefix = LocalDetector(LocalMode.NAME_PREFIX, name_prefix="veth")
     assert local(LocalDetector()).devices() == {3: services.DeviceEntry(V4, NO_V6, HOST_ONLY)}
     assert local(by_prefix).devices()[3].flags == {"pods", "host_only"}
 
 
 def test_ports_and_their_frames() -> None:
-    """A bridge's port is marked as one. The MAC addresses of all devices except loopback are there,
-    served or not.
+    """A bridge's port is marked as such. The MAC addresses of all devices except loopback are in
+    the map, whether or not they are served.
     """
     lo = Device(1, "lo", True, True, 0, (), (), mac="00:00:00:00:00:00")
     tun = Device(3, "tun0", False, False, 0, (), ())
@@ -43,14 +45,16 @@ def test_ports_and_their_frames() -> None:
 
 
 def test_settings_without_detector() -> None:
-    """They have the operator's fields, the node's own and the covering prefixes, but no pods."""
+    """The settings have the operator's fields, the node's own and the covering prefixes, but no
+    pods.
+    """
     assert local(LocalDetector()).settings(CHOSEN, SPAN) == CHOSEN._replace(
         span_v4=SPAN[Family.IPV4], node_v4=V4
     )
 
 
 def test_settings_with_detector() -> None:
-    """With pods of one family the detector is on, and the other family has none."""
+    """If pods of one family are known the detector is on, and the other family has no pods."""
     found = local(LocalDetector(LocalMode.NODE_CIDR), "10.244.1.0/24").settings(CHOSEN, {})
     assert found.flags == {"guard_nodeports", "detect_local"}
     assert found.pods_v4 == prefix_of(ip_network("10.244.1.0/24"))

@@ -82,7 +82,7 @@ def numbers(found: DesiredService) -> list[int]:
     ],
 )
 def test_policies(policies: dict[str, Any], internal: str, external: str) -> None:
-    """Each policy is a flag of exactly the frontends that it applies to."""
+    """Each policy is a flag of exactly the frontends to which it applies."""
     found = desired_service(replace(BALANCED, **policies), NOBODY).frontends
     assert found.pop(at("172.30.0.41")) == flags(internal)
     assert found.pop(at("203.0.113.9")) == flags(external + " load_balancer")
@@ -91,7 +91,9 @@ def test_policies(policies: dict[str, Any], internal: str, external: str) -> Non
 
 
 def test_whole_addresses() -> None:
-    """Each has the flags of the frontend at the same address, none of a NodePort."""
+    """Each whole address has the flags of the frontend at the same address, and no flag of a
+    NodePort.
+    """
     whole = (WEB.cluster_ip, *BALANCED.external_ips, *BALANCED.load_balancer_ips)
     usual = desired_service(replace(BALANCED, external_local=True), SOMEBODY).frontends
     port = replace(BALANCED, external_local=True, whole_addresses=whole)
@@ -151,7 +153,7 @@ _lists = some.dictionaries(some.integers(1, 9), some.sets(some.sampled_from("cls
 @given(_lists)
 @settings(max_examples=scaled(100), deadline=None)
 def test_each_list_is_one_run(lists: dict[int, set[str]]) -> None:
-    """The cluster list comes first, the local list is contiguous, no backend is missing."""
+    """The cluster list comes first, the local list is contiguous, and no backend is missing."""
     known = {number: endpoint(number, here="h" in lists[number]) for number in lists}
     cluster, local, serving = (
         tuple(known[number] for number in lists if of in lists[number]) for of in "cls"
@@ -177,7 +179,7 @@ def test_each_list_is_one_run(lists: dict[int, set[str]]) -> None:
     ],
 )
 def test_a_name_is_as_the_map_holds_it(pod: str, stored: str) -> None:
-    """A longer name is cut here; otherwise the audit would find a difference."""
+    """A longer name is cut; otherwise the audit would find a difference."""
     one = msgspec.structs.replace(endpoint(1), name=EndpointName("node", pod, "z" * 70))
     (backend,) = desired_service(WEB, replace(SOMEBODY, cluster=(one,))).backends
     record = records.record("struct backend_name")
@@ -198,7 +200,9 @@ def ending_at(*endpoints: tuple[Address, int]) -> Selection:
 
 
 def place(frontend: Frontend) -> ApiPlaces:
-    """Return the API server's place that the frontend would take; for a NodePort at this node."""
+    """Return the API server's place that the frontend would take; a NodePort takes it at this
+    node.
+    """
     if frontend.address.is_unspecified:
         address = ip_address("192.0.2.9")
         return api_places(frozenset({(address, frontend.port)}), SERVERS, frozenset({address}))
@@ -212,7 +216,7 @@ def place(frontend: Frontend) -> ApiPlaces:
 def test_no_service_takes_a_place_of_the_api_servers(
     frontend: Frontend, endpoints: list[tuple[Address, int]]
 ) -> None:
-    """It loses only this external address or NodePort, unless it leads to API servers."""
+    """A Service loses only this external address or NodePort, unless it leads to API servers."""
     usual = desired_service(BALANCED, ending_at(*endpoints)).frontends
     found = desired_service(BALANCED, ending_at(*endpoints), api=place(frontend))
     assert found.withheld == {frontend: usual.pop(frontend)}
@@ -225,7 +229,7 @@ def test_no_service_takes_a_place_of_the_api_servers(
 
 
 def test_what_the_api_servers_leave_to_services() -> None:
-    """These are other ports and protocols, NodePorts elsewhere, and any cluster IP."""
+    """Services may have other ports and protocols, NodePorts elsewhere, and any cluster IP."""
     balanced = replace(BALANCED, external_ips=(API[0], BALANCED.cluster_ip), port=443)
     elsewhere = frozenset({API, (API[0], 30080), (BALANCED.cluster_ip, 443)})
     found = desired_service(balanced, SOMEBODY, api=api_places(elsewhere, SERVERS, frozenset()))
@@ -235,7 +239,7 @@ def test_what_the_api_servers_leave_to_services() -> None:
 
 
 def test_each_kind_of_frontend() -> None:
-    """All except the cluster IP are external, and VIPs and NodePorts are marked."""
+    """All frontends except the cluster IP are external, and VIPs and NodePorts are marked."""
     assert desired_service(BALANCED, NOBODY).frontends == {
         at("172.30.0.41"): flags(""),
         at("0.0.0.0", 30080): flags("external nodeport"),

@@ -105,7 +105,7 @@ def worlds(draw: st.DrawFn) -> tuple[Timeouts, list[Known]]:
 
 
 def sweep(store: Entries, timeouts: Timeouts) -> None:
-    """Expire the entries of a dict as ebpflb.kernel.sweep does."""
+    """Expire the entries of a dict like ebpflb.kernel.sweep."""
     wait = timeouts.idle_limit
     limits = {key: wait(Protocol(key.protocol), flow.flags) for key, flow in store.items()}
     idle = [key for key, flow in store.items() if NOW - flow.last_seen >= limits[key]]
@@ -138,7 +138,9 @@ def test_only_flows_older_than_the_timeout_go(drawn: tuple[Timeouts, list[Known]
 
 
 def test_masqueraded_by_the_cni() -> None:
-    """A connection that the CNI masquerades is open like any, however idle."""
+    """A connection that the CNI masquerades counts as open like any other, however long it is
+    idle.
+    """
     limit = Timeouts().seconds[Protocol.TCP][FlowState.OPEN]
     made = Made(1, masqueraded=True, chosen=False)
     for ago, gone in ((limit - 1, False), (limit, True)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""If map choices is full, a service without a table is served at random until there is space."""
+"""If map `choices` is full, a service without a table draws at random until there is space."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -36,7 +36,7 @@ def write_block(maps: Maps, number: int, block: Range, first: int = 1) -> None:
 
 
 def web() -> Maps:
-    """Write shop/web, id 1, with two frontends and two backends, without a fault."""
+    """Write the intact service shop/web, id 1, with two frontends and two backends."""
     maps = Maps()
     write_block(maps, 1, OLD)
     maps.service_names[1] = name("web")
@@ -54,7 +54,7 @@ def restarted(maps: Maps, *ports: DesiredService, damaged: bool = False) -> Plan
 
 
 def test_members_of_a_block_that_was_never_named() -> None:
-    """Ids lead to the used block again; the slots that they led to stay until then."""
+    """Ids lead to the used block again; the slots to which they led stay until then."""
     maps = web()
     write_block(maps, 1, NEW)
     contents = maps.read_back()
@@ -79,7 +79,7 @@ def test_member_that_is_nowhere() -> None:
 
 
 def test_two_ids_with_one_name() -> None:
-    """One id is the service's; the other one and its entries are leftovers."""
+    """One id is the service's; the other id and its entries are leftovers."""
     maps = web()
     maps.service_names[9] = name("web")
     write_block(maps, 9, NEW, first=5)

@@ -40,7 +40,9 @@ FIRST_SLOT = served().maps.slots[0]
 
 
 def test_without_quarantine() -> None:
-    """A block that is used again at once is overwritten while a reader uses it."""
+    """A block that is used again at once is overwritten while a reader uses it, which is
+    noticed.
+    """
     node = served()
     node.change(by_name(CHANGED))
     node.planner.quarantine.release(node.now + 1)
@@ -49,7 +51,7 @@ def test_without_quarantine() -> None:
 
 
 def test_former_backend_still_found() -> None:
-    """An entry that is not removed leads clients to a removed backend."""
+    """An entry that is not removed leads clients to a removed backend, which is noticed."""
     node = served()
     plan = node.planner.plan_changes(by_name(CHANGED), node.now)
     plan.removed_backend_slots.clear()
@@ -120,7 +122,7 @@ def restricted(service: str) -> DesiredService:
 
 @pytest.mark.parametrize("order", [late("source_ranges"), early("removed_source_ranges")])
 def test_ranges_on_the_wrong_side_of_the_flip(order: Callable[[list[Write]], list[Write]]) -> None:
-    """A client that is admitted before and after is refused in between."""
+    """The oracle notices that a client that is admitted before and after is refused in between."""
     node = PlannedNode()
     node.change(by_name(restricted("db")))
     plan = node.planner.plan_changes({name("db"): None, **by_name(restricted("web"))}, node.now)
@@ -129,7 +131,7 @@ def test_ranges_on_the_wrong_side_of_the_flip(order: Callable[[list[Write]], lis
 
 
 def test_range_that_nobody_asked_for() -> None:
-    """A client that is never to be admitted is let in by a range in between."""
+    """The oracle notices that a range admits a client in between that is never to be admitted."""
     node = PlannedNode()
     node.change(by_name(restricted("web")))
     key = source_range_key(SECOND, 1)
@@ -146,7 +148,7 @@ def test_range_that_nobody_asked_for() -> None:
     ],
 )
 def test_leaked_entry(case: str, row: object) -> None:
-    """A source range, a cluster IP or a name that belongs to nothing is noticed."""
+    """A source range, a cluster IP or a name without an owner is noticed."""
     node = served()
     node.maps.write(case, row)
     with pytest.raises(AssertionError):
@@ -162,7 +164,7 @@ def test_leaked_range() -> None:
 
 
 def test_crash_without_mending() -> None:
-    """A planner that ignores a partial plan leaves backend_slots wrong."""
+    """A planner that ignores a partial plan leaves backend_slots wrong, which is noticed."""
     node = served()
     node.change(by_name(CHANGED), stop=len(CHANGED.backends) + 1)
     node.desired = by_name(WEB)

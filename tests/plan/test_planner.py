@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entries that a plan writes, and those that it leaves unchanged (planner.py)."""
+"""The entries that a plan writes, and the entries that it leaves unchanged (planner.py)."""
 
 from ebpflb.entries.services import Translation
 from ebpflb.plan.desired import DesiredService
@@ -12,7 +12,7 @@ WEB = desired("web", [1, 2], [1, 2])
 
 
 def node_with(*ports: DesiredService) -> PlannedNode:
-    """Return a node that serves these, with nothing in quarantine."""
+    """Return a node that serves these service ports, with nothing in quarantine."""
     node = PlannedNode()
     node.change(by_name(*ports))
     node.wait(2)
@@ -26,7 +26,7 @@ def ids(node: PlannedNode, service: str) -> dict[int, int]:
 
 
 def test_only_what_changed() -> None:
-    """The other service is not written."""
+    """A change of one service does not write the other service."""
     node = node_with(WEB, desired("db", [3], [3]))
     plan = node.change(by_name(desired("db", [3], [4])))
     assert {service for service, _ in plan.services} == {frontend(3)}
@@ -34,8 +34,8 @@ def test_only_what_changed() -> None:
 
 
 def test_netfilter_gets_and_loses_endpoints() -> None:
-    """Netfilter gets a new backend's endpoint with its plan, and loses a removed one's when its id
-    is free; a plan that reuses the id brings the new endpoint.
+    """Netfilter gets a new backend's endpoint with its plan, and loses a removed endpoint when its
+    id is free; a plan that reuses the id brings the new endpoint.
     """
     node = PlannedNode(CAPACITY._replace(backend_ids=4))
     node.change(by_name(WEB))
@@ -56,7 +56,7 @@ def test_programs_of_another_layout_find_what_they_choose() -> None:
     """Programs of another layout find the endpoints that they choose.
 
     In empty maps a backend gets the id that led to its endpoint before, and no other backend gets
-    such an id. The ids of removed endpoints end when these programs are replaced.
+    that id. The ids of removed endpoints end when these programs are replaced.
     """
     kept, gone = (
         Translation(id, b.address, b.port) for id, b in ((2, backend(1)), (1, backend(9)))

@@ -28,7 +28,7 @@ def number(address: Address) -> int:
 
 @given(networks, addresses)
 def test_prefix_means_the_network(network: Network, address: Address) -> None:
-    """An address is equal under the mask if and only if the network holds it, in 128 bits."""
+    """An address is equal under the mask if and only if the network contains it, in 128 bits."""
     prefix = prefix_of(network)
     equal = not (number(address) ^ number(prefix.address)) & int(prefix.mask)
     assert equal == (number(network[0]) <= number(address) <= number(network[-1]))
@@ -36,7 +36,7 @@ def test_prefix_means_the_network(network: Network, address: Address) -> None:
 
 @given(some.lists(addresses | networks, max_size=6))
 def test_the_cover_is_the_smallest(values: list[Address | Network]) -> None:
-    """It holds all addresses and networks of a family, but neither of its halves does."""
+    """The cover contains all addresses and networks of a family, but neither of its halves does."""
     covering = CoveringPrefixes()
     for value in values:
         covering.add(value)

@@ -28,7 +28,7 @@ TIGHT = Capacity(services=7, slots=12, service_ids=5, backend_ids=14, source_ran
 
 @pytest.fixture(autouse=True, scope="module")
 def small_tables() -> Iterator[None]:
-    """Make tables small: each place is looked up after each write."""
+    """Make tables small, because each place is looked up after each write."""
     with histories.small_tables():
         yield
 
@@ -97,7 +97,7 @@ def note_pairs(node: PlannedNode, seen: dict[tuple[int, int], tuple[PortName, En
 
 
 def crashes(maps: Maps, plan: Plan) -> Iterator[PlannedNode]:
-    """Yield a node for each number of writes, with what was written until then."""
+    """Yield a node for each number of writes, with the entries written until then."""
     rows = list(writes(plan))
     for stop in range(len(rows) + 1):
         crashed = PlannedNode()
@@ -124,7 +124,7 @@ def test_crash_after_crash(steps: list[Step]) -> None:
 def test_full_maps(steps: list[Step]) -> None:
     """With full maps every service is as desired, or keeps the part that it still wants.
 
-    Or its endpoints stay unchanged. Nothing waits that would fit.
+    Or its endpoints stay unchanged. No service waits that would fit.
     """
     node = PlannedNode(TIGHT)
     for step in steps:
@@ -143,7 +143,7 @@ def test_full_maps(steps: list[Step]) -> None:
 
 
 def _check_full(node: PlannedNode, before: Mapping[PortName, Sequence[DesiredBackend]]) -> None:
-    """``before``: the backends that each service port had."""
+    """Check the service ports; ``before`` has the backends that each one had."""
     desired, view = from_nothing(node).view(), node.maps.view()
     for frontend, owner in node.planner.frontends.owners.items():
         if owner in node.not_programmed:
@@ -161,7 +161,7 @@ def _for_any_endpoint(seen: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _is_what_fits(*lists: Sequence[DesiredBackend]) -> bool:
-    """Whether a port has what was there and is wanted, and nothing unwanted."""
+    """Whether a port has all of its former entries that are still wanted, and no unwanted ones."""
     now, had, wanted = ({each.endpoint for each in backends} for backends in lists)
     return had & wanted <= now <= wanted
 

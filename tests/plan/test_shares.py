@@ -31,7 +31,7 @@ CAPACITY = Capacity(
 
 @pytest.fixture(autouse=True, scope="module")
 def small_tables() -> Iterator[None]:
-    """Make tables small: each place is looked up after each write."""
+    """Make tables small, because each place is looked up after each write."""
     with histories.small_tables():
         yield
 
@@ -80,8 +80,8 @@ _steps = some.lists(
 def test_a_greedy_namespace_takes_nothing_from_another_one(
     steps: list[tuple[list[tuple[DesiredService, bool]], DesiredService | None, float]],
 ) -> None:
-    """The other one's changes apply at once; the greedy one has at most half, including what it has
-    just freed.
+    """The other namespace's changes apply at once; the greedy namespace has at most half, including
+    what it has just freed.
     """
     node = PlannedNode(CAPACITY, HALF)
     for greedy, small, seconds in steps:
@@ -108,8 +108,8 @@ def _entries_of(node: PlannedNode, namespace: str) -> list[ServiceEntries]:
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_a_service_of_any_size_can_change(share: float) -> None:
-    """Endpoints take at most a third of the slots, so there is room for new ones beside the former.
-    Each change may wait for the end of a quarantine.
+    """Endpoints take at most a third of the slots, so there is room for new ones beside the former
+    ones. Each change may wait for the end of a quarantine.
     """
     many = CAPACITY._replace(backend_ids=400, endpoints=CAPACITY.slots // 3)
     node, most = PlannedNode(many, Shares(share, 1.0)), math.ceil(many.endpoints * share)
@@ -144,7 +144,7 @@ def test_the_share_is_named_with_the_option() -> None:
 
 
 def test_what_others_free_is_not_tried_by_who_has_its_share() -> None:
-    """A waiting port whose namespace has its share is not tried when others free space.
+    """A waiting port whose namespace has its share is not tried when other namespaces free space.
 
     So another tenant's changes cost no time, however many ports wait.
     """
@@ -161,7 +161,7 @@ def test_what_others_free_is_not_tried_by_who_has_its_share() -> None:
 @given(some.integers(0, 200), some.integers(1, 3))
 @settings(max_examples=scaled(30), deadline=None)
 def test_each_waiting_port_is_tried_once_for_what_was_freed(count: int, frees: int) -> None:
-    """A few are tried at a time, even if none of them fits."""
+    """A few ports are tried at a time, even if none of them fits."""
     waiting = Waiting()
     names = [port("tenant", number % 250, range(1)).name for number in range(1, count + 1)]
     for number, name in enumerate(names):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A new endpoint's weight grows from a tenth to the whole; other weights stay."""
+"""A new endpoint's weight grows from a tenth to the whole weight; other weights stay."""
 
 import math
 from typing import Any
@@ -83,7 +83,7 @@ def test_a_restart_goes_on_from_the_weight_in_the_maps(age: float) -> None:
 def test_what_is_rewritten_is_budgeted() -> None:
     """A turn rewrites a limited number of slots, but at least one service port.
 
-    The others follow in later turns.
+    The remaining service ports follow in later turns.
     """
     starts = SlowStarts()
     names = [f"web-{number}" for number in range(5)]

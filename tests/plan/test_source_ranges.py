@@ -53,7 +53,7 @@ def test_full_map() -> None:
 def test_restriction_of_what_does_not_fit_fails_closed() -> None:
     """A restriction takes effect even if the service's new backends do not fit.
 
-    It keeps its old backends, for the admitted clients.
+    The service keeps its old backends, for the admitted clients.
     """
     node = PlannedNode(CAPACITY._replace(slots=1))
     node.change(by_name(OPEN))
@@ -66,7 +66,7 @@ def test_restriction_of_what_does_not_fit_fails_closed() -> None:
 
 
 def test_opening_does_not_wait_for_endpoints_that_do_not_fit() -> None:
-    """Admitted clients change at once; only the new endpoint waits."""
+    """The admitted clients change at once; only the new endpoint waits."""
     node = PlannedNode(CAPACITY._replace(slots=1))
     node.change(by_name(restricted(FIRST)))
     node.change(by_name(desired("web", [1], [1, 2], flags=EXTERNAL)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which connections are stale: after each change of a service port, and by on-removal."""
+"""Which connections are stale: after each change of a service port, and because of on-removal."""
 
 import math
 from collections.abc import Iterable
@@ -50,7 +50,7 @@ def port(
 
 
 class Planned:
-    """A planner, and what is stale by its state and its last change."""
+    """A planner, and the stale connections after its last change."""
 
     def __init__(self, *ports: DesiredService) -> None:
         self.planner = Planner(CAPACITY)
@@ -82,14 +82,16 @@ ASIDE = structs.replace(backend(1, SERVING), is_set_aside=True)
 
 
 def all_of(protocol: Protocol) -> Ends:
-    """Return everything that ends where no new connection would lead."""
+    """Return all connections that end because no new connection would lead there."""
     return Ends.ALL if protocol is Protocol.UDP else Ends.UNANSWERED
 
 
 @PROTOCOLS
 @pytest.mark.parametrize("left", [(TWO, THREE), ()], ids=["others serve", "none serves"])
 def test_an_endpoint_that_is_removed(protocol: Protocol, left: tuple[DesiredBackend, ...]) -> None:
-    """UDP flows to it end, and unanswered connections; those to other endpoints stay."""
+    """UDP flows to the removed endpoint end, and so do unanswered connections; those to other
+    endpoints stay.
+    """
     planned = Planned(port(ONE, TWO, protocol=protocol))
     (removal,) = planned.change(port(*left, protocol=protocol))
     gone = {ONE.endpoint} | ({TWO.endpoint} if not left else set())
@@ -102,7 +104,9 @@ def test_an_endpoint_that_is_removed(protocol: Protocol, left: tuple[DesiredBack
 
 @PROTOCOLS
 def test_a_service_port_that_is_deleted(protocol: Protocol) -> None:
-    """Only connections to its former endpoints end: another program may have the address now."""
+    """Only connections to its former endpoints end: another program may now have the frontend's
+    address.
+    """
     planned = Planned(port(ONE, protocol=protocol))
     planned.change(without=[port(protocol=protocol).name])
     assert planned.ends(at(1, protocol), ONE.endpoint) is all_of(protocol)
@@ -121,7 +125,7 @@ def test_a_frontend_that_is_lost(protocol: Protocol) -> None:
 
 @PROTOCOLS
 def test_an_endpoint_that_is_set_aside(protocol: Protocol) -> None:
-    """Unanswered connections to it start again; all others continue."""
+    """Unanswered connections to the endpoint start again; all others continue."""
     planned = Planned(port(ONE, TWO, protocol=protocol))
     planned.change(port(TWO, ASIDE, protocol=protocol))
     assert planned.ends(at(1, protocol), ONE.endpoint) is Ends.UNANSWERED
@@ -131,7 +135,9 @@ def test_an_endpoint_that_is_set_aside(protocol: Protocol) -> None:
 
 @PROTOCOLS
 def test_a_port_that_is_renamed(protocol: Protocol) -> None:
-    """Its connections continue, even unanswered ones: the endpoint still serves them."""
+    """Connections of the renamed port continue, even unanswered ones: the endpoint still serves
+    them.
+    """
     planned = Planned(port(ONE, TWO, protocol=protocol))
     renamed = port(ONE, TWO, protocol=protocol, name="renamed")
     removals = planned.change(renamed, without=[port(protocol=protocol).name])
@@ -173,7 +179,9 @@ def test_what_is_searched_for() -> None:
 
 
 def test_where_the_first_local_endpoint_comes() -> None:
-    """Under policy Local, packets went on to the router, or were dropped, before."""
+    """With the first local endpoint (policy Local) flows are searched for, because packets went on
+    to the router, or were dropped, before.
+    """
     planned = Planned(port(ONE))
     assert planned.change(port(ONE, backend(2, BOTH)))
 
@@ -190,19 +198,21 @@ def test_where_the_first_local_endpoint_comes() -> None:
     ids=["nobody's frontend", "its hook knows", "it changes", "no endpoint", "it terminates"],
 )
 def test_by_the_maps_alone(serving: Endpoints | None, is_socket: bool, ends: Ends) -> None:
-    """UDP is stale by the maps alone, as at the start of an agent."""
+    """UDP flows are stale according to the maps only, as at the start of an agent."""
     stale = Stale(lambda _: serving, lambda key: (key,), ())
     assert stale.ends(at(1), ONE.endpoint, is_socket=is_socket) is ends
 
 
 def test_sockets_of_tcp_are_not_ended_long_after() -> None:
-    """A socket whose endpoint was removed earlier is open by now, or expects no answer."""
+    """A TCP socket whose endpoint was removed earlier is left alone: it is open by now, or expects
+    no answer.
+    """
     stale = Stale(lambda _: {}, lambda key: (key,), ())
     assert stale.ends(at(1, Protocol.TCP), ONE.endpoint, is_socket=True) is Ends.NONE
 
 
 def test_a_nodeport() -> None:
-    """A removal has its frontend without an address, and a connection with one."""
+    """A removed NodePort frontend has no address, but its connections have one."""
     nodeport, node = Frontend(ip_address(0), 30053, 17), ip_address("192.0.2.1")
     removal = Removal(Protocol.UDP, {nodeport}, {ONE.endpoint})
     there = nodeport._replace(address=node)
@@ -250,7 +260,7 @@ def watched(*endpoints: DesiredBackend, grace: float = GRACE) -> Watched:
 
 
 class Searches:
-    """Resets with connections to these endpoints, and a search when each is due."""
+    """Resets of connections to these endpoints, and a search when each is due."""
 
     def __init__(self, *connected: DesiredBackend) -> None:
         self.resets, self.connected = Resets(), {each.endpoint for each in connected}
@@ -264,7 +274,7 @@ class Searches:
 
 
 def test_the_grace_begins_when_the_endpoint_is_missed() -> None:
-    """It ends once: then only a removal makes another search due."""
+    """The grace ends once: after that only a removal makes another search due."""
     searches = Searches(ONE, TWO)
     assert searches.resets.update(NAME, watched(ONE, TWO), 0.0), "after a start it may be gone"
     assert searches.search(0.0) == set()
@@ -289,7 +299,7 @@ def test_an_endpoint_that_comes_back_keeps_its_connections() -> None:
 
 
 def test_a_deleted_service_keeps_its_grace() -> None:
-    """Only connections to endpoints that it had, or was losing, are reset."""
+    """Only connections to endpoints that the Service had, or was losing, are reset."""
     searches = Searches(ONE, TWO, THREE)
     searches.resets.update(NAME, watched(ONE, TWO), 0.0)
     searches.connected.remove(THREE.endpoint)
@@ -315,7 +325,7 @@ def test_a_service_that_keeps_its_connections_from_now_on() -> None:
 
 
 def test_another_service_that_serves_the_connection() -> None:
-    """An endpoint that still gets connections by the frontend keeps them all."""
+    """An endpoint that still gets connections by the frontend keeps all of them."""
     resets = Resets()
     resets.update(NAME, watched(grace=0.0), 0.0)
     stale = Stale(lambda _: {ONE.endpoint: READY}, lambda key: (key,), (), resets, 0.0)
@@ -324,7 +334,9 @@ def test_another_service_that_serves_the_connection() -> None:
 
 @given(some.lists(some.integers(0, 999), max_size=50))
 def test_endpoints_without_connections_cost_nothing(numbers: list[int]) -> None:
-    """This holds however many endpoints and Services come and go."""
+    """Endpoints without connections cost nothing, however many endpoints and Services come and
+    go.
+    """
     searches = Searches()
     for now, number in enumerate(numbers):
         name = NAME._replace(service=f"web-{number % 7}")
@@ -337,7 +349,7 @@ def test_endpoints_without_connections_cost_nothing(numbers: list[int]) -> None:
 
 
 def test_a_shorter_grace() -> None:
-    """The new grace applies to connections found before."""
+    """A shorter grace applies to connections found before."""
     name, endpoint = port().name, backend(1).endpoint
     resets = Resets()
     resets.update(name, Watched(60.0, frozenset()), 1.0)

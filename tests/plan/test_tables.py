@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables that a service draws from: each backend has its share, the same on every node."""
+"""Tables that a service draws from: each backend has its share, equal on every node."""
 
 from collections import Counter
 from itertools import pairwise
@@ -40,7 +40,7 @@ def shares(scheduler: str, found: list[Weighted], count: int) -> dict[int, float
 
 @given(weights)
 def test_a_round_has_each_backend_as_often_as_its_weight_says(its: list[int]) -> None:
-    """In a round each backend has its share of turns, but one at least."""
+    """In a round each backend has its share of turns, but at least one."""
     found = backends(*its)
     size = tables.size(ROUND_ROBIN, [its]) or len(its)
     turns = Counter(place.slot for place in places(ROUND_ROBIN, found, size))
@@ -74,7 +74,9 @@ def test_a_round_is_spread_evenly() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 10, 100, 655])
 def test_maglev_is_even(count: int) -> None:
-    """The size is a prime of at least 100 places per backend: none has 2 % more than another."""
+    """The size is a prime of at least 100 places per backend, so no backend has 2 % more than
+    another.
+    """
     found = backends(*[100] * count)
     size = tables.size(MAGLEV, [[100] * count])
     assert size >= 100 * count or size == tables.PRIMES[-1]
@@ -98,8 +100,8 @@ def test_every_node_has_the_same_table(order: list[int]) -> None:
 
 @pytest.mark.parametrize("count", [5, 20, 50])
 def test_a_change_of_maglev_moves_little_else(count: int) -> None:
-    """By the paper's 5.3, if one of N is removed its places move, and at most 1 in 12 of the
-    others'. The table's size stays the same.
+    """If one of N backends is removed (the paper's 5.3), its places move, and at most 1 in 12 of
+    the other places. The table's size stays the same.
     """
     before = backends(*[100] * count)
     gone = before[count // 2]

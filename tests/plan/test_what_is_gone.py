@@ -16,7 +16,7 @@ NOT_HELD = (type, ModuleType, FunctionType, MethodType)
 
 
 def held_by(root: object) -> int:
-    """Return how many elements the containers reachable from it have."""
+    """Return how many elements are in the containers reachable from an object."""
     seen: dict[int, object] = {}
     todo, elements = [root], 0
     while todo:

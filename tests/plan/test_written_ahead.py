@@ -19,7 +19,7 @@ from tests.plan.node import PlannedNode, check_tidy, from_nothing
 
 @pytest.fixture(autouse=True, scope="module")
 def small_parts() -> Iterator[None]:
-    """Make parts small, so that two endpoints are many."""
+    """Make parts small, so that two endpoints need many of them."""
     with (
         histories.small_tables(),
         patch.object(endpoints, "IN_A_STEP", 1),
@@ -31,7 +31,9 @@ def small_parts() -> Iterator[None]:
 @given(histories.steps)
 @settings(max_examples=scaled(150), deadline=None)
 def test_what_is_written_ahead_changes_nothing(history: list[Step]) -> None:
-    """It has no effect until its plan, which may come after other changes; then nothing is left."""
+    """Slots written ahead have no effect until their plan, which may come after other changes;
+    afterwards none is left over.
+    """
     node = PlannedNode()
     for seconds, edits, _ in history:
         node.wait(seconds)
@@ -51,7 +53,7 @@ def test_what_is_written_ahead_changes_nothing(history: list[Step]) -> None:
 @given(histories.steps)
 @settings(max_examples=scaled(60), deadline=None)
 def test_a_crash_before_the_plan(history: list[Step]) -> None:
-    """The next agent frees what was written ahead."""
+    """The next agent frees the slots that were written ahead."""
     node = PlannedNode()
     histories.run(node, history[:-1])
     for port in filter(None, histories.changes(node, history[-1].edits).values()):
@@ -74,7 +76,7 @@ def test_a_plan_writes_no_slot_again() -> None:
 
 
 def test_a_new_service_without_a_frontend_leaves_nothing() -> None:
-    """An older Service has its only frontend: the slots written ahead are freed."""
+    """If an older Service has the only frontend, the slots written ahead are freed."""
     node = PlannedNode()
     node.change(by_name(desired("a", [1], [1], created="2024")))
     later = desired("b", [1], [1, 2, 3], created="2025")
@@ -86,7 +88,7 @@ def test_a_new_service_without_a_frontend_leaves_nothing() -> None:
 
 
 def test_many_removed_backends_are_freed_a_few_at_a_time() -> None:
-    """One plan removes MOST_FREED of them, and the next one is due at once."""
+    """One plan frees MOST_FREED of the removed backends, and the next plan is due at once."""
     node = PlannedNode()
     with patch.object(planner, "MOST_FREED", 2):
         node.change(by_name(desired("a", [1], range(1, 6))))
@@ -100,7 +102,7 @@ def test_many_removed_backends_are_freed_a_few_at_a_time() -> None:
 
 
 def test_a_change_of_frontends_keeps_what_is_written_ahead() -> None:
-    """An older Service takes one of its frontends before the plan."""
+    """The slots stay although an older Service takes one of the frontends before the plan."""
     node = PlannedNode()
     node.change(by_name(desired("a", [1, 2], [1, 2, 3], created="2025")))
     changed = desired("a", [1, 2], [2, 3, 4], created="2025")

@@ -25,8 +25,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class RecordedEvent(NamedTuple):
-    """An event."""
-
     about: Reference
     severity: str
     reason: str
@@ -66,7 +64,7 @@ class Reply(NamedTuple):
 def ask(
     path: str, port: int, host: str = "127.0.0.1", *, method: str = "GET", **headers: str
 ) -> Reply:
-    """Send a request by a connection of its own. Raises OSError."""
+    """Send a request over a separate connection. Raises OSError."""
     connection = HTTPConnection(host, port, timeout=SECONDS)
     try:
         connection.request(method, path, headers=headers)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of metrics of kube-proxy.md 14."""
+"""The table of metrics in kube-proxy.md 14."""
 
 import re
 from pathlib import Path
@@ -32,7 +32,9 @@ def bounds(text: str) -> list[float]:
 
 
 def read_table() -> dict[str, Row]:
-    """Read the table; a row may name several metrics; "same" means the former row's buckets."""
+    """Read the table; a row may name several metrics; "same" means the buckets of the previous
+    row.
+    """
     found: dict[str, Row] = {}
     buckets: list[float] = []
     for line in re.findall(r"(?m)^\| (kubeproxy_.*) \|$", section(14)):

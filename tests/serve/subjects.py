@@ -42,7 +42,7 @@ BUSY = AgentStatus(
 
 @dataclass
 class FakeMap:
-    """A map whose every element is ``element``; a hash's keys are zeros."""
+    """A map whose elements all equal ``element``; a hash's keys are zeros."""
 
     spec: MapSpec
     element: Any = (0, 0, 0)
@@ -106,7 +106,7 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> Metrics:
 
 
 def families(text: bytes) -> dict[str, Metric]:
-    """Return families by name: a counter's with its _total, as every query writes it."""
+    """Return families by name; a counter's name has its _total, as every query writes it."""
     found = list(text_string_to_metric_families(text.decode()))
     names = [m.name + ("_total" if m.type == "counter" else "") for m in found]
     assert len(set(names)) == len(names)
@@ -129,7 +129,7 @@ def value(made: Metrics, name: str, /, **labels: str) -> float:
 
 
 def changes(made: Metrics, before: Any) -> dict[str, dict[str, float]]:
-    """Return sample -> labels' values -> the difference, only of changed ones."""
+    """Return the difference by sample and labels' values, only of changed ones."""
     found: dict[str, dict[str, float]] = {}
     for (name, labels), now in values(made).items():
         then = before.get((name, labels), 0.0)

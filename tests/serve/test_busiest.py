@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which service ports have series of their own."""
+"""Which service ports have their own series."""
 
 import random
 
@@ -34,7 +34,7 @@ def chosen(busiest: Busiest, **counts: int) -> set[str]:
     ],
 )
 def test_series(text: str, limit: int, keys: list[str]) -> None:
-    """A number alone means all Services; what follows it is a selector, which may have commas."""
+    """A number alone means all Services; the text after it is a selector, which may have commas."""
     series = parse_series(text)
     assert series is not None
     assert (series.limit, [each.key for each in series.selector]) == (limit, keys)
@@ -42,7 +42,7 @@ def test_series(text: str, limit: int, keys: list[str]) -> None:
 
 
 def test_none_are_wanted() -> None:
-    """0 is the default, and the same as no option."""
+    """0 is the default, and means the same as no option."""
     assert parse_series("0") is None
     assert parse_series(show_series(None)) is None
 
@@ -54,15 +54,15 @@ def test_wrong_series(text: str) -> None:
 
 
 def test_the_busiest_are_chosen() -> None:
-    """At first by all that was counted; names decide between equals."""
+    """The first choice uses all counts so far; equal Services are chosen by name."""
     assert chosen(Busiest(2), a=5, b=9, c=7) == {"b", "c"}
     assert chosen(Busiest(2), a=5, b=5, c=5) == {"a", "b"}
     assert chosen(Busiest(9), a=5, b=0) == {"a", "b"}
 
 
 def test_recent_connections_count() -> None:
-    """A Service that was busy makes room for one that is busy now, in minutes; what was counted
-    before the first choice, for months, does so at once.
+    """A Service that was busy makes room within minutes for one that is busy now; counts from
+    before the first choice make room at once.
     """
     busiest, old = Busiest(1), 1_000_000_000
     assert chosen(busiest, old=old, new=0) == {"old"}
@@ -73,7 +73,7 @@ def test_recent_connections_count() -> None:
 
 
 def test_series_do_not_come_and_go() -> None:
-    """Two that are about as busy, with noise: the first one stays."""
+    """Of two Services that are about equally busy, with noise, the first one stays."""
     draw = random.Random(1)
     busiest, a, b = Busiest(1), 1000, 999
     assert chosen(busiest, a=a, b=b) == {"a"}
@@ -83,7 +83,9 @@ def test_series_do_not_come_and_go() -> None:
 
 
 def test_a_deleted_service_is_forgotten() -> None:
-    """Its place is free at once; one of its name begins with nothing, so its total counts."""
+    """A deleted Service's place is free at once; a new one with its name begins at zero, so its
+    total counts.
+    """
     busiest = Busiest(1)
     assert chosen(busiest, a=1_000_000, b=1) == {"a"}
     assert chosen(busiest, b=2) == {"b"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever a client does, the server keeps running and others are answered."""
+"""Whatever a client does, the server keeps running and answers other clients."""
 
 import asyncio
 import errno
@@ -20,7 +20,9 @@ from tests.serve.conftest import SECONDS
 
 
 def test_half_a_request_holds_nobody_up(open_listener: OpenListener) -> None:
-    """At the limit the oldest connection is closed for a new one, and others are answered."""
+    """At the limit the oldest connection is closed for a new one, and other clients are
+    answered.
+    """
     port = open_listener(limit=16)
     with ExitStack() as stack:
         halves = [stack.enter_context(connect(port)) for _ in range(16)]
@@ -54,7 +56,7 @@ def test_silence_is_ended_at_the_timeout(open_listener: OpenListener) -> None:
 
 
 def test_slow_page_holds_up_no_other_port(open_listener: OpenListener) -> None:
-    """Probes are answered while a page is made slowly."""
+    """Probes are answered while a slow page is being made."""
     slow, quick = open_listener(slow=True), open_listener()
     with connect(slow) as client:
         client.sendall(b"GET /slow HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -68,7 +70,7 @@ def test_slow_page_holds_up_no_other_port(open_listener: OpenListener) -> None:
 def test_listener_accepts_again_after_an_error(
     server_thread: ServerThread, open_listener: OpenListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a free file descriptor it waits and tries again."""
+    """Without a free file descriptor the listener waits and tries again."""
     loop, errors = server_thread.loop, [OSError(errno.EMFILE, "Too many open files")]
     accept = loop.sock_accept
 
@@ -128,7 +130,7 @@ def test_closing_listener_ends_every_connection(server_thread: ServerThread, tur
 
 
 def test_stop_ends_connections() -> None:
-    """A thread that stops ends every connection; it can be stopped twice, or never started."""
+    """A thread that stops ends every connection; it can be stopped twice, or without a start."""
     ServerThread().stop()
     server_thread = ServerThread()
     server_thread.start()

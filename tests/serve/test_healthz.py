@@ -59,7 +59,7 @@ def codes(health: Health) -> dict[str, int]:
 def test_update_queued_and_not_applied_for_the_timeout_is_unhealthy(
     health: Health, time: Time
 ) -> None:
-    """A waiting change is healthy until it has waited for the timeout."""
+    """A waiting change makes the agent unhealthy once it has waited for the timeout."""
     health.queued()
     time.seconds = TIMEOUT - 0.001
     assert health.healthy
@@ -79,7 +79,7 @@ def test_clock_starts_at_the_oldest_queued_change(health: Health, time: Time) ->
 
 
 def test_clock_is_cleared_by_the_next_successful_sync(health: Health, time: Time) -> None:
-    """After a sync it is healthy, and the next change has the whole timeout."""
+    """After a sync the agent is healthy, and the next change has the whole timeout."""
     health.queued()
     time.seconds = TIMEOUT
     health.synced()
@@ -100,7 +100,9 @@ def test_marked_updated_at_loop_start(serve: Serve) -> None:
 
 
 def test_waiting_for_its_first_lists_it_stays_healthy(health: Health, time: Time) -> None:
-    """A Node without a zone label queues nothing."""
+    """Without a zone label the Node queues nothing, so the agent stays healthy without its
+    lists.
+    """
     time.seconds = 10 * TIMEOUT
     health.set_node(builders.node(labels={"other": "label"}))
     time.seconds = 20 * TIMEOUT
@@ -108,7 +110,9 @@ def test_waiting_for_its_first_lists_it_stays_healthy(health: Health, time: Time
 
 
 def test_first_sight_of_the_zone_label_queues_an_update(health: Health, time: Time) -> None:
-    """With a zone label it turns unhealthy if the lists stay incomplete for the timeout."""
+    """With a zone label the agent becomes unhealthy if the lists stay incomplete for the
+    timeout.
+    """
     zone = {nodes.ZONE_LABEL: "z1"}
     health.set_node(builders.node(labels=zone))
     time.seconds = TIMEOUT
@@ -120,14 +124,14 @@ def test_first_sight_of_the_zone_label_queues_an_update(health: Health, time: Ti
 
 
 def test_livez_ignores_eligibility(time: Time) -> None:
-    """/livez is 200 on a node that is about to be deleted, and does not show that."""
+    """/livez is 200 on a node that is about to be deleted, and its body does not mention it."""
     health = Health(TIMEOUT, now=time.now, monotonic=time.monotonic)
     assert codes(health) == {"/healthz": 503, "/livez": 200}
     assert "nodeEligible" not in body(health, "/livez")
 
 
 def test_healthz_is_200_iff_healthy_and_eligible(health: Health, time: Time) -> None:
-    """Both conditions are needed."""
+    """/healthz is 200 only if the agent is healthy and the node is eligible."""
     found = {}
     for late in (False, True):
         for doomed in (False, True):
@@ -146,7 +150,7 @@ def test_healthz_is_200_iff_healthy_and_eligible(health: Health, time: Time) -> 
 
 
 def test_deleted_node_is_kept_as_it_was(health: Health) -> None:
-    """A deleted Node object changes nothing: it stays eligible, or not."""
+    """A deleted Node object changes nothing: the node stays eligible, or not eligible."""
     health.set_node(None)
     assert health.eligible
     health.set_node(builders.node(taints=[{"key": nodes.DELETION_TAINT}]))
@@ -155,7 +159,7 @@ def test_deleted_node_is_kept_as_it_was(health: Health) -> None:
 
 
 def test_node_that_never_existed_is_not_eligible() -> None:
-    """Without a Node object there is no eligibility."""
+    """Without a Node object the node is not eligible."""
     health = Health(TIMEOUT)
     health.set_node(None)
     assert not health.eligible
@@ -174,7 +178,7 @@ def test_body_of_healthz(health: Health, time: Time) -> None:
 
 
 def test_body_of_livez_is_without_node_eligible(health: Health) -> None:
-    """All other keys are there."""
+    """The body of /livez has all keys except nodeEligible."""
     assert list(body(health, "/livez")) == ["lastUpdated", "currentTime", "healthy", "status"]
     assert set(body(health)) - set(body(health, "/livez")) == {"nodeEligible"}
 
@@ -183,7 +187,7 @@ def test_body_of_livez_is_without_node_eligible(health: Health) -> None:
 def test_last_updated_with_503_is_the_newest_real_sync(
     health: Health, time: Time, path: str
 ) -> None:
-    """It is the time of the last sync, not now, in each family too."""
+    """With 503, lastUpdated is the time of the last sync, not now, for each family too."""
     time.seconds = 7
     health.synced()
     health.queued()
@@ -196,14 +200,14 @@ def test_last_updated_with_503_is_the_newest_real_sync(
 
 
 def test_status_is_omitted_if_empty() -> None:
-    """Before the loop starts there is no family, and no time."""
+    """Before the loop starts there are no families and no time."""
     said = body(Health(TIMEOUT))
     assert "status" not in said
     assert said["lastUpdated"] == "0001-01-01T00:00:00Z"
 
 
 def test_times_are_rfc3339_with_nanoseconds() -> None:
-    """They are written as in Go: up to nine digits, without a zero at the end."""
+    """Times are written as in Go: up to nine digits, without trailing zeros."""
     assert rfc3339(BEGUN + 123_456_789) == "2023-11-14T22:13:20.123456789Z"
     assert rfc3339(BEGUN + 1) == "2023-11-14T22:13:20.000000001Z"
     assert rfc3339(BEGUN + 120_000_000) == "2023-11-14T22:13:20.12Z"

@@ -30,7 +30,9 @@ def test_other_paths_are_404(serve: Serve) -> None:
 
 
 def test_answered_on_loopback_and_self_address(serve: Serve) -> None:
-    """As in e2e, /healthz on 10256 has "lastUpdated", on loopback, in both families."""
+    """/healthz on 10256 has "lastUpdated", as e2e requires, on loopback and the node's address, in
+    both families.
+    """
     serve().health.set_node(builders.node())
     for host in ("127.0.0.1", "127.0.0.2", "::1"):
         assert re.search("lastUpdated", ask("/healthz", 10256, host).body)

@@ -56,7 +56,7 @@ def test_answers(opened: LocalSocket, path: Path) -> None:
 def test_what_takes_no_time_waits_for_no_other_request(
     path: Path, server_thread: ServerThread
 ) -> None:
-    """`status` is answered while the loop lets another command wait."""
+    """`status` is answered while the loop keeps another command waiting."""
     asked, goes_on = threading.Event(), threading.Event()
 
     def wait(request: Request) -> Response:
@@ -96,7 +96,7 @@ def test_left_by_a_crash(path: Path, server_thread: ServerThread) -> None:
 
 
 def test_no_directory(tmp_path: Path, server_thread: ServerThread) -> None:
-    """If it cannot listen the agent continues, and the log says what that means."""
+    """If the socket cannot listen the agent continues, and the log names the consequence."""
     local = LocalSocket(tmp_path / "gone" / "agent.sock", respond)
     server_thread.run(local.open())
     server_thread.run(local.close())
@@ -110,7 +110,9 @@ def test_all_else_is_closed_where_its_file_cannot_be_removed(
     fake_recorder: FakeRecorder,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """On a read-only file system ports, threads and events end, with a log line."""
+    """If the socket's file cannot be removed, as on a read-only file system, ports, threads and
+    events still end, with a log line.
+    """
     nowhere = Path("/nonexistent")
     options = Options(Paths(nowhere, tmp_path), "node-1", nowhere)
     servers = HttpServers(options, fake_recorder, plain_pages(), local=respond)

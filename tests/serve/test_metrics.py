@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exposition of metrics: formats, unreadable ones, closing, and the agent's own counts."""
+"""The exposition of metrics: formats, unreadable metrics, closing, and the agent's own counts."""
 
 import re
 import threading
@@ -33,7 +33,7 @@ def test_without_openmetrics_the_answer_is_text(metrics: Metrics, accept: str) -
 
 
 def test_open_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenMetrics is accepted by its strict parser, with the same values."""
+    """The strict parser of OpenMetrics accepts the answer, with the same values."""
     made = subjects.everything(monkeypatch)
     shown = made.exposition(OPEN_METRICS)
     assert shown.content_type.startswith("application/openmetrics-text; version=1.0.0")
@@ -44,7 +44,7 @@ def test_open_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _number(name: str, labels: dict[str, str]) -> tuple[Any, ...]:
-    """Return the numbers of a series; the two formats spell bounds of buckets differently."""
+    """Return the numbers of a series; the two formats write the bounds of buckets differently."""
     numbers = {"le": float(labels["le"])} if "le" in labels else {}
     return name, frozenset({**labels, **numbers}.items())
 
@@ -59,7 +59,7 @@ def test_nothing_of_its_making(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_cannot_be_read_is_left_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The rest is shown, and the failure is counted and logged."""
+    """An unreadable metric is left out, counted and logged; the others are shown."""
     made = subjects.everything(monkeypatch)
 
     def refuse(*_: object) -> None:
@@ -76,7 +76,9 @@ def test_what_cannot_be_read_is_left_out(
 
 
 def test_after_closing_no_map_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then no map is read, and counted metrics are still shown; closing twice is no error."""
+    """After closing no map is read, and counted metrics are still shown; closing twice is no
+    error.
+    """
     made = Metrics()
     maps = fake_maps()
     made.read(subjects.sources(maps))
@@ -89,7 +91,7 @@ def test_after_closing_no_map_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_close_waits_for_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When close returns maps may be closed: a running scrape ends first."""
+    """When close returns the maps may be closed: a running scrape ends first."""
     made = Metrics()
     maps = fake_maps()
     reading, go_on = threading.Event(), threading.Event()
@@ -114,7 +116,9 @@ def test_close_waits_for_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_requests_are_counted_by_code(metrics: Metrics) -> None:
-    """Requests are counted by code, method and host; without an answer client-go's code counts."""
+    """Requests are counted by code, method and host; a request without an answer has client-go's
+    code for errors.
+    """
     before = values(metrics)
     metrics.request("GET", "https://10.96.0.1:443/api/v1/nodes", 200, 0.3)
     metrics.request("POST", "https://10.96.0.1:443", None, 1.0)
@@ -129,7 +133,7 @@ def test_requests_are_counted_by_code(metrics: Metrics) -> None:
 
 
 def test_slis_have_the_outcome_of_each_check(metrics: Metrics) -> None:
-    """/metrics/slis has the last outcome of each check and how often it came out how."""
+    """/metrics/slis has the last outcome of each check, and the count of each outcome."""
     for ok in (True, True, False):
         metrics.check("ping", "healthz", ok=ok)
     text = metrics.slis_exposition().body.decode()

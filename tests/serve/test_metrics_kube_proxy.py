@@ -36,13 +36,15 @@ def test_the_table_is_read() -> None:
 
 
 def test_exactly_those_that_have_a_meaning_here(shown: dict[str, Metric]) -> None:
-    """All of section 14 is there except other modes' metrics, and no more with its prefix."""
+    """The metrics are those of section 14 without those of other modes, and no further ones with
+    its prefix.
+    """
     assert {name for name in shown if name.startswith("kubeproxy_")} == OURS.keys()
 
 
 @pytest.mark.parametrize("row", OURS.values(), ids=OURS)
 def test_type_and_labels(shown: dict[str, Metric], row: Row) -> None:
-    """Types and labels are those of section 14, each family and each code from the start."""
+    """Types and labels are those of section 14, with each family and each code from the start."""
     metric = shown[row.name]
     assert metric.type == row.type
     assert metric.samples
@@ -58,7 +60,7 @@ def test_type_and_labels(shown: dict[str, Metric], row: Row) -> None:
 
 @pytest.mark.parametrize("row", [r for r in OURS.values() if r.buckets], ids=lambda row: row.name)
 def test_buckets(metrics: Metrics, row: Row) -> None:
-    """Buckets are those of section 14, spelled as in Go, le="1", because queries name them."""
+    """Buckets are those of section 14, written as in Go (le="1"), because queries name them."""
     text = metrics.exposition().body.decode()
     found = re.findall(rf'{row.name}_bucket{{ip_family="IPv4",le="([^"]*)"}}', text)
     assert [float(bound) for bound in found] == pytest.approx([*row.buckets, float("inf")])
@@ -93,7 +95,7 @@ def test_sync_failed(metrics: Metrics) -> None:
 
 
 def test_last_queued(metrics: Metrics) -> None:
-    """It is the time of the last request for a sync, in both families."""
+    """The metric is the time of the last request for a sync, in both families."""
     before = values(metrics)
     metrics.queued()
     assert changes(metrics, before) == {
@@ -102,7 +104,7 @@ def test_last_queued(metrics: Metrics) -> None:
 
 
 def test_endpoint_changes_count_once(metrics: Metrics) -> None:
-    """A slice is of one family, so its event counts once."""
+    """A slice belongs to one family, so its event counts once."""
     metrics.endpoint_changes(3)
     assert value(metrics, "kubeproxy_sync_proxy_rules_endpoint_changes_total") == 3
 
@@ -131,7 +133,7 @@ def test_network_programming_latency(metrics: Metrics) -> None:
 
 
 def test_no_local_endpoints_is_a_gauge(metrics: Metrics) -> None:
-    """It can fall too, by policy and family."""
+    """The metric, by policy and family, can also fall."""
     name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total"
     at = {"traffic_policy": "external", "ip_family": "IPv6"}
     for count in (3, 1):
@@ -141,7 +143,7 @@ def test_no_local_endpoints_is_a_gauge(metrics: Metrics) -> None:
 
 
 def test_stale_udp_flows(metrics: Metrics) -> None:
-    """Each search is observed in its family, with what it ended."""
+    """Each search is observed in its family, with the number of entries that it deleted."""
     before = values(metrics)
     metrics.stale_flows_ended(Family.IPV4, 0.5, 7)
     found = changes(metrics, before)

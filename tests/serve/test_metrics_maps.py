@@ -91,7 +91,7 @@ def test_each_verdict_has_its_counter(world: dict[str, Map], metrics: Metrics) -
 
 
 def test_each_limited_map_has_use_and_size(metrics: Metrics) -> None:
-    """Every map that can fill up has its use and size; a map of one element has neither."""
+    """Every map that can become full has its use and size; a map of one element has neither."""
     found = values(metrics)
     sizes = {
         dict(labels)["map"]: v for (n, labels), v in found.items() if n == "ebpflb_map_max_entries"
@@ -138,7 +138,7 @@ def test_flow_entries(world: dict[str, Map], metrics: Metrics) -> None:
 
 
 def test_sockets(world: dict[str, Map], metrics: Metrics) -> None:
-    """What the map sockets holds is counted by the programs."""
+    """The programs count the entries of map `sockets`."""
     world["sockets_full"].write([(0, (3, 4, 70))])
     assert use(metrics, "sockets") == 70
 
@@ -147,7 +147,7 @@ def test_scrape_costs_the_same_whatever_is_programmed(
     world: dict[str, Map], planner: Planner, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With 1,000 services and 10,000 endpoints a scrape makes as many calls, and shows as many
-    series, as with none.
+    series, as without any.
     """
     calls: list[str] = []
     bpf = kernel.bpf

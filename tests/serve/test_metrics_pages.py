@@ -19,7 +19,7 @@ def get(path: str, **pages: Any) -> Response:
 
 @pytest.mark.parametrize(("path", "name"), [("/metrics", "metrics"), ("/metrics/slis", "slis")])
 def test_metrics_and_slis(serve: Serve, path: str, name: str) -> None:
-    """The answer is the exposition for this Accept header, with its type."""
+    """The answer is the exposition for the request's Accept header, with its type."""
     serve()
     reply = ask(path, PORT, Accept="application/openmetrics-text")
     assert reply.code == 200
@@ -44,7 +44,7 @@ def test_healthz_is_counted() -> None:
 
 
 def test_proxy_mode_is_ebpf_without_newline(serve: Serve) -> None:
-    """It has kube-proxy's headers; e2e expects 200."""
+    """/proxyMode has kube-proxy's headers; e2e expects 200."""
     serve()
     reply = ask("/proxyMode", PORT)
     assert (reply.code, reply.body) == (200, "ebpf")
@@ -53,7 +53,7 @@ def test_proxy_mode_is_ebpf_without_newline(serve: Serve) -> None:
 
 
 def test_configz_is_the_configuration_in_force() -> None:
-    """It has kube-proxy's key, and is read again for each request."""
+    """/configz has kube-proxy's key, and is read again for each request."""
     now = {"mode": "nftables"}
     pages = plain_pages(configuration=lambda: now)
     for mode in ("nftables", "ebpf"):
@@ -64,7 +64,7 @@ def test_configz_is_the_configuration_in_force() -> None:
 
 
 def test_flagz_lists_the_flags_by_name() -> None:
-    """It is kube-proxy's page: a heading, a warning, a blank line, name=value."""
+    """/flagz looks like kube-proxy's page: a heading, a warning, a blank line, name=value."""
     said = get("/flagz", flags=lambda: {"v": "2", "config": "/etc/x"}).body.decode()
     lines = said.splitlines()
     assert lines[:2] == ["", "ebpflb flags"]
@@ -73,7 +73,7 @@ def test_flagz_lists_the_flags_by_name() -> None:
 
 
 def test_statusz_tells_since_when_and_what_runs() -> None:
-    """It is kube-proxy's page, with Python instead of Go."""
+    """/statusz looks like kube-proxy's page, with Python instead of Go."""
     said = get("/statusz", started=0.0).body.decode()
     assert said.startswith("\nebpflb statusz\nWarning: ")
     assert "Started: Thu Jan  1 00:00:00 UTC 1970\n" in said
@@ -84,7 +84,7 @@ def test_statusz_tells_since_when_and_what_runs() -> None:
 
 
 def test_stacks_only_with_profiling() -> None:
-    """It shows the stack of every thread: this one is in this test."""
+    """With profiling the page shows the stack of every thread, including that of this test."""
     assert get("/debug/stacks").status == 404
     answer = get("/debug/stacks", profiling=True)
     assert answer.status == 200
@@ -94,7 +94,7 @@ def test_stacks_only_with_profiling() -> None:
 
 @pytest.mark.parametrize("profiling", [False, True])
 def test_unknown_path_is_404(serve: Serve, profiling: bool) -> None:
-    """Go's profiles are 404 too: nothing here could make them."""
+    """Go's profiles are 404 too, because Python cannot make them."""
     serve(plain_pages(profiling=profiling))
     for path in ("/", "/nothing", "/debug/pprof/", "/debug/pprof/heap", "/debug/flags/v"):
         reply = ask(path, PORT)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Series of single service ports: what is counted, which ports have them, what bounds them."""
+"""Series of single service ports: what is counted, which ports have series, what bounds their
+number.
+"""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -88,7 +90,7 @@ def service(name: str, number: int, family: Family = Family.IPV4) -> DesiredServ
 
 
 def series(made: Metrics, metric: str) -> dict[str, float]:
-    """Return name of the Service, and the further label if there is one -> value."""
+    """Return the value by the Service's name, and by the further label if there is one."""
     found = {}
     for (name, labels), now in values(made).items():
         if name == metric:
@@ -115,7 +117,7 @@ def test_what_was_counted_is_shown(world: World) -> None:
 
 
 def test_only_the_busiest_and_how_many_are_left_out(world: World) -> None:
-    """The limit applies to any number of Services; the rest is counted."""
+    """The limit applies to any number of Services; those without series are counted."""
     every = [service(f"s{n}", n) for n in range(20)]
     world.program(*every)
     for n, each in enumerate(every):
@@ -143,7 +145,7 @@ def test_the_choice_follows_what_is_busy(world: World) -> None:
 
 
 def test_labels_select(world: World) -> None:
-    """Only Services whose labels meet the selector have series, however busy others are."""
+    """Only Services whose labels match the selector have series, however busy others are."""
     shown, other = service("shown", 1), service("other", 2)
     world.program(shown, other)
     world.count(other, 1000)
@@ -158,7 +160,7 @@ def test_labels_select(world: World) -> None:
 
 
 def test_series_end_with_the_service(world: World) -> None:
-    """They end at the next scrape, not at the next choice; the other family's stay."""
+    """Series end at the next scrape, not at the next choice; the other family's series stay."""
     web, web6, gone = service("web", 1), service("web", 1, Family.IPV6), service("gone", 2)
     world.program(web, web6, gone)
     made = world.metrics("5")

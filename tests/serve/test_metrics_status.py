@@ -18,7 +18,7 @@ SERVICE = "ebpflb_service_not_programmed"
 
 
 def reading(published: list[AgentStatus]) -> Metrics:
-    """Return the metrics of an agent that appends each status it publishes."""
+    """Return the metrics of an agent that appends each status that it publishes to a list."""
     made = Metrics()
     made.read(sources(status=lambda: published[-1]))
     return made
@@ -58,7 +58,9 @@ def test_fields(fields: dict[str, Any], name: str, now: dict[str, float]) -> Non
 
 
 def test_the_loop() -> None:
-    """Health, the wait of the oldest message and counts of the agent's parts are read."""
+    """The metrics have the health, the wait of the oldest message, and counts of the agent's
+    parts.
+    """
     now, waiting = 100.0, 0.0
     health = Health(60, monotonic=lambda: now, waiting=lambda: waiting)
     seen = agent_seen(STATUS)._replace(health=health)
@@ -86,7 +88,7 @@ def test_the_loop() -> None:
 
 
 def test_conditions_are_those_of_the_status() -> None:
-    """Each has a sample while it lasts, including those usual after a start."""
+    """Each condition has a sample while it lasts, including those that are usual after a start."""
     serving = STATUS.changed(attached=True, in_sync=True, lists_complete=True)
     published = [serving]
     made = reading(published)
@@ -99,7 +101,7 @@ def test_conditions_are_those_of_the_status() -> None:
 
 
 def test_services_not_programmed() -> None:
-    """They are counted, and each is named."""
+    """Services that are not programmed are counted, and each of them is named."""
     reasons = dict.fromkeys(("shop/web", "shop/db", "a/web"), "full")
     made = reading([STATUS.changed(not_programmed=reasons)])
     assert value(made, "ebpflb_services_not_programmed") == 3

@@ -41,7 +41,7 @@ def answers(host: str, port: int) -> bool:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
 def test_listens_on_both_families_where_the_address_allows(serve: Serve, host: str) -> None:
-    """Either wildcard means both families, as in kube-proxy."""
+    """Each wildcard address means both families, as in kube-proxy."""
     serve(healthz_address=f"{host}:10256")
     assert answers("127.0.0.1", 10256)
     assert answers("::1", 10256)
@@ -75,7 +75,7 @@ def test_taken_port_is_retried_until_it_is_free(
     serve: Serve, which: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each reason gives a warning and no event; the other port is open, and the status names the
-    missing one. This is expected beside a kube-proxy that will be replaced.
+    missing port. This is expected beside a kube-proxy that will be replaced.
     """
     port = port_of(PORTS[which])
     with socket.create_server(("127.0.0.1", port)):
@@ -100,7 +100,7 @@ def test_taken_port_is_retried_until_it_is_free(
 def test_bind_address_hard_fail_is_fatal_with_an_event_on_the_node(
     serve: Serve, fake_recorder: FakeRecorder, which: str
 ) -> None:
-    """The error names the address and the reason; nothing of ours listens afterwards."""
+    """The error names the address and the reason; afterwards nothing of the agent listens."""
     port = port_of(PORTS[which])
     with socket.create_server(("127.0.0.1", port)), pytest.raises(NodeError) as raised:
         serve(bind_address_hard_fail=True)
@@ -128,7 +128,7 @@ def test_starting_is_told_on_the_node(serve: Serve, fake_recorder: FakeRecorder)
 
 
 def test_timeout_is_twice_the_sync_period(serve: Serve) -> None:
-    """A period of 0 leaves no time at all."""
+    """The timeout is twice the period, so with a period of 0 there is no time at all."""
     servers = serve(sync_period=0.0)
     servers.health.queued()
     reply = ask("/livez", 10256)

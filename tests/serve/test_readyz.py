@@ -29,7 +29,7 @@ def in_force(**more: Any) -> AgentStatus:
 
 
 def test_everything_in_force_is_ready() -> None:
-    """Nothing is missing, so there is no reason."""
+    """If nothing is missing, there is no reason."""
     assert not_ready(in_force()) == []
 
 
@@ -54,17 +54,21 @@ def test_everything_in_force_is_ready() -> None:
     ],
 )
 def test_whatever_is_not_in_force_is_a_reason(fields: dict[str, Any], reason: str) -> None:
-    """Each of them suffices to make the agent unready."""
+    """Each missing part suffices to make the agent unready."""
     assert not_ready(in_force().changed(**fields)) == [reason]
 
 
 def test_pods_devices_that_get_programs_are_no_reason() -> None:
-    """With netfilter each device serves as soon as it has programs."""
+    """With netfilter, pods' devices without programs are no reason, because each device serves as
+    soon as it has programs.
+    """
     assert not_ready(in_force().changed(devices_to_come=480)) == []
 
 
 def test_a_service_that_does_not_fit_is_no_reason() -> None:
-    """Otherwise one tenant could make every node unready."""
+    """A Service that does not fit is no reason; otherwise one tenant could make every node
+    unready.
+    """
     assert not_ready(in_force().changed(not_programmed={"a/b": "full"})) == []
 
 
@@ -80,7 +84,7 @@ def test_not_ready_before_the_first_sync() -> None:
 
 
 def test_healthz_says_when_the_data_plane_is_not_in_force() -> None:
-    """/livez does not: a restart would not help."""
+    """/healthz fails; /livez does not, because a restart would not help."""
     health = Health(timeout=60)
     health.set_node(builders.node())
     health.set_in_force(False)
@@ -92,7 +96,9 @@ def test_healthz_says_when_the_data_plane_is_not_in_force() -> None:
 
 @pytest.mark.parametrize("port", [10256, OWN])
 def test_reasons_and_who_answers(serve: Serve, port: int) -> None:
-    """The reasons are JSON, limited in number; the header Server tells it from a kube-proxy."""
+    """The reasons are JSON, limited in number; the header Server distinguishes the agent from a
+    kube-proxy.
+    """
     servers = serve()
     servers.health.set_not_ready([f"reason {number}" for number in range(100)])
     reply = ask("/readyz", port)
@@ -104,13 +110,15 @@ def test_reasons_and_who_answers(serve: Serve, port: int) -> None:
 
 
 def is_reachable(address: str) -> bool:
-    """Whether there is a route: for a new address of IPv6 the kernel adds it a moment later."""
+    """Whether there is a route to the address: for a new IPv6 address the kernel adds it a moment
+    later.
+    """
     command = ["ip", "route", "get", address]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def test_reasons_are_told_on_loopback_only(serve: Serve) -> None:
-    """A client with another address gets no names, by IPv4 and IPv6."""
+    """A client at an address that is not loopback gets no reasons, neither by IPv4 nor by IPv6."""
     netns.create(NETNS)
     netns.pushns(NETNS)
     try:
@@ -136,7 +144,7 @@ def test_reasons_are_told_on_loopback_only(serve: Serve) -> None:
 
 
 def test_own_port_can_be_left_out(serve: Serve) -> None:
-    """An empty address disables it."""
+    """An empty address disables the port."""
     serve(readyz_address="")
     with pytest.raises(OSError):
         ask("/readyz", OWN)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any request, however spelled, gets the answer that HTTP defines."""
+"""Any request, however written, gets the answer that HTTP defines."""
 
 import pytest
 from hypothesis import given
@@ -42,7 +42,7 @@ def test_any_bytes(port: int, anything: bytes) -> None:
 
 
 def test_half_a_request_is_not_answered(open_listener: OpenListener) -> None:
-    """A client that ends within a head gets no answer."""
+    """A client that closes in the middle of a head gets no answer."""
     assert response_to(open_listener(), b"GET / HTTP/1.1\r\nHost: x\r\n") == b""
     assert response_to(open_listener(), b"\r\n\r\n") == b""
 
@@ -66,7 +66,7 @@ def test_refusal_after_head(open_listener: OpenListener) -> None:
     ],
 )
 def test_connection_is_ended_after_the_answer(open_listener: OpenListener, request_: bytes) -> None:
-    """It is closed if the client asks, and after a body, which is not read."""
+    """The connection is closed if the client asks, and after a body, which is not read."""
     with connect(open_listener()) as client:
         client.sendall(request_)
         answer = client.makefile("rb").read()
@@ -76,6 +76,8 @@ def test_connection_is_ended_after_the_answer(open_listener: OpenListener, reque
 
 
 def test_leading_slashes_are_one(open_listener: OpenListener) -> None:
-    """A path may have been joined to a base URL that ends in a slash."""
+    """Several leading slashes count as one: a path may have been joined to a base URL that ends in
+    a slash.
+    """
     request = b"GET //well HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     assert response_to(open_listener(), request).endswith(b"\r\n\r\n/well")

@@ -32,13 +32,15 @@ def test_one_server_per_family_with_its_own_count(servers: HttpServers) -> None:
 @pytest.mark.parametrize("path", ["/", "/healthz", "/any/thing?at=all"])
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE", "ANY"])
 def test_any_path_any_method(servers: HttpServers, path: str, method: str) -> None:
-    """All get the same answer."""
+    """All paths and methods get the same answer."""
     servers.service_health.update({WEB: checked()})
     assert get(path, method=method).code == 200
 
 
 def test_status_is_200_iff_there_are_endpoints_and_the_proxy_is_healthy(serve: Serve) -> None:
-    """With a period of 0 any queued change makes it unhealthy."""
+    """The status is 200 only with endpoints and a healthy proxy; with a period of 0 any queued
+    change makes the proxy unhealthy.
+    """
     servers = serve(healthz_address="", metrics_address="", sync_period=0.0)
     found = {}
     for count in (0, 3):
@@ -69,7 +71,7 @@ def test_headers_weight_also_with_503(servers: HttpServers, count: int) -> None:
 
 
 def test_body_is_tab_indented_in_kube_proxys_order(servers: HttpServers) -> None:
-    """The bytes are equal."""
+    """The bytes of the body equal kube-proxy's."""
     servers.service_health.update({WEB: checked(v4=2)})
     assert get().body == (
         '{\n\t"service": {\n\t\t"namespace": "default",\n\t\t"name": "web"\n\t},\n'
@@ -86,7 +88,7 @@ def test_body_of_an_unhealthy_proxy(serve: Serve) -> None:
 
 
 def test_restricted_nodeport_addresses_restrict_the_listeners(servers: HttpServers) -> None:
-    """Only these addresses listen; a family without any of them is unrestricted."""
+    """Only the given addresses listen; a family without any of them is unrestricted."""
     subprocess.run(["ip", "addr", "add", "192.0.2.1/32", "dev", "lo"], check=True)
     subprocess.run(["ip", "addr", "add", "192.0.2.2/32", "dev", "lo"], check=True)
     ours = {V4: [ip_address("192.0.2.1"), ip_address("192.0.2.2")]}
@@ -97,7 +99,7 @@ def test_restricted_nodeport_addresses_restrict_the_listeners(servers: HttpServe
 
 
 def test_addresses_are_followed(servers: HttpServers) -> None:
-    """New addresses of the node are listened on, removed ones no longer."""
+    """New addresses of the node are listened on; removed addresses no longer are."""
     for ours, other in (("127.0.0.1", "127.0.0.2"), ("127.0.0.2", "127.0.0.1")):
         servers.service_health.update({WEB: checked()}, {V4: [ip_address(ours)]})
         assert get(host=ours).code == 200
@@ -128,7 +130,9 @@ def test_port_change_closes_and_opens(servers: HttpServers) -> None:
 
 
 def test_service_gone_closes_the_listener(servers: HttpServers) -> None:
-    """After deletion, policy Cluster or another type, connections are refused, kept ones ended."""
+    """After deletion, or a change to policy Cluster or another type, connections are refused, and
+    kept ones ended.
+    """
     servers.service_health.update({WEB: checked(v6=1), SHOP: checked(OTHER)})
     with socket.create_connection(("127.0.0.1", PORT), timeout=60) as kept:
         kept.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")

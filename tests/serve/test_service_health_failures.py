@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Health-check node ports that another program has (kube-proxy.md 10)."""
+"""Health-check node ports that another program occupies (kube-proxy.md 10)."""
 
 import socket
 import time
@@ -22,7 +22,9 @@ def servers(serve: Serve) -> HttpServers:
 def test_failure_to_listen_is_told_on_the_service(
     servers: HttpServers, fake_recorder: FakeRecorder
 ) -> None:
-    """A Warning has kube-proxy's reason and action, and names node, service, port, and error."""
+    """A Warning event has kube-proxy's reason and action, and names node, service, port and
+    error.
+    """
     with socket.create_server(("127.0.0.1", PORT)):
         servers.service_health.update({WEB: checked()})
     event = fake_recorder.events[-1]
@@ -72,7 +74,7 @@ def test_failure_is_retried_without_a_sync(
 def test_a_port_that_changes_all_the_time_fills_no_log(
     servers: HttpServers, fake_recorder: FakeRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two taken ports in turn give 25 lines and Events; another Service's still come."""
+    """Two taken ports in turn give 25 lines and Events; those of another Service still come."""
     with socket.create_server(("127.0.0.1", PORT)), socket.create_server(("127.0.0.1", OTHER)):
         for turn in range(100):
             servers.service_health.update({WEB: checked((PORT, OTHER)[turn % 2])})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of a Service: everything in use, and why the rest is not."""
+"""The page of a Service: which parts are used, and why others are not."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -36,7 +36,7 @@ NODE = "here"
 
 
 class Known:
-    """A cluster, and its plan."""
+    """A cluster, and the plan for it."""
 
     def __init__(self, capacity: Capacity = CAPACITY, admission: Admission = OF_KUBE_PROXY) -> None:
         self.cluster = ClusterState(NODE, admission=admission)
@@ -110,7 +110,9 @@ def test_packets_that_go_on_to_the_router() -> None:
 
 
 def test_addresses_as_a_whole() -> None:
-    """They are shown at the port that stands for them; the list of Services is unchanged."""
+    """An address as a whole is shown at the port that stands for it; the list of Services is
+    unchanged.
+    """
     ports = [{"name": name, "port": port} for name, port in (("web", 80), ("tls", 443))]
     service = builders.service(type="LoadBalancer", ports=ports, ingress=[{"ip": "203.0.113.9"}])
     usual = known(service)
@@ -212,7 +214,7 @@ def test_used_and_unused_partition_the_endpoints(
 
 
 def test_not_written_yet() -> None:
-    """Between an event and its sync the page shows the maps, and what will change."""
+    """Between an event and its sync the page shows the maps, and the coming changes."""
     made = Known()
     made.apply(builders.service(), builders.slice(entry("10.1.0.1")))
     assert told(made.page().ports[0].endpoints) == {"10.1.0.1:8080": (UNUSED, "not written yet")}

@@ -35,13 +35,13 @@ def some(**more: object) -> status.AgentStatus:
 
 
 def publish_in(paths: Paths) -> None:
-    """Publish in this directory."""
+    """Return a publisher for this directory."""
     paths.run.mkdir(parents=True)
     publish(paths)
 
 
 def publish(paths: Paths, **more: object) -> None:
-    """Publish as an agent without an earlier status."""
+    """Return the publisher of an agent without an earlier status."""
     status.StatusFile(paths).write(some(**more))
 
 
@@ -53,7 +53,7 @@ def test_the_file_reads_back_as_written(paths: Paths, held: IO[str]) -> None:
 
 
 def test_other_version(paths: Paths, held: IO[str]) -> None:
-    """The known fields of another version's file are read."""
+    """The known fields in another version's file are read."""
     known = f'{{"pid": 1, "node": "n", "source": "s", "started": "{STARTED}", "backends": 2'
     text = f'{known}, "complete": true}}'
     paths.status_file.write_text(text)
@@ -83,7 +83,7 @@ HOSTILE_FIELDS: dict[str, object] = {
 
 @pytest.mark.parametrize("field", HOSTILE_FIELDS)
 def test_wrong_fields(paths: Paths, caplog: pytest.LogCaptureFixture, field: str) -> None:
-    """A status with one invalid value counts as none, and is named in one line."""
+    """A status with one invalid value counts as missing, and is named in one line."""
     publish_in(paths)
     known = json.loads(paths.status_file.read_text())
     paths.status_file.write_text(json.dumps(known | {field: HOSTILE_FIELDS[field]}))
@@ -93,7 +93,9 @@ def test_wrong_fields(paths: Paths, caplog: pytest.LogCaptureFixture, field: str
 
 
 def test_unwritable(paths: Paths, caplog: pytest.LogCaptureFixture) -> None:
-    """If the directory cannot be made there is only no status; this is logged once."""
+    """If the directory cannot be made there is no status, and nothing else happens; this is logged
+    once.
+    """
     paths.run.parent.touch()
     file = status.StatusFile(paths)
     assert not (file.write(some()) or file.write(some(backends=1)))
@@ -105,7 +107,9 @@ def test_unwritable(paths: Paths, caplog: pytest.LogCaptureFixture) -> None:
 def test_a_run_directory_that_is_removed(
     paths: Paths, held: IO[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is made again, for this user only; what is lost until the restart is logged once."""
+    """The directory is made again, for this user only; what is lost until the restart is logged
+    once.
+    """
     file = status.StatusFile(paths)
     file.write(some())
     shutil.rmtree(paths.run)
@@ -126,7 +130,7 @@ def test_an_agent_runs_while_it_holds_its_lock(paths: Paths, held: IO[str]) -> N
 
 
 def test_second_agent(paths: Paths, held: IO[str]) -> None:
-    """The error for a second agent says which one serves what."""
+    """The error for a second agent says which agent serves which directory."""
     publish(paths)
     with pytest.raises(
         NodeError, match=r"^another agent \(pid 1\) already serves /sys/fs/bpf/here"
@@ -135,7 +139,7 @@ def test_second_agent(paths: Paths, held: IO[str]) -> None:
 
 
 def test_lock_is_held_for_a_moment(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that tests whether an agent runs does not keep one from starting."""
+    """A command that tests whether an agent runs does not keep an agent from starting."""
     paths.run.mkdir(parents=True, exist_ok=True)
     with paths.lock_file.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_SH)

@@ -27,7 +27,9 @@ def facts(published: AgentStatus | None, **more: Any) -> Facts:
 
 
 def test_ok_needs_an_agent_without_errors() -> None:
-    """This needs a running agent with complete lists, no error and attached programs."""
+    """The verdict is OK only with a running agent, complete lists, no error and attached
+    programs.
+    """
     assert judge(facts(status(last_received={"Service": NOW.isoformat()}))) == (Verdict.OK, [])
 
 
@@ -84,7 +86,7 @@ def test_ok_needs_an_agent_without_errors() -> None:
     ],
 )
 def test_each_problem_alone_is_degraded(fields: dict[str, Any], cause: Cause, words: str) -> None:
-    """Each problem alone makes it DEGRADED, and is named."""
+    """Each problem alone makes the verdict DEGRADED, and is named."""
     verdict, (reason,) = judge(facts(status(**fields)))
     assert (verdict, reason.verdict, reason.cause) == (Verdict.DEGRADED, Verdict.DEGRADED, cause)
     assert words in reason.text
@@ -92,7 +94,9 @@ def test_each_problem_alone_is_degraded(fields: dict[str, Any], cause: Cause, wo
 
 @pytest.mark.parametrize("runs", [True, False])
 def test_what_forward_drops(runs: bool) -> None:
-    """What FORWARD drops now is a reason, what it may drop later is not, agent or not."""
+    """Packets that FORWARD drops now are a reason, packets that it may drop later are not, with or
+    without an agent.
+    """
     forwarding = {"iptables-nft: drops": True, "iptables-legacy: unknown": False}
     _, reasons = judge(facts(status(), runs=runs, forwarding=forwarding))
     found = [it.text for it in reasons if it.cause is Cause.NOT_FORWARDED]
@@ -126,7 +130,9 @@ def test_every_fault_that_an_agent_publishes_counts() -> None:
 
 
 def test_what_is_claimed_twice() -> None:
-    """It is a fault of the operator's manifests; elsewhere a tenant could degrade every node."""
+    """A frontend that is claimed twice is a fault of the operator's manifests; with an API server
+    it is none, because a tenant could degrade every node.
+    """
     twice = {"10.96.0.1:80/TCP": "default/web has it, not default/rival"}
     assert judge(facts(status(claimed_twice=twice)))[0] is Verdict.OK
     verdict, (reason,) = judge(facts(status(claimed_twice=twice, standalone=True)))
@@ -135,8 +141,8 @@ def test_what_is_claimed_twice() -> None:
 
 
 def test_a_full_conntrack() -> None:
-    """The kernel then drops new connections: DEGRADED with the numbers; without a table, or with
-    room in it, there is no reason.
+    """With a full table the kernel drops new connections: DEGRADED with the numbers. Without a
+    table, or with room in it, there is no reason.
     """
     verdict, (reason,) = judge(facts(status(), conntrack=(100, 100)))
     assert (verdict, reason.cause) == (Verdict.DEGRADED, Cause.CONNTRACK_FULL)
@@ -146,14 +152,14 @@ def test_a_full_conntrack() -> None:
 
 
 def test_a_table_that_is_missing() -> None:
-    """Sockets are still served, so it is DEGRADED."""
+    """Without the table sockets are still served, so the verdict is DEGRADED."""
     verdict, reasons = judge(facts(status(), runs=False, table="the table was removed"))
     assert verdict is Verdict.DEGRADED
     assert [each.cause for each in reasons] == [Cause.NO_TABLE, Cause.NO_AGENT]
 
 
 def test_pins_that_are_gone_under_an_agent() -> None:
-    """Its programs serve while it runs: DEGRADED, and DOWN only after its end."""
+    """The agent's programs serve while it runs: DEGRADED, and DOWN only after its end."""
     held = status(attached=True)
     verdict, (reason,) = judge(facts(held, socket_hooks=[]))
     assert (verdict, reason.cause) == (Verdict.DEGRADED, Cause.NO_SOCKET_HOOKS)
@@ -170,7 +176,7 @@ def test_no_agent() -> None:
 
 
 def test_no_agent_is_seen() -> None:
-    """Programs serve without any status: the agent may have another run directory."""
+    """If programs serve without any status, the agent may have another run directory."""
     _, (reason,) = judge(facts(None, runs=False))
     assert reason.cause is Cause.NO_AGENT
     assert "/run/here" in reason.text and "--run-dir" in reason.text
@@ -184,7 +190,7 @@ def test_nothing_is_here() -> None:
 
 
 def test_a_starting_agent_is_down_until_it_serves() -> None:
-    """It has published and attached nothing yet."""
+    """The agent has published and attached nothing yet."""
     verdict, (reason,) = judge(facts(None, socket_hooks=[]))
     assert (verdict, reason.cause) == (Verdict.DOWN, Cause.NO_SOCKET_HOOKS)
 
@@ -204,7 +210,7 @@ def test_a_starting_agent_is_down_until_it_serves() -> None:
 def test_an_agent_that_does_not_apply_changes_now(
     fields: dict[str, Any], cause: Cause, words: str
 ) -> None:
-    """Its published status does not show that; an ended agent has no pulse."""
+    """The agent's published status does not show that it hangs; an ended agent has no pulse."""
     verdict, (reason,) = judge(facts(status(), **fields))
     assert (verdict, reason.cause) == (Verdict.DEGRADED, cause)
     assert words in reason.text
@@ -223,5 +229,5 @@ def test_an_agent_that_does_not_apply_changes_now(
     ],
 )
 def test_the_unit_is_the_largest_with_two(seconds: int, text: str) -> None:
-    """The unit is the largest with at least two."""
+    """A duration is shown in the largest unit of which there are at least two."""
     assert span(timedelta(seconds=seconds)) == text

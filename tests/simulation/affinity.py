@@ -12,7 +12,9 @@ Who = int | str
 
 
 class Affinity:
-    """A client keeps its backend of a service, by any frontend, while that is in the list."""
+    """A client keeps its backend of a service, by any frontend, while the backend is in the
+    list.
+    """
 
     def __init__(self) -> None:
         self._has: dict[tuple[Who, Sid], int] = {}
@@ -22,8 +24,8 @@ class Affinity:
         self._has = {}
 
     def answered(self, who: Who) -> None:
-        """Note that such a client of packets was answered: this takes precedence over later
-        unanswered choices (bpf/rules/affinity.h), so it is not judged any more.
+        """Note that a client whose packets are translated was answered: this takes precedence over
+        later unanswered choices (bpf/rules/affinity.h), so the client is not judged any more.
         """
         self._answered.add(who)
 
@@ -35,7 +37,9 @@ class Affinity:
         self._has = {key: it for key, it in self._has.items() if (key[1], it) in kept}
 
     def judge(self, who: Who, where: Where, expected: Expected, outcome: int) -> None:
-        """Check that ``outcome`` is allowed, and is the former one while that is in the list."""
+        """Check that ``outcome`` is allowed, and is the former backend while that is in the
+        list.
+        """
         if outcome < 0 or who in self._answered:
             return
         for service in expected.services:

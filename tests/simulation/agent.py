@@ -95,7 +95,7 @@ def _compiled(source: str, flags: Any = (), **_: Any) -> compiler.Compiled:
 
 
 class FastTimeouts(Timeouts):
-    """A tenth of the usual times, and a few of the programs' 300 entries."""
+    """Timeouts of a tenth of the usual ones, and a few of the programs' 300 entries."""
 
     @cached_property
     def seconds(self) -> Any:
@@ -115,7 +115,7 @@ TIMEOUTS = FastTimeouts()
 
 
 def _one_by_one(calls: Iterable[Callable[[], T]], discard: Callable[[T], object]) -> list[T]:
-    """Do ``side_by_side`` on one core, without a thread."""
+    """Call the functions one by one, like ``side_by_side`` on one core."""
     made: list[T] = []
     try:
         made.extend(call() for call in calls)
@@ -127,7 +127,7 @@ def _one_by_one(calls: Iterable[Callable[[], T]], discard: Callable[[T], object]
 
 
 class _Thread:
-    """Runs its function at once."""
+    """A thread that runs its function at once."""
 
     def __init__(self, target: Callable[..., None], args: Any = (), **_: Any) -> None:
         self.start = partial(target, *args)
@@ -148,7 +148,7 @@ class _Lock:
 
 
 class _Host:
-    """Changes nothing of the node."""
+    """A host on which nothing of the node is changed."""
 
     def make(self) -> None:
         return None
@@ -210,7 +210,7 @@ def simulated(
 
 
 def _fail(status: PartStatus) -> None:
-    """Let a bug end the schedule that has found it."""
+    """Let a bug end the schedule that found it."""
     assert not status.error, f"{status.part}: {status.error}"
 
 
@@ -227,7 +227,7 @@ def _options(state: Any, folder: Path) -> Options:
 
 
 class _EndedConnections(EndedConnections):
-    """Its program is the library's function."""
+    """The program that ends connections; its function is the library's."""
 
     end: Callable[[bytes], None]
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scripted API server, and the real source at it: its threads run one at a time, as steps say.
+"""A scripted API server, and the real source, whose threads run one at a time, as steps say.
 
 Each thread of the source waits before a request, before the next line of a watch, and in a pause.
-``advance`` lets one of them go on until it waits again. So the order of all that happens is
-the schedule's, and the times are the virtual clock's.
+``advance`` lets one of them go on until it waits again. So the schedule decides the order of all
+events, and a virtual clock the times.
 """
 
 import json
@@ -42,7 +42,9 @@ class Thread:
 
 
 class ScriptedApi:
-    """The source's API server, as ``api.Server``. Faults by kind: see the steps' methods."""
+    """The source's API server, used as ``api.Server``. The methods of the steps describe its
+    faults.
+    """
 
     url = "https://api"
 
@@ -73,7 +75,7 @@ class ScriptedApi:
         return True
 
     def is_current(self, kind: Kind) -> bool:
-        """Whether its watch, or a list after it, has reported everything."""
+        """Whether the watch of this kind, or a list after it, has reported everything."""
         is_watching = self.threads[kind].wait.what == "line"
         faults = self.hung | self.lost | self.has_lost
         return is_watching and not self._line(kind) and kind not in faults
@@ -128,7 +130,9 @@ class ScriptedApi:
         yield json.dumps({"metadata": metadata, "items": found[start : start + PAGE]}).encode()
 
     def _listed(self, kind: Kind, query: dict[str, str]) -> int:
-        """Return the version of a list: the watch cache is behind, but has the requested one."""
+        """Return the version of a list: the watch cache is behind, but has the requested
+        version.
+        """
         newest = self.cluster.version
         if "resourceVersion" not in query:
             return newest
@@ -211,7 +215,7 @@ class Pauses(threading.Event):
 
 
 class ScriptedSource(ApiSource):
-    """The real source, at the scripted server."""
+    """The real source, connected to the scripted server."""
 
     def __init__(self, emit: Emit, api: ScriptedApi) -> None:
         timing = Timing(

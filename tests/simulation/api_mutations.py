@@ -23,7 +23,7 @@ def versions_are_kept_over_410() -> Any:
 
 
 def lists_only_add() -> Any:
-    """An object that is missing in a new list stays."""
+    """An object that is missing from a new list stays."""
 
     def replace(self: ClusterState, event: Replaced) -> Any:
         self.listed.add(event.kind)
@@ -62,7 +62,7 @@ def nothing_is_listed_again() -> Any:
 
 @contextmanager
 def lists_may_be_older() -> Any:
-    """Former events are emitted again."""
+    """Older events are emitted again."""
     asks_for_any = patch.object(ListWatch, "_which", lambda self: {"resourceVersion": ANY})
     with asks_for_any, patch.object(decoding, "is_older", lambda version, than: False):
         yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths in a bpffs in memory, with the agent's part of pathlib."""
+"""Paths in a bpffs in memory, with the part of pathlib that the agent uses."""
 
 from collections.abc import Iterator
 from pathlib import PurePosixPath

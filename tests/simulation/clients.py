@@ -57,7 +57,7 @@ PROBES = [
 
 
 class Client(NamedTuple):
-    """An open socket; ``outcome``: where its connection, or its last datagram, went."""
+    """An open socket; ``outcome`` is where its connection, or its last datagram, went."""
 
     frontend: int
     cookie: int
@@ -115,7 +115,9 @@ class Clients:
         return [*self.streams, *self.peers]
 
     def end(self, cookie: int, now: float) -> bool:
-        """Let the agent end a socket, which stays open for its owner; False: it does not exist."""
+        """Let the agent end a socket, which stays open for its owner; return False if there is
+        none.
+        """
         client = next((each for each in self.connected if each.cookie == cookie), None)
         if client is None:
             return False
@@ -199,7 +201,7 @@ class Clients:
             self.affinity.judge(probe.netns, probe.where, expected, outcome)
 
     def note(self, now: float) -> None:
-        """Note what the agent knows of endpoints. Call this after each of its turns."""
+        """Note what the agent knows about endpoints. Call this after each of its turns."""
         for client in self.connected:
             self.endings.note(client.cookie, FRONTENDS[client.frontend], client.outcome, now)
 

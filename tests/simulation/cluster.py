@@ -42,7 +42,7 @@ Json = dict[str, Any]
 
 
 class Shape(NamedTuple):
-    """The form of a Service, by the bits of a number; 0: one ClusterIP."""
+    """The form of a Service, by the bits of a number; 0 means one ClusterIP."""
 
     families: tuple[int, ...]
     affinity: bool
@@ -113,7 +113,7 @@ _RANGES: tuple[tuple[str, ...], ...] = (
 
 
 class Change(NamedTuple):
-    """One change of one object; ``object`` is its last state, if it was deleted."""
+    """One change of one object; ``object`` is its last state if it was deleted."""
 
     version: int
     type: str
@@ -160,7 +160,7 @@ class Cluster:
 
     def put_service(self, number: int, ip: int, ports: int, bits: int) -> None:
         """Put a Service, named by a number, with the first ``ports`` of PORTS. This has no effect
-        if another one has the address, which the API server refuses.
+        if another Service has the address, which the API server refuses.
         """
         key, shape = Key("d", f"s{number}"), Shape.of(bits)
         addresses = [cluster_ip(ip, version) for version in shape.families]
@@ -184,7 +184,7 @@ class Cluster:
         self.put(Kind.SERVICE, made)
 
     def put_policies(self, number: int, internal: int, external: int) -> None:
-        """Change only a service's policies; 0: Cluster, 1: Local."""
+        """Change only a service's policies; 0 means Cluster, 1 Local."""
         found = self.objects[Kind.SERVICE].get(Key("d", f"s{number}"))
         if not found:
             return
@@ -226,7 +226,7 @@ class Cluster:
         self.put(Kind.ENDPOINT_SLICE, made)
 
     def listed(self, kind: Kind) -> Replaced:
-        """Return the objects of a list now."""
+        """Return the current objects, as in a list."""
         return Replaced(kind, dict(read(kind, each) for each in self.objects[kind].values()))
 
 

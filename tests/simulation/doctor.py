@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ebpflb doctor` beside the agent: when its canary exists, and which clients it serves.
 
-The canary has a NodePort of FRONTENDS while no Service has it. So clients of those use the canary:
-its own, and others that it must not serve. A Service that claims the NodePort gets it.
+The canary has a NodePort of FRONTENDS while no Service has it. Clients of FRONTENDS therefore use
+the canary: doctor's own, and others that it must not serve. A Service that claims the NodePort gets
+it.
 """
 
 from collections.abc import Callable
@@ -38,7 +39,7 @@ def in_families(address: str) -> dict[Family, Address]:
 
 
 class Doctor:
-    """``canary``: what it must find in the maps, by the agent's answers."""
+    """``canary`` is what doctor must find in the maps, by the agent's answers."""
 
     def __init__(self, node: "SimNode") -> None:
         self.node = node
@@ -91,7 +92,9 @@ class Doctor:
         return lease
 
     def _may_refuse(self, nodeport: int) -> bool:
-        """Whether the agent may refuse: not if there is space, and no Service has the NodePort."""
+        """Whether the agent may refuse; it may not if there is space and no Service has the
+        NodePort.
+        """
         life = self.node.life
         if not (life and life.health.ready):
             return True
@@ -124,7 +127,7 @@ class Doctor:
         return [self._over[2], view] if self._disturbed else [self._over[2]]
 
     def all_is_written(self, *, has_canary: bool) -> None:
-        """Note that exactly what the agent had to write is in force."""
+        """Note that exactly the entries that the agent had to write are in force."""
         if self._disturbed and not has_canary:
             self.forget()
         self._disturbed = False
@@ -146,7 +149,7 @@ def _frontend(nodeport: int, protocol: str, version: int) -> tuple[tuple[str, in
 
 
 def over(view: View, canary: View) -> View:
-    """Return the views with the canary's NodePorts where no Service has them."""
+    """Return the views with the canary's NodePorts added if no Service has them."""
     found = dict(view)
     for where, served in canary.items():
         if not (had := view.get(where)) or not had.is_there:

@@ -58,7 +58,7 @@ _referenced_keys = EndedConnections._referenced_keys
 
 
 def kept_connections_are_reset() -> Any:
-    """This ignores the Service's setting."""
+    """The Service's setting is ignored."""
 
     def take(self: ServiceSync) -> Any:
         taken = _take(self)

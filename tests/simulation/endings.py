@@ -2,8 +2,8 @@
 """Connections that the agent may end, and those that it must have ended at the end.
 
 These are TCP connections of a Service with on-removal, when their endpoint has not been listed for
-the grace; and UDP ones whose backend is not listed, also because this agent knew their Service or
-port before its deletion.
+the grace; and UDP connections whose backend is not listed, also because this agent knew their
+Service or port before its deletion.
 """
 
 from collections.abc import Hashable
@@ -14,7 +14,7 @@ from tests.simulation.places import Where, packed, spelled
 
 
 class Endings:
-    """Call ``note`` for each open connection after each turn of the agent."""
+    """The connections; call ``note`` for each open one after each turn of the agent."""
 
     def __init__(self) -> None:
         self.views = Views([{}])
@@ -48,18 +48,18 @@ class Endings:
             self._since.setdefault(who, now)
 
     def may_end(self, who: Hashable, where: Where, now: float) -> bool:
-        """Whether the agent may end it now."""
+        """Whether the agent may end the connection now."""
         grace = self._graces.get(where) if where[2] == "TCP" else 0.0
         since = self._since.get(who)
         return grace is not None and since is not None and now >= since + grace
 
     def judge(self, who: Hashable, where: Where, outcome: int, now: float) -> None:
-        """Check that the agent may end it now."""
+        """Check that the agent may end the connection now."""
         if not self.may_end(who, where, now):
             raise Wrong(f"a connection to {where} is ended, which {spelled(outcome)} may keep")
 
     def judge_open(self, who: Hashable, where: Where, outcome: int) -> None:
-        """Check that it may still be open after a quiet time."""
+        """Check that the connection may still be open after a quiet time."""
         found = self.views.found(where)
         served = found[-1] if found else None
         if served and served.is_there:

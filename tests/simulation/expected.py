@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The allowed results of a request while one of several views is in force: the one that the agent
+"""The allowed results of a request while one of several views is in force: the view that the agent
 last served, or the one that it is writing.
 """
 
@@ -20,14 +20,14 @@ Found = tuple[Served | None, ...]
 
 
 class Wrong(BaseException):
-    """A check failed. No handler of the product takes this for an error of its own."""
+    """A check failed. No handler of the product mistakes this for an error of its own."""
 
 
 class Expected(NamedTuple):
-    """``allowed``: what may be found. ``sticky``: the backends that affinity keeps, of the one
-    service of ``services``, which are those with affinity; ``kept``: the backends that sockets and
-    flows keep for their datagrams. ``may_keep``: all that they may; None: no service has
-    the frontend, so any.
+    """The expected results. ``allowed``: what may be found. ``sticky``: the backends that affinity
+    keeps, of the one service of ``services``, which are those with affinity. ``kept``: the backends
+    that sockets and flows keep for their datagrams. ``may_keep``: all that they may keep; None: no
+    service has the frontend, so any.
     """
 
     allowed: frozenset[int]
@@ -49,7 +49,7 @@ NOTHING = Expected(frozenset({PASSED}))
 
 
 class Views:
-    """``at`` returns what a client may find."""
+    """The views; ``at`` returns what a client may find."""
 
     def __init__(self, views: list[View]) -> None:
         self.views = views
@@ -135,6 +135,6 @@ def _outcomes(served: Served | None, client: Asking) -> Iterable[int]:
 
 
 def _in_all(parts: Iterable[frozenset[Place]]) -> frozenset[int]:
-    """Return the backends that all of them have."""
+    """Return the backends that are in all of them."""
     found = list(parts)
     return frozenset(map(packed, frozenset.intersection(*found))) if found else _NONE

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What steps do, each in the method of its name; and the source of objects that steps drive.
+"""The actions of steps, each in the method of its name; and the source of objects that steps drive.
 
-Each kind of object has a cursor in its history: ``deliver`` sends what follows it, so the kinds
-reach the agent in any order among themselves, as separate watches do.
+Each kind of object has a cursor in its history: ``deliver`` sends the changes that follow it, so
+the kinds reach the agent in any order relative to each other, as with separate watches.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ _COUNT = ("socket_places", "sockets", "sockets_full", "connections", "backend_lo
 
 
 class Happenings:
-    """It is also the agent's source: started with it, driven by steps."""
+    """The actions of steps, and the agent's source, which starts with the agent."""
 
     def __init__(self, node: "SimNode") -> None:
         self.node = node
@@ -40,7 +40,7 @@ class Happenings:
         self.missing: set[str] = set()  # pins that someone has removed
 
     def do(self, step: Step, until: float) -> None:
-        """Repeat until it has happened, or the agent's time is over."""
+        """Repeat the action until it has happened, or the agent's time is over."""
         if step.name == "wait":
             self._wait(step, until)
         else:
@@ -77,7 +77,7 @@ class Happenings:
         return {}
 
     def deliver(self, kind: int, count: int) -> None:
-        """Send first a list, later up to ``count`` changes."""
+        """Send a list first, later up to ``count`` changes."""
         self._deliver(KINDS[kind], count)
 
     def _deliver(self, kind: Kind, count: int) -> None:
@@ -143,7 +143,7 @@ class Happenings:
     # The node
 
     def fail(self, after: int, times: int, which: int) -> None:
-        """Let some of the agent's changes fail, from a later one on."""
+        """Let some of the agent's changes of the kernel fail, from a later one on."""
         from tests.simulation.node import ERRNOS
 
         self.node.fail_at = self.node.changes + after
@@ -160,9 +160,10 @@ class Happenings:
             self.away = away
 
     def unpin(self, which: int) -> None:
-        """Someone removes a pin. The agent holds what it leads to.
+        """Remove a pin, as another program may. The agent holds the object behind it.
 
-        Not of a map that counts: if the agent dies before it sees that, the next one counts on.
+        Pins of maps that count are left alone: if the agent dies before it sees the removal, the
+        next agent counts on.
         """
         if self.node.life and self.node.serving:
             pins = sorted(it for it in self.node.kernel.pins if PurePath(it).name not in _COUNT)

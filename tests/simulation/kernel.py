@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel that a simulated agent believes in: bpf(2) with maps, programs, links and pins.
+"""The kernel of a simulated agent: bpf(2) with maps, programs, links and pins.
 
-``SimKernel`` has the functions of ``ebpflb.kernel.bpf`` by their names. Each change goes
-through ``change``, one element at a time, so that anything can happen between any two: look-ups by
-programs, an error, the agent's death. Descriptors are real ones, so that whoever leaks them is
-found.
+``SimKernel`` has the functions of ``ebpflb.kernel.bpf`` under their names. Each change goes through
+``change``, one element at a time, so that anything can happen between any two: look-ups by
+programs, an error, the agent's death. Descriptors are real ones, so that leaks are found.
 """
 
 import errno
@@ -34,7 +33,7 @@ class Object:
 
 
 class SimTypes(Object):
-    """Types for BTF; nothing names them by an id."""
+    """Types for BTF; no id refers to them."""
 
     def __init__(self, types: bytes) -> None:
         super().__init__(0)
@@ -84,7 +83,7 @@ class SimMap(Object):
 
 
 class SimProgram(Object):
-    """A loaded program refers to its maps, even without their pins."""
+    """A loaded program, which keeps its maps, even without their pins."""
 
     def __init__(self, number: int, name: str, maps: dict[str, SimMap]) -> None:
         super().__init__(number)
@@ -92,7 +91,7 @@ class SimProgram(Object):
 
 
 class SimLink(Object):
-    """``target`` is a cgroup's inode or a device's ifindex; 0 once it is detached."""
+    """A link; ``target`` is a cgroup's inode or a device's ifindex, and 0 once it is detached."""
 
     def __init__(self, number: int, program: SimProgram, target: int, attach: int) -> None:
         super().__init__(number)
@@ -100,7 +99,7 @@ class SimLink(Object):
 
 
 class SimMemory:
-    """An array's elements, each written in a change of its own."""
+    """An array's elements, each written in a separate change."""
 
     def __init__(self, kernel: "SimKernel", opened: SimMap, size: int) -> None:
         self._kernel, self._name = kernel, opened.name
@@ -144,7 +143,7 @@ class SimKernel:
         return fd
 
     def opened(self) -> dict[int, Object]:
-        """Return the descriptors that are open now."""
+        """Return the descriptors that are currently open."""
         self.objects = {fd: found for fd, found in self.objects.items() if self._is_open(fd)}
         return self.objects
 
@@ -155,7 +154,7 @@ class SimKernel:
         self.objects.clear()
 
     def link_at(self, target: int, attach: int) -> SimLink | None:
-        """Return the link whose program runs there. Without pin and descriptor it is gone."""
+        """Return the link whose program runs there. A link without pin and descriptor is gone."""
         at_hook = (each for each in self.links if (each.target, each.attach) == (target, attach))
         return next(filter(self._is_kept, at_hook), None)
 

@@ -3,7 +3,7 @@
 
 Everything runs in one thread and by a virtual clock. When the agent's loop asks its inbox for a
 message, steps happen until there is one, or the time is over. When the agent changes something in
-the kernel, look-ups happen before, during and after it, or it fails, or the agent dies.
+the kernel, look-ups happen before, during and after the change, or it fails, or the agent dies.
 """
 
 import errno
@@ -144,7 +144,7 @@ class SimNode:
         self.doctor.disturb()
 
     def _end(self) -> None:
-        """End a life: objects that only its descriptors kept are gone."""
+        """End a life: objects that only the agent's descriptors kept are gone."""
         self.life = None
         self.happenings.stop()
         self.kernel.close_descriptors()
@@ -159,7 +159,7 @@ class SimNode:
     # The inbox
 
     def waiting(self, seconds: float, most: float = 0.0) -> Iterator[Any]:
-        """Yield what waits: no time passes meanwhile."""
+        """Yield the waiting objects: no time passes meanwhile."""
         message = self.take(seconds)
         while message is not None:
             yield message
@@ -253,7 +253,7 @@ class SimNode:
         self.look()
 
     def _add_view(self) -> None:
-        """Add a view: what the agent knows now may soon be in force."""
+        """Add a view: the agent's current knowledge may soon be in force."""
         if self.known.complete:
             views = self.doctor.beside(self.known.view())
             self.may_have([each for each in views if all(each is not it for it in self.views)])
@@ -270,7 +270,7 @@ class SimNode:
     # The kernel's changes
 
     def change(self, what: str, do: Callable[[], Any], may_fail: bool) -> Any:
-        """Make the change; before, during and after it others look things up, or it fails."""
+        """Make the change, which may fail; before, during and after it programs look things up."""
         if self.is_dead or (self.life is None and self.finished):
             raise Death
         self.changes += 1

@@ -33,15 +33,15 @@ _NAMED = {"node": NODE_ADDRESS} | {each.name: each.address for each in SENDERS}
 
 
 class Served(NamedTuple):
-    """What a frontend leads to.
+    """The result of a frontend.
 
     ``inside``: the backends of local clients, ``outside``: those of others (kube-proxy.md 4).
-    ``cluster``, ``local``: those of either policy, in force or not. ``serving`` keep the datagrams
-    that they have; ``used``: all that new connections get by any frontend of the service.
-    ``has_any``: some node has an endpoint. ``admits``: the clients by name; None: all. ``external``
-    and ``local_only`` decide who is masqueraded (kube-proxy.md 5.1).
-    ``grace``: when connections to endpoints that go are reset, in seconds; None: never.
-    ``is_there``: false for a port that the service with this cluster IP does not have.
+    ``cluster``, ``local``: those of either policy, in force or not. ``serving`` keep their
+    datagrams; ``used``: all that get new connections by any frontend of the service. ``has_any``:
+    some node has an endpoint. ``admits``: the clients by name; None: all. ``external`` and
+    ``local_only`` decide who is masqueraded (kube-proxy.md 5.1). ``grace``: when connections to
+    removed endpoints are reset, in seconds; None: never. ``is_there``: false for a port that the
+    service with this cluster IP does not have.
     """
 
     service: Sid
@@ -67,7 +67,7 @@ class Served(NamedTuple):
         return self.local_only and not (self.external and client.local)
 
     def by_policy_of(self, former: "Served", client: Asking) -> frozenset[Place]:
-        """Return the backends if its endpoints are known, but its policy not yet."""
+        """Return the backends if this Service's endpoints are known, but its policy is not yet."""
         return self.local if former.uses_local(client) else self.cluster
 
 
@@ -76,7 +76,7 @@ View = dict[Where, Served]
 
 
 class Endpoints(NamedTuple):
-    """The endpoints of one service port in one family, each with whether it is on this node."""
+    """The endpoints of one service port in one family; each says whether it is on this node."""
 
     ready: frozenset[tuple[Place, bool]]
     leaving: frozenset[tuple[Place, bool]]
@@ -91,7 +91,7 @@ class Endpoints(NamedTuple):
 
     @property
     def local(self) -> frozenset[Place]:
-        """Return the same for this node's endpoints."""
+        """Return this node's ready endpoints; if there are none, those that still serve."""
         return _here(self.ready) or _here(self.leaving)
 
 
@@ -103,7 +103,7 @@ class Known:
     """The objects that an agent has received, and what it must serve then."""
 
     def __init__(self, before: "Known | None") -> None:
-        """``before``: what the former agent knew. Its ranges stay until new ones are received."""
+        """``before`` is what the former agent knew. Its ranges stay until new ones are received."""
         self._view: View | None = None
         ranges = before.objects.get(Kind.SERVICE_CIDR) if before else None
         self.objects: dict[Kind, dict[Key, Any]] = {}
@@ -207,8 +207,8 @@ def _nodeport_ranges(service: Service) -> list[str]:
 
 
 def _admitted(ranges: object, version: int) -> frozenset[str] | None:
-    """Return the admitted clients of the simulation; a list without any of the family
-    admits all.
+    """Return the admitted clients of the simulation; a list without any range of the family admits
+    all.
     """
     assert isinstance(ranges, list | tuple)
     networks = [ip_network(each) for each in ranges]
@@ -223,7 +223,7 @@ def _admitted(ranges: object, version: int) -> frozenset[str] | None:
 
 
 def _endpoints(slices: list[ReadSlice], port: str, version: int) -> Endpoints:
-    """Return the endpoints with a weight; one that only serves may have none."""
+    """Return the endpoints with a weight; an endpoint that only serves may have none."""
     ready, leaving = set[tuple[Place, bool]](), set[tuple[Place, bool]]()
     serving = set[Place]()
     for each in slices:

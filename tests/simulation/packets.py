@@ -2,8 +2,8 @@
 """Clients' packets to all frontends, by the natively compiled device hooks.
 
 A flow's first packet must go where one of the views allows; an open flow keeps its backend whatever
-the agent does, and its replies come from the frontend. Datagrams get another backend only if theirs
-is gone.
+the agent does, and its replies come from the frontend. Datagrams get another backend only if their
+own is gone.
 """
 
 from itertools import cycle
@@ -57,7 +57,7 @@ class Flow:
 
 
 class Packets:
-    """A part of ``Clients``, with the same methods."""
+    """A part of ``Clients``, with the same methods, for packets."""
 
     def __init__(self, library: Library, affinity: Affinity) -> None:
         self.ffi, self.lib = library.ffi, library.lib
@@ -103,7 +103,7 @@ class Packets:
         self._judge(index, self.outcomes[0], self.after[0])
 
     def open(self, which: int, now: float) -> None:
-        """Open a flow that stays, to a frontend with backends; the oldest one ends for it."""
+        """Open a flow that stays, to a frontend with backends; the oldest flow ends for it."""
         leading = [n for n, each in enumerate(self.all_expected) if max(each.allowed) >= 0]
         if not leading:
             return

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Addresses of the simulated cluster, the requests to them, and the clients.
 
-An IPv6 address is ``fd00::`` and the 32 bits of an IPv4 one: so 32 bits name an address of either
-family, and an outcome is a number.
+An IPv6 address is ``fd00::`` and the 32 bits of an IPv4 address: so 32 bits identify an address of
+either family, and an outcome is a number.
 """
 
 from functools import cache
@@ -26,7 +26,7 @@ Where = tuple[str, int, str]
 
 
 class Asking(NamedTuple):
-    """A client: ``name`` is one of those that ranges admit, "" if unknown."""
+    """A client; ``name`` is one of the names that ranges admit, "" if unknown."""
 
     name: str
     local: bool  # in kube-proxy's sense: a socket, or a pod's packet
@@ -34,7 +34,7 @@ class Asking(NamedTuple):
     address: str = ""  # of packets
 
     def may_use(self, admits: frozenset[str] | None) -> bool:
-        """Whether source ranges that admit these clients, or all, admit this one."""
+        """Whether source ranges that admit these clients (None: all) admit this client."""
         return admits is None or self.name in admits
 
 
@@ -62,7 +62,7 @@ def network_of_family(network: str, version: int) -> str:
 
 
 def is_here(number: int) -> bool:
-    """Whether endpoints with such an address are on this node."""
+    """Whether endpoints with this address are on this node."""
     return number in (1, 3)
 
 
@@ -131,7 +131,7 @@ def outcome(verdict: str) -> int:
 
 
 def spelled(outcome: int) -> str:
-    """Return the text for people."""
+    """Return the outcome as text."""
     if outcome < 0:
         return VERDICTS[-1 - outcome]
     number, port = outcome >> 16 & 0xFFFFFFFF, htons(outcome & 0xFFFF)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the schedules of seeds; of a failing one find the shortest that fails alike."""
+"""Run the schedules of seeds; for a failing one find the shortest that fails in the same way."""
 
 import gc
 import logging
@@ -44,7 +44,7 @@ class Runner:
     """Runs schedules one after the other, with one library and one folder."""
 
     def __init__(self, library: Library, folder: Path, *, api: bool = False) -> None:
-        """``api``: with an API server between cluster and agent."""
+        """``api``: put an API server between cluster and agent."""
         self.library, self.folder, self.metrics = library, folder, Metrics()
         self.happenings = ApiHappenings if api else Happenings
         self.draw = draw_api if api else draw
@@ -98,7 +98,7 @@ def _alike(one: str, other: str) -> bool:
 
 @contextmanager
 def _collected_once() -> Iterator[None]:
-    """Disable collections: one afterwards takes a tenth of the time of all."""
+    """Disable garbage collection: one collection at the end takes a tenth of the time of all."""
     gc.disable()
     try:
         yield
@@ -109,7 +109,7 @@ def _collected_once() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Disable the agent's log of thousands of deliberate failures."""
+    """Disable the agent's log, which would have thousands of deliberate failures."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

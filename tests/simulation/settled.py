@@ -85,7 +85,8 @@ def _check_maps(node: "SimNode", life: Life) -> None:
 def _check_history(life: Life) -> None:
     """Check that the changes since this agent's start lead to the present endpoints.
 
-    Not of doctor's canary: once its name is removed from the maps, nothing tells what has gone.
+    Changes of doctor's canary are left out: once its name is removed from the maps, nothing tells
+    what was removed.
     """
     told = defaultdict(set, life.endpoints_at_start)
     changes = latest_changes(life.options.paths, None, None, 0).changes
@@ -99,7 +100,7 @@ def _check_history(life: Life) -> None:
 
 
 def _check_sweeps(node: "SimNode", life: Life) -> None:
-    """Check that open flows stay, and that sweeps leave no unused ones."""
+    """Check that open flows stay, and that sweeps leave no unused flows."""
     life.sweep(node.library.lib.end_flow)
     node.look()
     node.clients.packets.forget()
@@ -110,7 +111,9 @@ def _check_sweeps(node: "SimNode", life: Life) -> None:
 
 
 def _check_counts(node: "SimNode", life: Life) -> None:
-    """Check that open connections are counted exactly while anything remembers them."""
+    """Check that open connections are counted exactly, as long as any map has an entry about
+    them.
+    """
     counted = _counted(life)
     clients = node.clients
     sockets = {client.cookie for client in (*clients.streams, *clients.datagrams)}
@@ -140,7 +143,7 @@ def _counted(life: Life) -> set[int]:
 
 
 def _connections(life: Life) -> list[tuple[int, int, int]]:
-    """Return the socket or the flow's number, the backend, and its generation of each
+    """Return the socket's cookie or the flow's number, the backend, and its generation for each
     connection.
     """
     maps = life.datapath.maps

@@ -33,7 +33,7 @@ def _mostly(random: Random, usual: int, most: int) -> int:
 
 
 def _shape(random: Random) -> int:
-    """Return a shape in which each bit is set in a quarter of all."""
+    """Return a shape in which each bit is set in a quarter of all cases."""
     return random.getrandbits(SHAPE_BITS) & random.getrandbits(SHAPE_BITS)
 
 
@@ -106,7 +106,7 @@ def changing_policies() -> list[Step]:
 def changing_policies_and_endpoints(seed: int) -> list[Step]:
     """In each write change a service's policies and endpoints, with affinity.
 
-    Another one changes just before, so that the next write has everything of its period.
+    Another service changes just before, so that the next write has everything of its period.
     """
     random, delivered = Random(seed), [Step("deliver", (kind, 9)) for kind in range(4)]
     begin = [Step("service", (0, 0, 3, AFFINITY | random.getrandbits(2) << 5)), *_slices(0)]

@@ -55,7 +55,7 @@ def broken(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def test_nothing_is_found_in_the_product_as_it_is(runner: Runner, api_runner: Runner) -> None:
-    """Otherwise the tests below would show nothing."""
+    """Without a mutation nothing is found; otherwise the tests below would show nothing."""
     assert [runner.run(steps).error for steps in MADE] == [None] * len(MADE)
     assert api_runner.run(losing_an_event()).error is None
     assert [runner.run(draw(seed)).error for seed in range(10)] == [None] * 10
@@ -63,12 +63,12 @@ def test_nothing_is_found_in_the_product_as_it_is(runner: Runner, api_runner: Ru
 
 
 def test_is_found(runner: Runner, broken: None) -> None:
-    """One of the first schedules finds it, or one made for a rare bug."""
+    """One of the first schedules finds the bug, or a schedule made for a rare bug."""
     schedules = chain(MADE, map(draw, range(MOST)))
     assert any(runner.run(steps).error for steps in schedules)
 
 
 def test_is_found_behind_an_api_server(api_runner: Runner, broken_source: None) -> None:
-    """These bugs are in the source, and in the use of its lists."""
+    """The bugs are in the source, and in the use of its lists."""
     schedules = chain([losing_an_event()], map(draw_api, range(MOST)))
     assert any(api_runner.run(steps).error for steps in schedules)

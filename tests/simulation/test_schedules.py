@@ -55,7 +55,7 @@ def served(*after: Step) -> list[Step]:
 def test_unused_addresses_are_dropped_while_a_new_agent_does_not_know_the_ranges(
     runner: Runner,
 ) -> None:
-    """The former agent's ranges are in force until the new one has a list."""
+    """The former agent's ranges are in force until the new agent has a list."""
     needed = [Step("deliver", (kind, 9)) for kind in (0, 1, 2)]
     steps = served(Step("restart_agent", (0,)), *needed, Step("wait", (400,)))
     assert runner.run(steps).error is None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """UDP flows translated by conntrack: the table, as ``netfilter.conntrack`` shows it.
 
-An entry keeps its backend while it exists. The agent deletes those whose backend is gone, and no
-others.
+An entry keeps its backend while it exists. The agent deletes the entries whose backend is gone, and
+no others.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +24,7 @@ DATAGRAMS = [index for index, where in enumerate(FRONTENDS) if where[2] == "UDP"
 
 
 class TrackedFlows:
-    """``entries``: each with its frontend, and its backend as an outcome."""
+    """The flows; ``entries`` has each with its frontend, and its backend as an outcome."""
 
     def __init__(self, endings: Endings, clock: Callable[[], float]) -> None:
         self._endings, self._clock = endings, clock

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Netfilter's table in a simulated kernel: the endpoint for each chosen backend.
 
-It outlives agents. The agent's own NetfilterSync writes it, one element after the other. After each
-change in the kernel it is compared with what programs can choose at that moment. The programs
-themselves use the flow tables in the simulation: there no packet waits for a translation.
+The table outlives agents. The agent's own NetfilterSync writes it, one element after the other.
+After each change in the kernel it is compared with what programs can choose at that moment. The
+programs themselves use the flow tables in the simulation: there no packet waits for a translation.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,7 +34,7 @@ _backend = lru_cache(4096)(records.codec("struct backend").unpack)
 
 
 class SimTable:
-    """``elements``: backend id -> endpoint; None: there is no table."""
+    """``elements`` has the endpoint of each backend id; None: there is no table."""
 
     def __init__(self, node: "SimNode") -> None:
         self._node = node
@@ -42,7 +42,7 @@ class SimTable:
         self._chosen: dict[int, float] = {}  # id -> when programs could choose it last
 
     def patches(self) -> list[tuple[object, str, Any]]:
-        """Return the patches of what NetfilterSync calls in the kernel."""
+        """Return the patches of the calls by which NetfilterSync reaches the kernel."""
         return [
             (engine, "NetfilterTable", lambda options: _Table(self)),
             (engine, "Elements", lambda session, options: _Elements(self)),
@@ -84,7 +84,7 @@ class SimTable:
         self._change("element", lambda: self._there.pop(id, None))
 
     def check(self, what: str, maps: Mapping[str, SimMap]) -> None:
-        """Raises Wrong if programs can choose a backend to which netfilter does not translate."""
+        """Raise Wrong if programs can choose a backend to which netfilter does not translate."""
         if self.elements is None or not what.startswith(_DECIDING):
             return
         for backend in _choosable(maps):
@@ -111,7 +111,7 @@ class SimTable:
 
 
 def _choosable(maps: Mapping[str, SimMap]) -> Iterator[Backend]:
-    """The backends in the blocks of all frontends."""
+    """Return the backends in the blocks of all frontends."""
     blocks = {}
     for _, value in maps["services"].items():
         service: ServiceEntry = _service(value)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worker beside the agent's loop that ends sockets whose endpoint was removed.
 
-It takes its turn when it is due, while the loop waits. Sockets are listed and ended as sock_diag
-does: the clients' sockets are all in another namespace than the agent.
+It takes its turn when it is due, while the loop waits. Sockets are listed and ended as by
+sock_diag: the clients' sockets are all in another namespace than the agent.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ Clock = Callable[[], float]
 
 
 class OpenSockets:
-    """The connected sockets of some clients, as a ``SockDiag``."""
+    """The connected sockets of some clients, in place of a ``SockDiag``."""
 
     def __init__(self, clients: Clients | None, clock: Clock = float) -> None:
         self._clients, self._clock = clients, clock
@@ -46,7 +46,7 @@ class OpenSockets:
 
 
 class Workers:
-    """``stale`` takes its turn when it is due."""
+    """The agent's workers; ``stale`` takes its turn when it is due."""
 
     def __init__(self, maps: Any, clients: Clients, end_socket: EndSocket, clock: Clock) -> None:
         def each_namespace(*_: object) -> Iterator[Any]:
@@ -67,7 +67,9 @@ class Workers:
 
 
 def _listed(client: Client) -> Connected:
-    """Return the socket with its peer and its cookie; no other socket has these ends."""
+    """Return the socket with its peer and its cookie; no other socket has the same addresses and
+    ports.
+    """
     address, port = client.outcome >> 16 & 0xFFFFFFFF, ntohs(client.outcome & 0xFFFF)
     last, is_v6 = address.to_bytes(4, "little"), bool(client.outcome >> 48)
     remote = ip_address(b"\xfd" + bytes(11) + last).packed if is_v6 else last.ljust(16, b"\0")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deliberate bugs in what the agent knows, plans and writes; each is a patch."""
+"""Deliberate bugs in the agent's knowledge, plans and writes; each is a patch."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -61,7 +61,7 @@ def names_of_removed_backends_stay() -> Any:
 
 
 def services_deleted_while_away_stay() -> Any:
-    """A new agent forgets to remove what it does not know."""
+    """A new agent does not remove services that it does not know."""
     plan = Planner.plan_changes
     return patch.object(Planner, "plan_everything", lambda it, new, now, but: plan(it, new, now))
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make soak`: new schedules of the simulation, and real traffic, as long as asked.
+"""`make soak`: new schedules of the simulation, and real traffic, for as long as requested.
 
-It ends after ``--for`` (as 30s, 10m, 8h), or with Ctrl-C, and reports. The exit status is 1 if a
-schedule has failed, or a promise to the clients was broken (bench/history.py).
+It ends after ``--for`` (such as 30s, 10m, 8h), or with Ctrl-C, and reports. The exit status is 1 if
+a schedule has failed, or a promise to the clients was broken (bench/history.py).
 """
 
 import multiprocessing
@@ -39,7 +39,7 @@ class Simulated:
 
 def simulate(seed: int, ended: Event, results: Connection) -> None:
     """Run the schedules of this seed and the following ones, alternately with and without an API
-    server. This is done in a process that Ctrl-C does not end.
+    server, in a process that Ctrl-C does not end.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     done = Simulated()
@@ -59,7 +59,7 @@ def simulate(seed: int, ended: Event, results: Connection) -> None:
 
 
 def seconds(text: str) -> float:
-    """Return the seconds of "90s", "10m" or "8h". Raises click.BadParameter."""
+    """Return the number of seconds for "90s", "10m" or "8h". Raises click.BadParameter."""
     found = re.fullmatch(r"(\d+)([smhd])", text)
     if not found:
         raise click.BadParameter(f'"{text}" is no time such as 90s, 10m or 8h')
@@ -95,7 +95,7 @@ def _connections(counts: Counts) -> str:
 
 
 def report(simulated: Simulated, counts: Counts, seed: int, spent: float) -> bool:
-    """Print the report; return whether all went well."""
+    """Print the report; return whether everything went well."""
     click.echo(f"{spent:.0f} s, from seed {seed} on")
     click.echo(
         f"simulation: {simulated.schedules:,} schedules, {simulated.steps:,} steps, "

@@ -2,7 +2,8 @@
 """A client of the soak: client.py LAB PROTOCOL HOST PORT PAUSE HISTORY ABOUT.
 
 LAB is the folder of ebpflb.lab. It sends requests until its input ends, and prints "ready" after
-the first one. HISTORY gets a line of JSON for each, with the fields ABOUT: bench.history, Request.
+the first one. HISTORY gets a line of JSON for each request, with the fields ABOUT: bench.history,
+Request.
 """
 
 import json

@@ -49,7 +49,7 @@ WEB, WEB6, STICKY = "web, IPv4", "web, IPv6", "kept"
 
 
 class Counts:
-    """The counts; ``lost`` are the broken promises."""
+    """The counts; ``lost`` has the broken promises."""
 
     def __init__(self) -> None:
         self.answers = self.restarts = self.kills = self.rewrites = self.kept = 0
@@ -57,7 +57,7 @@ class Counts:
         self.steps: Counter[int] = Counter()
 
     def add(self, records: list[Record], broken: list[history.Violation]) -> None:
-        """Count what a round did."""
+        """Add the counts of a round."""
         for it in records:
             if isinstance(it, Request):
                 self.answers += not it.error
@@ -82,7 +82,7 @@ def step_of(seconds: float) -> int:
 class Traffic:
     """A node with clients on it and outside. ``file`` gets the history.
 
-    If it is ``unprotected`` the agent puts nothing back, and more is taken away.
+    If it is ``unprotected`` the agent restores nothing, and more is removed.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Traffic:
         self.records.append(Fault(at, time.monotonic(), f"{REMOVED} of {STICKY}", STICKY))
 
     def _forget_clients(self) -> None:
-        """Delete what programs write: it is not audited, so nothing is restored."""
+        """Delete the entries that programs write: they are not audited, so nothing is restored."""
         clients, at = self.cluster.maps["affinity"], time.monotonic()
         clients.delete([key for key, _ in clients.items()])
         self.records.append(Fault(at, time.monotonic(), EMPTIED))

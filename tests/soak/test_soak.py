@@ -52,7 +52,7 @@ GOOD: tuple[Record, ...] = (
     ],
 )
 def test_a_broken_promise(kind: str, added: Record) -> None:
-    """Each is found and shown; faults excuse only what they may affect."""
+    """Each broken promise is found and shown; faults excuse only what they may affect."""
     late = [Applied(95, 4)] if isinstance(added, Endpoints) else []
     assert history.check(GOOD) == []
     (broken,) = history.check([*GOOD, added, *late])
@@ -116,7 +116,9 @@ def test_a_failed_schedule_is_a_failure(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.extended
 def test_a_short_one() -> None:
-    """Real traffic and schedules run, nothing is lost, and the exit status is 0."""
+    """In a short soak, real traffic and schedules run, nothing is lost, and the exit status is
+    0.
+    """
     command = [sys.executable, "-m", "tests.soak", "--for", "5s", "--seed", "1"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=290)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps in the kernel, pinned during one file of tests."""
+"""Maps in the kernel, pinned while one file of tests runs."""
 
 import os
 import struct

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""doctor's messages if the agent cannot have a canary."""
+"""The messages of doctor if the agent cannot have a canary."""
 
 from pathlib import Path
 

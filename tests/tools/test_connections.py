@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flows in conntrack, joined with services and backends: listed and deleted.
 
-A rule of nft makes the entries, in a namespace of the test's own, as kube-proxy's would.
+In a namespace of the test's own, a rule of nft makes the entries as kube-proxy's rules would.
 """
 
 import os
@@ -126,7 +126,7 @@ def test_a_flow(maps: dict[str, Map]) -> None:
     ids=str,
 )
 def test_choice(maps: dict[str, Map], only: FlowFilter, count: int) -> None:
-    """Only matching flows are shown, and deleted; the rest stays."""
+    """Only matching flows are shown and deleted; others stay."""
     say(VIP, 53, 4001)
     say(VIP6, 53, 4001)
     say(VIP, 54, 4001)
@@ -137,7 +137,7 @@ def test_choice(maps: dict[str, Map], only: FlowFilter, count: int) -> None:
 
 
 def test_fill_is_shown_before_flows_are_counted(maps: dict[str, Map]) -> None:
-    """conntrack's fill is shown at once, its flows after they have been counted."""
+    """conntrack's fill is shown at once, and its flows after they have been counted."""
     say(VIP, 53, 4001)
     say(VIP, 54, 4001)
     reading = Reading(sources(maps)._replace(restored=lambda: 3))

@@ -56,7 +56,7 @@ def state() -> Iterator[StateDir]:
 
 
 def noise(size: int, chance: random.Random) -> bytes:
-    """Return any bytes, or a few that have a meaning in many places."""
+    """Return any bytes, or a few bytes that have a meaning in many places."""
     if chance.random() < 0.3:
         return chance.randbytes(size)
     found = bytearray(size)
@@ -87,7 +87,7 @@ def damage(opened: Map, chance: random.Random) -> None:
 def test_every_reader_survives_any_content_of_the_maps(
     state: StateDir, cache: Path, seed: int
 ) -> None:
-    """Readers are maps dump, flows, status, and the sweep, which also clears."""
+    """The readers are maps dump, flows, status, and the sweep, which also clears."""
     chance, maps = random.Random(seed), state.open_maps()
     for _ in range(60):
         for opened in maps.values():
@@ -110,7 +110,7 @@ def test_every_reader_survives_any_content_of_the_maps(
 def test_a_reader_changes_nothing_and_names_what_is_damaged(
     state: StateDir, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Only a start of the agent removes it."""
+    """Only a start of the agent removes the damage."""
     maps = state.open_maps()
     key = bytes(maps["services"].spec.key_size)
     bpf.map_update(maps["services"].fd, key, b"\xff" * maps["services"].spec.value_size)

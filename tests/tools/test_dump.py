@@ -124,7 +124,7 @@ def filled(maps: dict[str, Map]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def remembered(maps: dict[str, Map], filled: None) -> None:
-    """Write what the datapath writes."""
+    """Write entries like the datapath."""
     address, now = ip_address("10.1.0.1"), time.monotonic_ns()
     maps["affinity"].write(
         [
@@ -157,7 +157,7 @@ def remembered(maps: dict[str, Map], filled: None) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def filled_for_packets(maps: dict[str, Map]) -> None:
-    """Write what an agent writes only for the packet path."""
+    """Write the entries that an agent writes only for the packet path."""
     for length, address in ((64 + 96 + 24, "198.51.100.0"), (64 + 48, "2001:db8::")):
         maps["source_ranges"].write([(SourceRange(length, WEB, 0, ip_address(address)), 1)])
     for length, address in ((96 + 16, "10.96.0.0"), (108, "fd00:96::")):
@@ -173,7 +173,9 @@ def filled_for_packets(maps: dict[str, Map]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def remembered_of_packets(maps: dict[str, Map]) -> None:
-    """A masqueraded flow whose client's port was changed, and all else that the datapath writes."""
+    """Write a masqueraded flow whose client's port was changed, and all other entries that the
+    datapath writes.
+    """
     now = time.monotonic_ns()
     begun, request = now - LONG * 1_000_000_000, frozenset({"request"})
     dnat = Flow(begun, 0, POD, 8080, 2000, WEB, A, 0, FlowKind.DNAT, request, last_seen=now)
@@ -221,7 +223,9 @@ def test_every_map(maps: dict[str, Map]) -> None:
 
 
 def test_every_row_is_as_recorded(maps: dict[str, Map]) -> None:
-    """Every row is as recorded, sorted: `EBPFLB_RECORD=1 pytest` of this file records them."""
+    """Every row equals the recorded one, in order: `EBPFLB_RECORD=1 pytest` of this file records
+    them.
+    """
     found = dump_maps(maps, tuple(ROWS.keys() - {"translations", "devices"})).maps
     shown = json.loads(json.dumps({each: found[each] for each in sorted(found)}))
     for row in (row for rows in shown.values() for row in rows):
@@ -237,7 +241,7 @@ def test_every_row_is_as_recorded(maps: dict[str, Map]) -> None:
 
 
 def test_rows_of_netfilter_have_names(maps: dict[str, Map]) -> None:
-    """Rows of netfilter's table have names; a removed id has only its endpoint."""
+    """Rows of netfilter's table have names; the row of a removed id has only its endpoint."""
     with nodes.fresh(f"ebpflb-test-{os.getpid()}-translations"):
         assert rows(maps, "translations") == []
         options = TableOptions(0x4000, ((30000, 65535),), drops_invalid=True, sctp=False)

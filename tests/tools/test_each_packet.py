@@ -76,7 +76,7 @@ def lines() -> list[str]:
 
 @pytest.mark.parametrize(("rule", "done"), OF_NFT)
 def test_rules_of_nft_that_work_on_each_packet_are_named(rule: str, done: str) -> None:
-    """The chain does not matter."""
+    """Such rules are named, whatever their chain."""
     (line,) = of_nft(rule)
     assert line.startswith("table inet operator, chain ")
     assert line.endswith(f"{done} each packet")
@@ -84,13 +84,15 @@ def test_rules_of_nft_that_work_on_each_packet_are_named(rule: str, done: str) -
 
 @pytest.mark.parametrize("rule", NOT_OF_NFT)
 def test_rules_of_nft_for_openings_are_not(rule: str) -> None:
-    """Neither are rules after established connections were accepted."""
+    """Rules for opening packets are not named, nor rules after established connections were
+    accepted.
+    """
     assert not of_nft(rule)
 
 
 @pytest.mark.parametrize("tool", nodes.TOOLS, ids=lambda tool: tool.name)
 def test_kube_proxy_and_kubelet_have_none(tool: nodes.Tool) -> None:
-    """On a node with only these --fast-forward bypasses no rule."""
+    """On a node with only the rules of kube-proxy and kubelet, --fast-forward bypasses none."""
     nodes.load(tool, rules.IPTABLES_MODE, rules.KUBELET, rules.PORTMAP)
     nodes.load_nft()
     assert not lines()
@@ -109,7 +111,9 @@ def bypass() -> None:
 
 
 def test_check_says_that_fast_forward_is_unwise(tmp_path: Path) -> None:
-    """It names some rules, and routing rules with a mark; this is no fault if it is off."""
+    """`check` names some rules, and routing rules with a mark; they are no fault if --fast-forward
+    is off.
+    """
     assert checked(tmp_path).ok
     of_nft("counter")
     subprocess.run(["ip", "rule", "add", "fwmark", "0x80/0x80", "lookup", "100"], check=True)
@@ -124,7 +128,7 @@ def test_check_says_that_fast_forward_is_unwise(tmp_path: Path) -> None:
 
 
 def test_check_names_three_and_says_how_many_more_there_are(tmp_path: Path) -> None:
-    """A node may have thousands."""
+    """`check` names three rules and counts the others, because a node may have thousands."""
     of_nft("; ".join(["counter"] * 5))
     bypass()
     assert checked(tmp_path).detail.endswith("; 2 more")

@@ -13,7 +13,7 @@ flows = pytest.mark.parametrize("early", [False, True], ids=["netfilter", "flows
 
 
 def found(*, early: bool) -> list[str]:
-    """Return the named rules, of all in this namespace."""
+    """Return the named rules, of all rules in this namespace."""
     unread = list[str]()
     named = search(list(tables(unread)), services(early=early))
     assert not unread
@@ -23,7 +23,7 @@ def found(*, early: bool) -> list[str]:
 @flows
 @tools
 def test_kube_proxy(tool: Tool, early: bool) -> None:
-    """None of its rules is named, whatever its mode, nor ebpflb's own."""
+    """No rule of kube-proxy is named, whatever its mode, nor any of ebpflb's own."""
     nodes.load(tool, rules.IPTABLES_MODE)
     nodes.load_nft()
     own = "type filter hook prerouting priority -300; tcp dport 30080 drop"
@@ -43,7 +43,9 @@ def test_kubelet_and_cnis(tool: Tool, early: bool) -> None:
 @flows
 @tools
 def test_a_neighbours_rule_for_a_nodeport(tool: Tool, early: bool) -> None:
-    """A firewall's rule that drops NodePorts is named, if they are not translated before it."""
+    """A firewall's rule that drops NodePorts is named, if the NodePorts are not translated before
+    it.
+    """
     nodes.load(tool, rules.UFW, rules.KUBELET, rules.OPERATOR)
     assert not found(early=early)
     text = "-p tcp -m multiport --dports 30000:32767 -j DROP"

@@ -93,12 +93,12 @@ def test_a_row_has_both_ends_and_the_state(maps: dict[str, Map]) -> None:
     ids=str,
 )
 def test_choice(maps: dict[str, Map], choice: FlowFilter, count: int) -> None:
-    """Only matching flows are shown, and none of an unknown service."""
+    """Only matching flows are shown, and none for an unknown service."""
     assert len(list_flows(maps, choice)) == count
 
 
 def test_partial_flow(maps: dict[str, Map]) -> None:
-    """A flow without its request entry is a row with all columns still known."""
+    """A flow without its request entry is a row with all known columns."""
     whole = row_of(maps, MASQUERADED)
     request, masquerade, answer, reply = entries(MASQUERADED)
     maps["tcp_flows"].delete([request])
@@ -121,7 +121,7 @@ def test_partial_flow(maps: dict[str, Map]) -> None:
 
 
 def test_partial_flows_are_flushed(maps: dict[str, Map]) -> None:
-    """They are deleted with their service's and their client's."""
+    """Partial flows are deleted with the flows of their service or client."""
     maps["tcp_flows"].delete([next(iter(entries(MASQUERADED)))])
     assert flush_flows(
         maps, FlowFilter(("shop", "web"), ip_address("198.51.100.7"))
@@ -132,7 +132,7 @@ def test_partial_flows_are_flushed(maps: dict[str, Map]) -> None:
 def test_flushed_entries_are_not_called_evicted(
     maps: dict[str, Map], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sweep at the same time does not count them as evicted either."""
+    """A sweep at the same time does not count flushed entries as evicted."""
     held = len(dict(maps["tcp_flows"].items()))
     table = SweptTable(maps, "tcp_flows", Timeouts(), lambda _: 0)
     count(maps["flow_stats"], 0, table.numbers.swept + table.numbers.evicted + held, 0, 0)

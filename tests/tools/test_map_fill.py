@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fill of maps: entries in use, of how many, the fullest first."""
+"""How full maps are: the entries in use, the size, and the fullest map first."""
 
 from ipaddress import ip_address
 
@@ -10,7 +10,9 @@ from ebpflb.tools.map_fill import map_fill
 
 
 def test_entries_in_use_are_counted(maps: dict[str, Map]) -> None:
-    """Hashes count keys, arrays elements used by Services, flows the last sweep."""
+    """For hashes keys are counted, for arrays the elements that Services use, for flows the last
+    sweep's result.
+    """
     assert {fill.entries for fill in map_fill(maps)} == {0}
     maps["backend_names"].write([(id, BackendName("node", f"web-{id}")) for id in (1, 2, 3)])
     maps["choices"].write([(place, Choice(7, 8, 1)) for place in (3, 4, 5, 6)])  # 3: a former one

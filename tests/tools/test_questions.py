@@ -28,7 +28,7 @@ TCP, UDP = Protocol.TCP, Protocol.UDP
     ],
 )
 def test_questions(text: str, question: Frontend | NamedService) -> None:
-    """Addresses have a port; names are those of kubectl and DNS."""
+    """Addresses have a port; names are written as in kubectl and DNS."""
     assert parse_question(text) == question
 
 
@@ -55,7 +55,7 @@ def entry(number: int, *flags: str) -> ServiceEntry:
 
 
 class Rows:
-    """A map by its rows."""
+    """A map, given by its rows."""
 
     def __init__(self, rows: dict[Any, Any]) -> None:
         self.items = rows.items

@@ -41,7 +41,7 @@ def pods() -> Iterator[dict[str, str]]:
 def test_monitor_names_the_addresses_of_new_pods_at_once(
     maps: dict[str, Map], pods: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So is a second new pod: searches of all namespaces are rare, but complete."""
+    """A second new pod is named at once too: searches of all namespaces are rare, but complete."""
     monkeypatch.setattr(events, "SEARCH_SECONDS", 1000.0)
     names = EventNames(maps)
     for name, address in pods.items():
@@ -51,7 +51,7 @@ def test_monitor_names_the_addresses_of_new_pods_at_once(
 
 
 def test_an_address_says_more_than_a_number() -> None:
-    """The process is shown only if nothing else is known of the client."""
+    """The process is shown only if nothing else is known about the client."""
     words = dict.fromkeys(["time", "hook", "verdict", "protocol", "pod", "service", "frontend"], "")
     words |= dict.fromkeys(["backend", "backend_pod", "device"], "")
     told = Told(**words, process="curl", pid=4711, client="10.244.7.1", ns=1)
@@ -61,7 +61,7 @@ def test_an_address_says_more_than_a_number() -> None:
 
 
 def test_explain_asks_for_a_pods_address(maps: dict[str, Map], pods: dict[str, str]) -> None:
-    """It finds a pod by its address, and by its name only an endpoint."""
+    """`explain` finds a pod by its address, and an endpoint also by its name."""
     facts = MapFacts(maps, Path("/"), frozenset(), socket_hooks=True)
     with pytest.raises(NodeError, match=r"name the pod's address, as `kubectl get pod -o wide`"):
         find_client("shop/web-0", 4, facts)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts for steps that are rare in a real run."""
+"""Texts for steps that rarely occur in a real run."""
 
 from ipaddress import ip_address
 from typing import Any
@@ -24,13 +24,15 @@ def noted(*steps: tuple[str, int]) -> Words:
 
 
 def test_affinity_that_remembers_no_endpoint() -> None:
-    """It is said, although the programs take no step for it."""
+    """The row says that affinity remembers no endpoint, although the programs take no step for
+    it.
+    """
     row = Row("affinity", "ClientIP, 0 s: no endpoint is remembered")
     assert noted(("affinity_asked", 0)).rows == [row]
 
 
 def test_a_decision_that_was_repeated_is_no_verdict() -> None:
-    """The verdict is the last different one."""
+    """A repeated decision is no verdict: the verdict is the last different decision."""
     steps = [("verdict", NUMBERS[name]) for name in ("translated", "retried")]
     assert noted(*steps).verdict == "translated"
     assert noted(steps[1]).verdict is None

@@ -26,7 +26,7 @@ def frontend(
     *,
     early: bool = False,
 ) -> Frontend:
-    """Return a frontend. ``early``: the flow tables translate. ``kind`` is its title."""
+    """Return a frontend; ``early``: the flow tables translate; ``kind`` is its title."""
     endpoint = ip_address(to[0]), to[1]
     return Frontend(protocol, ip_address(address), port, kind, endpoint, early)
 
@@ -48,7 +48,7 @@ WAYS = {
 
 
 def search(tables: Iterable[Table], served: Iterable[Frontend]) -> list[str]:
-    """Return what is named of these tables, all rules of which can be read."""
+    """Return what is named in these tables, all of whose rules can be read."""
     made = Search(served, WAYS)
     found = [line for table in tables for line in made.named(table)]
     assert not made.unread
@@ -56,7 +56,7 @@ def search(tables: Iterable[Table], served: Iterable[Frontend]) -> list[str]:
 
 
 def where(line: str) -> tuple[str, str]:
-    """Return the chain and the rule of such a line."""
+    """Return the chain and the rule in such a line."""
     place, _, rest = line.partition(", chain ")[2].partition(": ")
     return place, rest.partition(": drops requests to ")[0]
 

@@ -28,7 +28,7 @@ TABLE = {"POSTROUTING": "mangle", "PREROUTING": "mangle"}
 
 
 def found(chain: str, *texts: str, before: str = "") -> list[str]:
-    """Return what is found of these rules of a chain; chain "before" has one too."""
+    """Return the result for these rules of a chain; chain "before" has rules too."""
     saved = "".join(f"-A {chain} {text}\n" for text in texts)
     chains = f":{chain} ACCEPT [0:0]\n:before - [0:0]\n"
     chains += f"-A before {before}\n" if before else ""
@@ -38,7 +38,7 @@ def found(chain: str, *texts: str, before: str = "") -> list[str]:
 
 @pytest.mark.parametrize(("chain", "text", "done"), EACH)
 def test_rules_that_work_on_each_packet_are_named(chain: str, text: str, done: str) -> None:
-    """Each is named with its effect."""
+    """Each rule is named with its effect."""
     table = TABLE.get(chain, "filter")
     assert found(chain, text) == [
         f"iptables, table {table}, chain {chain}: {text}: {done} each packet"
@@ -47,12 +47,14 @@ def test_rules_that_work_on_each_packet_are_named(chain: str, text: str, done: s
 
 @pytest.mark.parametrize(("chain", "text"), OPENINGS)
 def test_rules_for_openings_are_not(chain: str, text: str) -> None:
-    """They miss nothing: fast forward begins when a flow has been answered."""
+    """Rules for opening packets miss nothing: fast forward begins when a flow has been answered."""
     assert not found(chain, text)
 
 
 def test_what_comes_after_established_connections_were_accepted_is_not() -> None:
-    """These rules never see them, with --fast-forward or without."""
+    """Rules after the acceptance of established connections never see these, with or without
+    --fast-forward.
+    """
     accept = "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"
     assert not found("FORWARD", accept, "-j LOG")
     assert found("FORWARD", f"-s 192.0.2.0/24 {accept}", "-j LOG")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What FORWARD does with an outside client's request to a pod, by rules of known programs."""
+"""What FORWARD does with an outside client's request to a pod, with the rules of known programs."""
 
 import json
 import re
@@ -103,13 +103,13 @@ def test_dropped_by_default(rules: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("rules", ACCEPTED.values(), ids=ACCEPTED)
 def test_without_a_rule_the_policy_decides(rules: tuple[str, ...]) -> None:
-    """The policy decides; no rule matches the request."""
+    """If no rule matches the request, the policy decides."""
     assert outcome(table(*rules)) == {ACCEPT}
 
 
 @pytest.mark.parametrize("rules", MAYBE.values(), ids=MAYBE)
 def test_either(rules: tuple[str, ...]) -> None:
-    """The default is no fault then."""
+    """If it is unknown whether a rule matches, the request may be accepted or dropped."""
     assert outcome(table(*rules)) == {ACCEPT, DROP}
 
 
@@ -120,7 +120,9 @@ def test_the_flow_tables_translate_without_conntrack() -> None:
 
 @pytest.mark.parametrize("policy", ["ACCEPT", "DROP"])
 def test_a_drop_for_one_pod_is_that_pods(policy: str) -> None:
-    """Network policies drop in a chain for the pod, or by a rule."""
+    """A drop in a chain for the pod, or by a rule for it, as network policies have it, concerns
+    that pod only.
+    """
     assert DROP_OF_ONE in outcome(table("ACCEPT", *KUBE_ROUTER))
     assert DROP not in outcome(table("ACCEPT", *KUBE_ROUTER))
     assert outcome(table(policy, f"-A FORWARD -d {POD} -j DROP")) == {DROP_OF_ONE}
@@ -188,7 +190,7 @@ def of_nft(chains: dict[str, list[Any]], policy: str = "accept") -> Table:
 
 
 def test_firewalld_accepts_translated_packets() -> None:
-    """It accepts packets translated by conntrack, and rejects others to a zone's devices."""
+    """firewalld accepts packets translated by conntrack, and rejects others to a zone's devices."""
     there = of_nft(FIREWALLD)
     assert outcome(there) == {ACCEPT}
     assert outcome(there, request(dnat=False)) == {DROP}

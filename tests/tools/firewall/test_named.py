@@ -41,7 +41,7 @@ HOOKS = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
 
 
 def with_rules(rules: str) -> list[Table]:
-    """Load "TABLE", a line end, and rules; chains are made."""
+    """Load a table from text: "TABLE", a line end, and rules; chains are made as needed."""
     table, *texts = rules.splitlines()
     chains = dict.fromkeys(word for text in texts for word in re.findall(r"-[Aj] (\S+)", text))
     heads = [f":{name} {'ACCEPT' if name in HOOKS else '-'} [0:0]" for name in chains]
@@ -62,12 +62,12 @@ def test_a_rule_that_drops_requests(rule: str, title: str) -> None:
 
 @pytest.mark.parametrize("rule", NOT_NAMED)
 def test_other_rules(rule: str) -> None:
-    """A rule for some clients or other traffic is as its author intends."""
+    """A rule for some clients or other traffic is not named, because its author intends it."""
     assert not search(with_rules(rule), services())
 
 
 def test_long_rules_are_shortened() -> None:
-    """A rule of iptables may have thousands of characters."""
+    """A rule of iptables is shortened, because it may have thousands of characters."""
     ports = ",".join(str(30080 - number) for number in range(14))
     comment = f'-m comment --comment "{"x" * 240}"'
     rule = f"{RAW} {comment} -p tcp -m multiport --dports {ports} -j DROP"
@@ -77,7 +77,9 @@ def test_long_rules_are_shortened() -> None:
 
 @pytest.mark.parametrize(("match", "skipped"), [("web src,src", 0), ("web dst,dst", 1)])
 def test_rules_by_an_ipset_of_destinations_are_counted(match: str, skipped: int) -> None:
-    """Sets, which may have a Service's address, are not read."""
+    """Rules by an ipset are counted, because ipsets, which may have a Service's address, are not
+    read.
+    """
     (table,) = with_rules(f"{RAW} -m set --match-set {match} -j DROP")
     made = Search(services(), WAYS)
     assert not list(made.named(table))
@@ -116,7 +118,7 @@ def is_port(number: int) -> dict[str, object]:
     ],
 )
 def test_hooks(hook: tuple[str, str, str], priority: int, port: int, is_named: bool) -> None:
-    """On netfilter requests have the endpoint's port behind our own NAT; bridges are left out."""
+    """On netfilter requests have the endpoint's port after our own NAT; bridges are left out."""
     family, kind, name = hook
     assert (
         bool(search([of_nft(family, kind, name, priority, is_port(port))], services())) is is_named

@@ -65,7 +65,7 @@ NO_TABLES = ["", "[]", "{", '{"nftables": 1}', '{"nftables": []}', '{"nftables":
 
 @pytest.mark.parametrize("text", NO_TABLES, ids=range(len(NO_TABLES)))
 def test_no_table(text: str) -> None:
-    """Output that is no table is an error that the survey expects."""
+    """Output that is not a table is an error that the survey expects."""
     with pytest.raises(OTHER_FORM):
         read_nft(text)
 
@@ -81,7 +81,7 @@ def test_changed_text(words: list[str]) -> None:
 
 
 def texts(listed: str, served: list[Frontend] = SERVICES) -> list[str]:
-    """Return the rules that are named."""
+    """Return the named rules."""
     return [where(line)[1] for line in search([read_nft(listed)], served)]
 
 
