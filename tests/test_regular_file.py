@@ -22,7 +22,7 @@ class Known(msgspec.Struct):
     number: int
 
 
-def test_decoded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_content_is_decoded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The content is returned; a missing file is no error."""
     (tmp_path / "file").write_text('{"number": 7}')
     assert files.decode_regular(tmp_path / "file", Known) == Known(7)

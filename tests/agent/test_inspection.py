@@ -53,7 +53,7 @@ def names(asked: Handler, *patterns: str, **query: object) -> list[str]:
     return [row.service for row in found.services]
 
 
-def test_page(asked: Handler) -> None:
+def test_a_page_shows_the_current_plan(asked: Handler) -> None:
     """The page shows one Service as it is currently planned, with its counters."""
     response = get(asked, "/v1/service", {"namespace": "default", "name": "web"})
     page = msgspec.json.decode(response.body, type=ServicePage)
@@ -65,7 +65,7 @@ def test_page(asked: Handler) -> None:
     assert page.ports[0].counters["chosen"] == 4
 
 
-def test_list(asked: Handler) -> None:
+def test_services_are_listed_part_by_part(asked: Handler) -> None:
     """Services are listed by name, by pattern, and part by part."""
     assert names(asked) == ["default/api", "default/db", "default/web"]
     assert names(asked, "*/w*", "default/a?i") == ["default/api", "default/web"]

@@ -93,7 +93,9 @@ def test_while_devices_get_programs(
     assert nft.exists(nft.Name("ip6", "kube-proxy"))
 
 
-def test_runs(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
+def test_nothing_is_removed_while_kube_proxy_runs(
+    ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path
+) -> None:
     """While a kube-proxy runs nothing is removed; one line names its pid; --force removes
     everything.
     """
@@ -111,7 +113,9 @@ def test_runs(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
         assert not kube_proxy.detect().rules
 
 
-def test_answers(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None:
+def test_an_invisible_kube_proxy_that_answers_is_named(
+    ebpflb: Ebpflb, nowhere: list[str], loopback: None
+) -> None:
     """A kube-proxy that is invisible but answers is named by its port; ebpflb's own answer does not
     count.
     """

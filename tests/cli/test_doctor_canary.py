@@ -176,7 +176,7 @@ def test_the_agent_is_killed_meanwhile(cluster: Cluster) -> None:
 # `ebpflb doctor`'s own connections with other options of the agent.
 
 
-def test_conntrack(tmp_path: Path) -> None:
+def test_results_are_the_same_with_conntrack(tmp_path: Path) -> None:
     """The results are the same if conntrack keeps the flows."""
     with published(tmp_path, engine=Engine.NETFILTER) as cluster:
         assert ok(canaries(cluster)) == ["sockets", "packets", "NodePorts", "uplinks"]

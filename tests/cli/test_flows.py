@@ -54,7 +54,9 @@ def pins(maps: dict[str, Map]) -> list[str]:
     return ["--state-dir", str(BPFFS / f"ebpflb-test-{os.getpid()}-flows")]
 
 
-def test_columns(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
+def test_columns_say_who_is_connected_to_whom(
+    ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]
+) -> None:
     """By default the columns say who is connected to whom."""
     done = ebpflb("flows", "list", *pins)
     lines = done.out.splitlines()
@@ -72,7 +74,9 @@ def test_columns(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
         (["--service", "default/web", "--client", "198.51.100.8"], 0),
     ],
 )
-def test_choice(ebpflb: Ebpflb, pins: list[str], words: list[str], count: int) -> None:
+def test_options_filter_the_flows(
+    ebpflb: Ebpflb, pins: list[str], words: list[str], count: int
+) -> None:
     """Options filter the flows; an empty result is not an error."""
     done = ebpflb("flows", "list", *words, *pins, "-o", "json")
     assert (done.status, len(answers.items(done.out))) == (0, count)
@@ -147,7 +151,9 @@ def test_a_service_that_is_not_there_is_named(
         (["--service", "a/b/c"], '"a/b/c" is not NAMESPACE/NAME such as default/web'),
     ],
 )
-def test_usage(ebpflb: Ebpflb, command: str, words: list[str], reason: str) -> None:
+def test_an_invalid_value_is_a_usage_error(
+    ebpflb: Ebpflb, command: str, words: list[str], reason: str
+) -> None:
     """An invalid value is a usage error that names the option."""
     done = ebpflb("flows", command, *words)
     assert (done.status, done.out) == (2, "")

@@ -59,7 +59,9 @@ def test_changes_have_causes(ebpflb: Ebpflb, where: list[str], moments: list[str
     assert (none.status, none.out) == (0, "") and none.err.startswith("No changes found\n")
 
 
-def test_table(ebpflb: Ebpflb, where: list[str], moments: list[str]) -> None:
+def test_notes_say_when_the_history_begins(
+    ebpflb: Ebpflb, where: list[str], moments: list[str]
+) -> None:
     """Notes say when the history begins and how many older changes there are."""
     done = ebpflb("history", *where)
     assert done.out.split()[:5] == ["TIME", "AGE", "SERVICE", "CHANGE", "CAUSE"]

@@ -74,7 +74,9 @@ def run_all(ebpflb: Ebpflb, paths: Paths, *, named: bool) -> dict[str, list[str]
 
 
 @pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
-def test_files(ebpflb: Ebpflb, paths: Paths, make: Callable[[Path], None]) -> None:
+def test_each_hostile_file_is_named_at_most_once(
+    ebpflb: Ebpflb, paths: Paths, make: Callable[[Path], None]
+) -> None:
     """If all files are replaced by one hostile kind, each command names each file at most once, and
     cleanup succeeds.
     """

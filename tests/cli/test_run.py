@@ -257,7 +257,9 @@ def test_init_only(ebpflb: Ebpflb, file: Path, monkeypatch: pytest.MonkeyPatch) 
     assert seen == [ConntrackOptions(max_per_core=0, close_wait=5), Paths.run / "kernel.json"]
 
 
-def test_cleanup(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_flag_cleanup_removes_everything(
+    ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """--cleanup removes what ebpflb and kube-proxy left, even with an invalid file, and ends."""
     seen: list[Any] = []
     monkeypatch.setattr(import_module("ebpflb.cli.cleanup"), "remove_all", seen.append)

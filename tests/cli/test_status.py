@@ -60,7 +60,9 @@ def running(cluster: Cluster) -> Process:
     return cluster.agent.process
 
 
-def test_runs(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
+def test_exit_status_0_if_nothing_is_wrong(
+    ebpflb: Ebpflb, cluster: Cluster, where: list[str]
+) -> None:
     """If an agent runs, the hooks serve and nothing is wrong, the exit status on the node is 0."""
     with on_the_node(cluster):
         done = ebpflb("status", *where, "-o", "json")

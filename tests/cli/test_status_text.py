@@ -46,7 +46,7 @@ def test_what_is_empty_has_no_line() -> None:
     assert list(status.groups(facts)) == ["", "services", f"  {'service ports':20} 0"]
 
 
-def test_values() -> None:
+def test_booleans_are_words() -> None:
     """Booleans are words, and numbers have names."""
     facts = {"lists_complete": True, "flows": {"tcp": {"entries": 3}}}
     assert list(status.groups(facts)) == [

@@ -244,7 +244,9 @@ def test_without_an_api_server_there_are_no_events() -> None:
 # If sending an event fails for any reason, the next ones are sent too.
 
 
-def test_unforeseen(failing: Failing, caplog: pytest.LogCaptureFixture) -> None:
+def test_events_are_sent_after_an_unforeseen_failure(
+    failing: Failing, caplog: pytest.LogCaptureFixture
+) -> None:
     """After any failure this event and all later ones are sent; a bug is logged."""
     sent: list[str] = []
     failures = [RuntimeError("can't start new thread"), ClusterError("away")]

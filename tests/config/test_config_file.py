@@ -52,7 +52,7 @@ def test_an_empty_file_gives_the_defaults(file: Path) -> None:
     assert said["logging"]["format"] == "text"
 
 
-def test_kubeadm(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_of_kubeadm_gives_no_warning(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     """kubeadm's file, full of zeros and nulls that mean defaults, gives no warning."""
     assert config_file.read(KUBEADM) == config_file.read(
         write(

@@ -30,7 +30,7 @@ def decided(words: list[str]) -> dict[str, Any] | str:
 
 
 @pytest.mark.parametrize("row", DECISIONS, ids=lambda row: row.get("case") or str(row))
-def test_decision(tmp_path: Path, row: dict[str, Any]) -> None:
+def test_an_input_leads_to_these_options_or_errors(tmp_path: Path, row: dict[str, Any]) -> None:
     """The input is the fields of a file, a whole file, or flags."""
     file, decision = tmp_path / "config.conf", row["decision"]
     text = yaml.safe_dump(HEAD) + row["fields"] if "fields" in row else row.get("file", "")

@@ -109,7 +109,9 @@ def test_config_map(begin: Callable[[Path], ConfigWatch], calls: Calls, tmp_path
     assert calls.event.wait(LONG)
 
 
-def test_others(begin: Callable[[Path], ConfigWatch], calls: Calls, file: Path) -> None:
+def test_other_files_are_no_change(
+    begin: Callable[[Path], ConfigWatch], calls: Calls, file: Path
+) -> None:
     """Other files, a chmod, and a missing file do not count as a change."""
     watch = begin(file)
     (file.parent / "other.conf").write_text("x")

@@ -140,7 +140,7 @@ def test_exit_status_is_the_greatest(kubectl: Kubectl) -> None:
     assert kubectl("--node=worker-x", "status").err == "no pod of ebpflb is on node worker-x\n"
 
 
-def test_streams(kubectl: Kubectl) -> None:
+def test_each_line_of_a_stream_names_its_node(kubectl: Kubectl) -> None:
     lines = kubectl("monitor", "--count", "1").out.splitlines()
     assert lines[0] == "NODE      TIME  VERDICT"
     assert sorted(lines[1:]) == [f"worker-{it}  14:03:10  ebpflb-{it}" for it in "ab"]

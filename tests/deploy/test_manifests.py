@@ -61,7 +61,9 @@ def validator() -> Any:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_schema(version: str, variants: list[list[Object]], validator: Any) -> None:
+def test_objects_are_valid_by_the_strict_schema(
+    version: str, variants: list[list[Object]], validator: Any
+) -> None:
     """Every object is valid by the strict schema of every Kubernetes that the chart supports."""
     for objects in variants:
         for it in objects:

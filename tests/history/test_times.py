@@ -22,7 +22,7 @@ NOW = datetime(2026, 3, 4, 15, 0, 0).timestamp()
         ("2026-03-01 08:00:00.5", datetime(2026, 3, 1, 8, 0, 0, 500000)),
     ],
 )
-def test_times(text: str, expected: datetime) -> None:
+def test_a_time_is_relative_or_in_the_past(text: str, expected: datetime) -> None:
     """A time is relative ("ago"), a past time of day, or a date, in this machine's zone."""
     assert parse_time(text, NOW) == expected.timestamp()
 

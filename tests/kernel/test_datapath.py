@@ -77,7 +77,9 @@ def held(datapath: Datapath, name: str) -> dict[Any, Any]:
         ),
     ],
 )
-def test_hold(datapath: Datapath, name: str, first: dict[Any, Any], second: dict[Any, Any]) -> None:
+def test_a_map_becomes_equal_to_the_wanted_one(
+    datapath: Datapath, name: str, first: dict[Any, Any], second: dict[Any, Any]
+) -> None:
     """A map becomes equal to the wanted one; writing the same again changes nothing."""
     for wanted in (first, first | second, second, {}, first):
         datapath.write_map(name, wanted)
@@ -289,7 +291,9 @@ def tags(ns: Namespace, device: str) -> dict[str, bytes]:
     return found
 
 
-def test_variants(datapath: Datapath, ns: Namespace, cache: Path) -> None:
+def test_devices_without_a_link_header_have_their_own_programs(
+    datapath: Datapath, ns: Namespace, cache: Path
+) -> None:
     """Devices without a link header have separate programs, loaded once a device needs them."""
     datapath.load(cache)
     assert datapath.attach_devices(ns.served("!tun*")) == {}

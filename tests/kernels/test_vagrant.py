@@ -17,7 +17,9 @@ SCRIPTS = sorted(
 
 
 @pytest.mark.parametrize("brought", [True, False])
-def test_here(brought: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tests_run_in_a_machine_of_vagrant(
+    brought: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a Vagrant machine the same tests run, with bytecode that is installed or compiled."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EBPFLB_TEST_LOAD", raising=False)

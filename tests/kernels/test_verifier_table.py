@@ -19,7 +19,7 @@ def test_the_number_is_the_verifiers_own() -> None:
 
 
 @pytest.mark.parametrize(("count", "fits"), [(900, True), (1100, True), (1101, False)])
-def test_growth(count: int, fits: bool) -> None:
+def test_a_tenth_of_growth_is_allowed(count: int, fits: bool) -> None:
     found = verifier.complaints({ROW: count}, {ROW: {"5.10": "1000"}}, "5.10")
     line = f"hooks/socket.c connect4 (plain), BCC 0.26.0: 1000 -> {count} instructions"
     assert found == ([] if fits else [f"{line} processed on 5.10"])

@@ -193,7 +193,9 @@ def test_node_on_loopback() -> None:
         ("unknown", False, False),
     ],
 )
-def test_switches(masters: str, host_only: bool, bridged: bool) -> None:
+def test_masters_decide_whether_a_device_is_bridged(
+    masters: str, host_only: bool, bridged: bool
+) -> None:
     """Each chain of masters says whether the device is for the host only, and whether it is
     bridged.
     """
@@ -265,7 +267,7 @@ def serving(
 
 
 @pytest.mark.parametrize(("text", "four", "six"), LISTS.values(), ids=LISTS)
-def test_lists(text: str, four: str, six: str) -> None:
+def test_exactly_the_listed_addresses_serve(text: str, four: str, six: str) -> None:
     """Exactly the listed addresses serve; for a family without entries all addresses serve (8)."""
     assert serving(text) == {*four.split(), *six.split()}
 

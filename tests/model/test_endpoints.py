@@ -107,7 +107,9 @@ def test_only_the_first_address() -> None:
         ({"ready": True, "serving": False, "terminating": True}, (True, False, True)),
     ],
 )
-def test_conditions(conditions: dict[str, Any] | None, expected: tuple[bool, ...]) -> None:
+def test_missing_conditions_have_defaults(
+    conditions: dict[str, Any] | None, expected: tuple[bool, ...]
+) -> None:
     """A missing condition means ready, serving and not terminating, each independently."""
     (found,) = merged(builders.slice(entry("10.1.0.1", conditions=conditions)))
     assert (found.ready, found.serving, found.terminating) == expected
@@ -154,7 +156,9 @@ UNREADY = {"ready": False, "serving": False}
     ],
     ids=["stays", "comes back", "both go", "last copy", "last copy, unready"],
 )
-def test_duplicates(first: dict[str, bool], second: dict[str, bool], winner: str) -> None:
+def test_a_later_copy_of_an_endpoint_counts(
+    first: dict[str, bool], second: dict[str, bool], winner: str
+) -> None:
     """A later copy replaces an earlier one unless it terminates; slices are ordered by name."""
     a = builders.slice(entry("10.1.0.1", conditions=first, targetRef={"name": "a"}), name="a")
     b = builders.slice(entry("10.1.0.1", conditions=second, targetRef={"name": "b"}), name="b")

@@ -53,7 +53,7 @@ def test_netfilter_that_cannot_work() -> None:
         ("1/1", PacketMark(1, 1)),
     ],
 )
-def test_forms(text: str, mark: PacketMark) -> None:
+def test_a_mark_has_two_forms(text: str, mark: PacketMark) -> None:
     """The forms are MARK/MASK in any base, or only MARK, as for iptables; one form is shown."""
     assert packet_path.parse_mark(text) == mark
     assert packet_path.parse_mark(str(mark)) == mark

@@ -25,7 +25,9 @@ def uses(port: ServicePort, *found: Endpoint, topology: Topology = HERE) -> list
 
 
 @given(some.sampled_from(POLICIES), ENDPOINTS)
-def test_partition(port: ServicePort, found: tuple[Endpoint, ...]) -> None:
+def test_each_endpoint_is_used_or_has_a_reason(
+    port: ServicePort, found: tuple[Endpoint, ...]
+) -> None:
     """In each list that is in use, every endpoint is either a member or has a reason why not."""
     chosen = endpoints.select(found, HERE)
     in_use = endpoints.uses_cluster(port), endpoints.uses_local(port)

@@ -25,7 +25,9 @@ def web(node: NativeNode) -> NativeNode:
 
 @pytest.mark.parametrize(("to", "real", "shown"), FAMILIES)
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
-def test_getpeername(web: NativeNode, protocol: str, to: str, real: str, shown: str) -> None:
+def test_getpeername_shows_the_requested_address(
+    web: NativeNode, protocol: str, to: str, real: str, shown: str
+) -> None:
     """A connected socket's peer is the address that it connected to, in the same form."""
     socket = web.socket(protocol)
     assert socket.connect(to).place == real
@@ -34,7 +36,9 @@ def test_getpeername(web: NativeNode, protocol: str, to: str, real: str, shown: 
 
 
 @pytest.mark.parametrize(("to", "real", "shown"), FAMILIES)
-def test_recvmsg(web: NativeNode, to: str, real: str, shown: str) -> None:
+def test_recvmsg_shows_the_requested_address(
+    web: NativeNode, to: str, real: str, shown: str
+) -> None:
     """An answer seems to come from the requested address."""
     socket = web.socket("udp")
     socket.sendmsg(to)

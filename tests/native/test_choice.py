@@ -47,7 +47,9 @@ def chosen(node: NativeNode, size: int, number: int) -> int:
 
 
 @given(size=some.integers(1, 300), number=some.integers(0, HIGHEST))
-def test_inside(new_node: Callable[[], NativeNode], size: int, number: int) -> None:
+def test_a_random_number_is_scaled_to_the_list(
+    new_node: Callable[[], NativeNode], size: int, number: int
+) -> None:
     """Any random number is scaled to the list, rounded down."""
     node = new_node()
     node.publish(1, [WEB], cluster=[f"10.1.0.1:{n + 1}" for n in range(size)])

@@ -57,7 +57,9 @@ def test_each_hook_call_has_one_verdict(busy: NativeNode) -> None:
         (4, ServiceCounters(0, 0, 0, 1)),
     ],
 )
-def test_services(busy: NativeNode, service: int, counters: ServiceCounters) -> None:
+def test_a_service_counts_flows_and_refusals(
+    busy: NativeNode, service: int, counters: ServiceCounters
+) -> None:
     """A service counts flows, not datagrams, and the reasons for having no backend."""
     assert busy.kernel.get("service_stats", service) == counters
 

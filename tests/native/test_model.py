@@ -116,7 +116,9 @@ def outcome(node: NativeNode, socket: Socket, request: Request) -> str:
 
 @settings(max_examples=scaled(150))
 @given(script=some.lists(steps, max_size=30), dice=some.randoms(use_true_random=False))
-def test_alike(new_node: Callable[[], NativeNode], script: list[Step], dice: Random) -> None:
+def test_hooks_and_model_decide_alike(
+    new_node: Callable[[], NativeNode], script: list[Step], dice: Random
+) -> None:
     """Each request has the same outcome in both, step by step."""
     node = new_node()
     node.owns(*NODE)

@@ -27,7 +27,9 @@ def typed(node: NativeNode, kind: int, protocol: int) -> Socket:
     ("kind", "protocol", "port"),
     [(STREAM, TCP, 5301), (STREAM, MPTCP, 5301), (DATAGRAM, UDP, 5302)],
 )
-def test_ours(both: NativeNode, kind: int, protocol: int, port: int) -> None:
+def test_a_frontend_is_for_one_protocol(
+    both: NativeNode, kind: int, protocol: int, port: int
+) -> None:
     """The protocol is part of the frontend; a TCP service also serves MPTCP."""
     socket = typed(both, kind, protocol)
     assert socket.connect("172.30.0.1:53").place == f"10.1.0.1:{port}"
@@ -50,7 +52,7 @@ NOT_OURS = [
 
 
 @pytest.mark.parametrize(("kind", "protocol"), NOT_OURS)
-def test_untouched(both: NativeNode, kind: int, protocol: int) -> None:
+def test_other_sockets_are_left_alone(both: NativeNode, kind: int, protocol: int) -> None:
     """Sockets of other kinds pass every hook unchanged, uncounted, and are not remembered."""
     socket = typed(both, kind, protocol)
     for hook in (socket.connect, socket.sendmsg):

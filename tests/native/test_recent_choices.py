@@ -59,7 +59,7 @@ def test_only_its_own_tuple(node: NativeNode, packet: Tuple) -> None:
 
 
 @both
-def test_nothing(node: NativeNode, packet: Tuple) -> None:
+def test_the_choice_of_no_endpoint_is_repeated(node: NativeNode, packet: Tuple) -> None:
     """The decision that a packet gets no endpoint is repeated too."""
     node.kernel.run("remember_choice", TUPLE.pack(packet), 0, 0, netns=POD)
     assert repeated(node, packet) == NOTHING

@@ -172,7 +172,9 @@ def test_dropped_at_an_own_address(
          {"10.1.0.1:8080", "10.2.0.1:8080"}),
     ],
 )  # fmt: skip
-def test_policies(node: NativeNode, frontends: Mapping[str, str], to: str, goes: set[str]) -> None:
+def test_only_internal_policy_local_restricts_sockets(
+    node: NativeNode, frontends: Mapping[str, str], to: str, goes: set[str]
+) -> None:
     """Sockets are on this node, so only the internal policy Local restricts them to it."""
     node.owns("192.0.2.1")
     node.publish(1, frontends, cluster=["10.2.0.1:8080", BACKEND], local=[BACKEND])

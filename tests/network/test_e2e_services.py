@@ -43,7 +43,9 @@ def test_in_time(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
     wait_until("the NodePort answers", seen, SERVICE_CHANGE)
 
 
-def test_types(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
+def test_each_type_of_service_is_programmed(
+    cluster: Cluster, sockets: Sockets, pods: list[Host]
+) -> None:
     """A Service that becomes ExternalName, ClusterIP and NodePort in turn is programmed after each
     change.
     """

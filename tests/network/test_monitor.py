@@ -59,7 +59,7 @@ def test_a_connection_of_a_socket_is_told(
     assert not [*faults(said, "monitor")]
 
 
-def test_filters(cluster: Cluster, pod: Sockets, host: Sockets, tmp_path: Path) -> None:
+def test_events_are_filtered(cluster: Cluster, pod: Sockets, host: Sockets, tmp_path: Path) -> None:
     """Events are filtered by service and client; earlier and other events are not shown."""
     other = manifests.service("other", [OTHER_VIP], [{"port": 80}])
     cluster.publish(web(endpoint(cluster.web[0])), other)

@@ -65,7 +65,7 @@ def test_by_default_the_client_gets_no_reply(cluster: Cluster, outside: Sockets,
 
 @option("--masquerade-local-backends", engines=ENGINES)
 @families
-def test_with(cluster: Cluster, outside: Sockets, v6: bool) -> None:
+def test_a_masqueraded_client_gets_its_reply(cluster: Cluster, outside: Sockets, v6: bool) -> None:
     """With --masquerade-local-backends the endpoint answers its node, as with kube-proxy."""
     where = node_address(cluster, v6)
     for send in (requests.tcp, requests.udp):

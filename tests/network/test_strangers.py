@@ -156,7 +156,9 @@ def silent(pod: Host) -> Iterator[None]:
     ("who", "kind"),
     [("outside", "nodeport"), ("unhooked", "cluster"), ("hooked", "cluster"), ("near", "cluster")],
 )
-def test_tcp(two: TwoNodes, place: Place, leaver: Host, who: str, kind: str, v6: bool) -> None:
+def test_an_unanswered_connection_starts_again_at_another_endpoint(
+    two: TwoNodes, place: Place, leaver: Host, who: str, kind: str, v6: bool
+) -> None:
     """A connection that the removed endpoint has not answered starts again at another endpoint if
     it is of packets; a socket's connection fails at once.
     """

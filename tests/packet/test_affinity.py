@@ -28,7 +28,9 @@ def known(node: PacketNode, name: str = "affinity") -> set[AffinityKey]:
     return {key for key, _ in node.maps[name].items()}
 
 
-def test_sticks(node: PacketNode, places: Places, protocol: str) -> None:
+def test_all_flows_of_a_client_go_to_one_backend(
+    node: PacketNode, places: Places, protocol: str
+) -> None:
     """All flows of a client go to one backend; flows of another client may go elsewhere."""
     where = serve(node, places, "nodeport", protocol, cluster=backends(places), affinity=60)
     first = met(node, places.client, where, protocol)
@@ -41,7 +43,9 @@ def test_sticks(node: PacketNode, places: Places, protocol: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["affinity", "new_affinity"])
-def test_timeout(node: PacketNode, places: Places, name: str) -> None:
+def test_a_record_older_than_the_timeout_is_ignored(
+    node: PacketNode, places: Places, name: str
+) -> None:
     """A record that is older than the timeout is ignored."""
     where = serve(node, places, "nodeport", cluster=backends(places), affinity=1)
     client = AffinityKey(0, ip_address(places.client), 1)

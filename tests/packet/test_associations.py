@@ -27,7 +27,9 @@ def replace(node: PacketNode, places: Places, kind: str) -> None:
     serve(node, places, kind, "sctp", cluster=[elsewhere], leaving=[there])
 
 
-def test_kept(node: PacketNode, places: Places, client: str, kind: str, where: str) -> None:
+def test_an_association_keeps_its_backend(
+    node: PacketNode, places: Places, client: str, kind: str, where: str
+) -> None:
     """An association keeps its backend, even a removed one, and so does a repeated INIT."""
     asked = node.through(chunk(client, where))
     assert answer(node, asked, "init ack") == f"{where} > {client}"
@@ -57,7 +59,9 @@ def test_chosen_anew(
 
 
 @pytest.mark.parametrize("word", [word for word in CHUNKS if word != "init"])
-def test_foreign(node: PacketNode, client: str, where: str, word: str) -> None:
+def test_packets_of_no_association_pass(
+    node: PacketNode, client: str, where: str, word: str
+) -> None:
     """A packet that opens no association and belongs to none passes: conntrack may know it."""
     packet = chunk(client, where, word)
     assert node.ingress(packet) == ("pass", bytes(packet), {"passed": 1})

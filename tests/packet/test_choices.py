@@ -38,7 +38,9 @@ def chosen_id(node: PacketNode) -> int:
 
 
 @pytest.mark.parametrize("masqueraded", [False, True])
-def test_opening(node: PacketNode, places: Places, protocol: str, masqueraded: bool) -> None:
+def test_the_packet_that_opens_a_flow_stays_unchanged(
+    node: PacketNode, places: Places, protocol: str, masqueraded: bool
+) -> None:
     """The packet that opens a flow stays unchanged.
 
     Its priority names the backend, and says whether netfilter has to masquerade.
@@ -313,7 +315,9 @@ def test_with_shadow_no_backend_is_chosen(node: PacketNode, places: Places, prot
         assert node.priority == 0
 
 
-def test_attaching(node: PacketNode, places: Places, protocol: str) -> None:
+def test_a_backend_is_chosen_while_programs_are_attached(
+    node: PacketNode, places: Places, protocol: str
+) -> None:
     """Until all devices have programs a backend is still chosen, because conntrack translates the
     replies; the flow tables open no flow for the Services that are left to them.
     """

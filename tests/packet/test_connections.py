@@ -25,7 +25,9 @@ def replace(node: PacketNode, places: Places, kind: str) -> None:
     serve(node, places, kind, cluster=[elsewhere], leaving=[there])
 
 
-def test_kept(node: PacketNode, places: Places, client: str, kind: str, where: str) -> None:
+def test_a_connection_keeps_its_backend(
+    node: PacketNode, places: Places, client: str, kind: str, where: str
+) -> None:
     """A connection keeps its backend if it leaves the service, or the service is deleted."""
     got = ends(shake(node, client, where))
     other = at(places.elsewhere, 8080)
@@ -155,14 +157,18 @@ def test_syn_after_one_fin(
 
 
 @pytest.mark.parametrize("flags", ["A", "PA", "FA", "R", "RA", "SA", ""])
-def test_foreign(node: PacketNode, places: Places, client: str, where: str, flags: str) -> None:
+def test_packets_of_no_connection_pass(
+    node: PacketNode, places: Places, client: str, where: str, flags: str
+) -> None:
     """A packet that opens no connection and belongs to none passes: conntrack may know it."""
     packet = segment(client, where, flags)
     assert node.ingress(packet) == ("pass", bytes(packet), {"passed": 1})
     assert not node.flows()
 
 
-def test_flags(node: PacketNode, places: Places, client: str, kind: str, where: str) -> None:
+def test_flags_name_direction_and_seen_packets(
+    node: PacketNode, places: Places, client: str, kind: str, where: str
+) -> None:
     """An entry's flags name its direction and the packets seen; a SYN alone may be forged."""
     asked = node.through(segment(client, where))
     backend, near = at(places.there, 8080), source(asked)
@@ -186,7 +192,9 @@ def test_flags(node: PacketNode, places: Places, client: str, kind: str, where: 
     assert node.flows()[answer].flags == {"seen", "rst"}
 
 
-def test_counted(node: PacketNode, places: Places, client: str, kind: str, where: str) -> None:
+def test_new_and_replaced_entries_are_counted(
+    node: PacketNode, places: Places, client: str, kind: str, where: str
+) -> None:
     """Every new entry is counted, and so is every entry that a newer flow replaces."""
     shake(node, client, where)
     assert len(node.flows()) == (2 if kind == "cluster" else 4)

@@ -18,7 +18,9 @@ from tests.packet.places import Places
 from tests.packet.services import serve, written
 
 
-def test_moved(node: PacketNode, places: Places, client: str, kind: str) -> None:
+def test_a_flow_moves_when_its_backend_is_removed(
+    node: PacketNode, places: Places, client: str, kind: str
+) -> None:
     """If the backend is removed, the next datagram goes to another backend, and is answered."""
     backend, other = at(places.there, 5353), at(places.elsewhere, 5353)
     where = serve(node, places, kind, "udp", cluster=[backend])

@@ -44,7 +44,9 @@ def test_way_moves(node: PacketNode, places: Places, protocol: str) -> None:
     )
 
 
-def test_asymmetric(node: PacketNode, places: Places, protocol: str) -> None:
+def test_a_client_with_another_way_back_is_masqueraded(
+    node: PacketNode, places: Places, protocol: str
+) -> None:
     """A client whose replies would take another route is masqueraded, even to a local backend."""
     backend = at(places.here, 8080)
     where = serve(node, places, "nodeport", protocol, cluster=[backend], here=[backend])

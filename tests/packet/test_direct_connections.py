@@ -48,7 +48,9 @@ def test_another_port(node: PacketNode, client: str, backend: str, where: str) -
     assert ends(node.through(reply(known, "A"), "uplink", "pods")) == f"{where} > {client}"
 
 
-def test_error(node: PacketNode, places: Places, client: str, backend: str, where: str) -> None:
+def test_an_error_is_translated_once(
+    node: PacketNode, places: Places, client: str, backend: str, where: str
+) -> None:
     """An ICMP error about the direct connection is translated at the client's own device, and not
     again at its bridge.
     """

@@ -69,7 +69,9 @@ def test_request_masqueraded(node: PacketNode, places: Places, protocol: str, ki
     assert about(received) == about(icmp)
 
 
-def test_request(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
+def test_an_error_about_a_request_is_translated(
+    node: PacketNode, places: Places, protocol: str, kind: str
+) -> None:
     """A router's error about a request comes back translated, also if the backend sees the
     client.
     """
@@ -103,7 +105,9 @@ def test_reply_masqueraded(node: PacketNode, places: Places, protocol: str, kind
     assert client != places.other_client
 
 
-def test_reply(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
+def test_an_error_about_a_reply_is_translated(
+    node: PacketNode, places: Places, protocol: str, kind: str
+) -> None:
     """A router's error about a reply comes back translated, also if the backend sees the client."""
     _, _, request = plain(node, places, protocol)
     answer = node.through(reply(request), "uplink", "pods")
@@ -124,7 +128,9 @@ def test_client_complains(node: PacketNode, places: Places, protocol: str) -> No
 
 
 @pytest.mark.parametrize("size", [8, 9, 20, 64])
-def test_quotes(node: PacketNode, places: Places, protocol: str, size: int) -> None:
+def test_a_quote_needs_only_the_ports(
+    node: PacketNode, places: Places, protocol: str, size: int
+) -> None:
     """An error is translated if its quote includes the ports (RFC 792: 8 bytes)."""
     client, where, request = masqueraded(node, places, protocol)
     received = node.through(error("unreachable", places.router, request, size=size))

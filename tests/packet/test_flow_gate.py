@@ -78,7 +78,9 @@ def test_opened_between_two_sweeps(
     assert is_closed(node)
 
 
-def test_closed(node: PacketNode, places: Places, sweep: Callable[[], None]) -> None:
+def test_a_closed_gate_hides_entries(
+    node: PacketNode, places: Places, sweep: Callable[[], None]
+) -> None:
     """With a closed gate, existing entries are not found, because no program looks."""
     where = serve(node, places, "cluster", "tcp", cluster=[at(places.there, 8080)])
     request = node.through(opening("tcp", at(places.pod, 50123), where), "pods")

@@ -36,7 +36,9 @@ def client(places: Places) -> str:
 
 @every_kind
 @pytest.mark.parametrize("flags", ["A", "PA", "FA", "SA"])
-def test_loop(node: PacketNode, places: Places, client: str, kind: str, flags: str) -> None:
+def test_a_packet_that_comes_back_is_reset(
+    node: PacketNode, places: Places, client: str, kind: str, flags: str
+) -> None:
     """A packet that comes back is reset, with the number that its sender expects."""
     where = serve(node, places, kind, cluster=[at(places.there, 8080)])
     request = segment(client, where, flags, payload=b"more" * 50)
@@ -93,7 +95,9 @@ def test_client_port_again(node: PacketNode, where: str, client: str) -> None:
     assert became(sent_on(node, segment(client, where, "A"))) == PASSED
 
 
-def test_others(node: PacketNode, places: Places, where: str, client: str) -> None:
+def test_other_packets_leave_no_note(
+    node: PacketNode, places: Places, where: str, client: str
+) -> None:
     """Packets of a flow, to no frontend, with SYN, or by another device leave no note."""
     unknown = segment(client, where, "A")
     for packet, into in (

@@ -118,7 +118,7 @@ def test_a_late_fragment_is_left_alone(node: PacketNode, client: str, where: str
     assert untouched(node, second)
 
 
-def test_foreign(node: PacketNode, places: Places, client: str, where: str) -> None:
+def test_foreign_fragments_pass(node: PacketNode, places: Places, client: str, where: str) -> None:
     """Fragments of foreign packets pass, and leave no entry."""
     for piece in fragments(client, at(places.elsewhere, port_of(where))):
         assert untouched(node, piece)
@@ -133,7 +133,9 @@ def test_first_decides(node: PacketNode, client: str, where: str) -> None:
     assert not node.flows("udp")
 
 
-def test_refused(node: PacketNode, places: Places, client: str, where: str) -> None:
+def test_fragments_follow_an_untranslated_first_one(
+    node: PacketNode, places: Places, client: str, where: str
+) -> None:
     """If a datagram's first fragment is not translated, its other fragments are not either."""
     kind = "cluster" if host_of(where) == places.cluster_ip else "nodeport"
     serve(node, places, kind, "udp")
@@ -147,7 +149,9 @@ def test_refused(node: PacketNode, places: Places, client: str, where: str) -> N
 
 
 @IPV6
-def test_atomic(node: PacketNode, places: Places, client: str, where: str) -> None:
+def test_an_atomic_fragment_is_a_whole_datagram(
+    node: PacketNode, places: Places, client: str, where: str
+) -> None:
     """A fragment header around a whole datagram (RFC 6946) changes nothing."""
     header = IPv6ExtHdrFragment(id=7)
     ports = UDP(sport=port_of(client), dport=port_of(where))

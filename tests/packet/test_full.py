@@ -57,7 +57,9 @@ def test_a_datagram_is_sent_without_state(node: PacketNode, places: Places, prot
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp", "sctp"])
-def test_masqueraded(node: PacketNode, places: Places, protocol: str) -> None:
+def test_a_client_that_cannot_be_masqueraded_is_dropped(
+    node: PacketNode, places: Places, protocol: str
+) -> None:
     """A client that needs SNAT and cannot get it is dropped."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 5353)])
     came = node.ingress(opening(protocol, at(places.client, 1), where))

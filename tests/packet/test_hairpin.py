@@ -14,7 +14,9 @@ from tests.packet.services import KINDS, exchange, serve
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy", ["", "local"])
 @pytest.mark.parametrize("words", ["detect_local", "guard_nodeports", "masquerade_all"])
-def test_hairpin(node: PacketNode, places: Places, kind: str, policy: str, words: str) -> None:
+def test_a_pod_reaches_itself(
+    node: PacketNode, places: Places, kind: str, policy: str, words: str
+) -> None:
     """A pod reaches itself through any frontend, with any policy and settings."""
     node.settings(words)
     backend, client = at(places.here, 8080), at(places.here, 50123)

@@ -105,7 +105,9 @@ def test_an_authenticated_packet_is_not_changed(node: PacketNode) -> None:
 
 
 @pytest.mark.parametrize("tags", [1, 2])
-def test_tagged(node: PacketNode, places: Places, protocol: str, tags: int) -> None:
+def test_frames_of_a_vlan_are_left_to_its_device(
+    node: PacketNode, places: Places, protocol: str, tags: int
+) -> None:
     """Frames of a VLAN are left to the VLAN's device."""
     pod, where = served(node, places, protocol)
     request = opening(protocol, pod, where)

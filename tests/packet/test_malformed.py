@@ -57,7 +57,9 @@ def test_a_cut_packet_is_malformed(node: PacketNode, places: Places, request_: P
         assert is_malformed(node, whole[:size]), size
 
 
-def test_short(node: PacketNode, places: Places, protocol: str, request_: Packet) -> None:
+def test_a_packet_without_a_whole_header_is_malformed(
+    node: PacketNode, places: Places, protocol: str, request_: Packet
+) -> None:
     """A packet that is too short for a transport header is malformed."""
     needed = {"tcp": 20, "udp": 8, "sctp": 12}[protocol]
     for size in range(header(places), header(places) + needed):
@@ -86,7 +88,9 @@ def test_header_length(node: PacketNode, places: Places, request_: Packet, words
 
 
 @pytest.mark.parametrize("version", [0, 5, 7, 15])
-def test_version(node: PacketNode, request_: Packet, version: int) -> None:
+def test_an_unknown_ip_version_is_malformed(
+    node: PacketNode, request_: Packet, version: int
+) -> None:
     frame = bytearray(bytes(request_))
     frame[ETHERNET] = version << 4 | frame[ETHERNET] & 15
     assert is_malformed(node, bytes(frame))

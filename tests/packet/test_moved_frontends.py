@@ -31,7 +31,9 @@ def where(node: PacketNode, places: Places, kind: str, client: str) -> str:
     return where
 
 
-def test_moved(node: PacketNode, places: Places, kind: str, where: str, client: str) -> None:
+def test_a_flow_moves_with_its_frontend(
+    node: PacketNode, places: Places, kind: str, where: str, client: str
+) -> None:
     """The next datagram opens a flow to the new service; replies come from the frontend."""
     node.publish(1, {f"{at(places.any, 7)}/udp": "external"}, cluster=[at(places.there, 8080)])
     other: dict[str, Any] = {"service": 2, "cluster": [at(places.elsewhere, 53)]}

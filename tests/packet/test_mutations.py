@@ -106,7 +106,9 @@ def mutation(size: int) -> some.SearchStrategy[tuple[int, int]]:
 
 @PLENTY
 @given(data=some.data())
-def test_mutated(valid: list[bytes], send: Send, data: some.DataObject) -> None:
+def test_changed_packets_have_a_valid_outcome(
+    valid: list[bytes], send: Send, data: some.DataObject
+) -> None:
     """A packet with some bytes changed, removed or added has a valid outcome."""
     frame = bytearray(data.draw(some.sampled_from(valid)))
     for place, value in data.draw(some.lists(mutation(len(frame)), max_size=4)):
@@ -121,14 +123,18 @@ def test_mutated(valid: list[bytes], send: Send, data: some.DataObject) -> None:
     kind=some.sampled_from([b"\x08\0", b"\x86\xdd", b"\x81\0", b"\x08\x06"]),
     rest=some.binary(max_size=200),
 )
-def test_random(valid: list[bytes], send: Send, kind: bytes, rest: bytes) -> None:
+def test_random_bytes_have_a_valid_outcome(
+    valid: list[bytes], send: Send, kind: bytes, rest: bytes
+) -> None:
     """Random bytes in a frame to the device have a valid outcome."""
     send(valid[0][:12] + kind + rest)
 
 
 @PLENTY
 @given(data=some.data())
-def test_crossed(valid: list[bytes], send: Send, data: some.DataObject) -> None:
+def test_crossed_packets_have_a_valid_outcome(
+    valid: list[bytes], send: Send, data: some.DataObject
+) -> None:
     """The header of one packet with the body of another has a valid outcome."""
     one, other = (data.draw(some.sampled_from(valid)) for _ in range(2))
     seam = data.draw(some.integers(14, 100))

@@ -52,7 +52,7 @@ def test_segments_of_a_connection_pass(node: PacketNode, places: Places) -> None
         assert node.egress(request, into=None) == ("pass", bytes(request), {"passed": 1})
 
 
-def test_others(node: PacketNode, places: Places, protocol: str) -> None:
+def test_other_packets_of_the_node_pass(node: PacketNode, places: Places, protocol: str) -> None:
     """The node's own packets to other destinations pass."""
     serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
     for host in (places.there, places.client, places.other_node):

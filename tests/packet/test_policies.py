@@ -59,7 +59,9 @@ def publish(node: PacketNode, places: Places, kind: str, policy: str) -> str:
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: " ".join(row[:3]))
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_table(node: PacketNode, places: Places, row: tuple[str, ...], setting: str) -> None:
+def test_every_cell_of_the_table_holds(
+    node: PacketNode, places: Places, row: tuple[str, ...], setting: str
+) -> None:
     """The table holds in every cell, under three settings."""
     sender, kind, policy, *cells = row
     words = {"detected": "detect_local", "blind": "guard_nodeports", "all": ""}[setting]

@@ -43,7 +43,7 @@ def opened(node: PacketNode, protocol: str, client: str, where: str) -> str:
     return source_seen
 
 
-def test_unique(node: PacketNode, places: Places, protocol: str) -> None:
+def test_masquerade_ports_are_unique(node: PacketNode, places: Places, protocol: str) -> None:
     """No two flows to a backend have the same masquerade port, whoever opened them."""
     node.settings("detect_local", first_port=40_000, last_port=40_255)
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
@@ -65,7 +65,7 @@ def drawn(node: PacketNode, protocol: str, clients: list[str], where: str) -> li
     return [port_of(flow(node, protocol, client, where)) for client in clients]
 
 
-def test_random(node: PacketNode, places: Places, protocol: str) -> None:
+def test_masquerade_ports_are_random(node: PacketNode, places: Places, protocol: str) -> None:
     """Masquerade ports are drawn from the whole range, independent of the client's port."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     clients = [at(places.client, port) for port in range(2001, 2041)]
@@ -75,7 +75,9 @@ def test_random(node: PacketNode, places: Places, protocol: str) -> None:
     assert sum(map(eq, first, second)) < 5
 
 
-def test_crowded(node: PacketNode, places: Places, protocol: str) -> None:
+def test_a_new_flow_is_dropped_if_no_port_is_free(
+    node: PacketNode, places: Places, protocol: str
+) -> None:
     """If open flows have all ports, a new flow is dropped with a verdict; older flows continue."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
@@ -154,7 +156,9 @@ def twins(node: PacketNode, places: Places, protocol: str) -> list[str]:
     return [at(getattr(places, hosts.get(kind, kind)), ports[kind]) for kind in KINDS]
 
 
-def test_alike(node: PacketNode, places: Places, protocol: str, twins: list[str]) -> None:
+def test_two_flows_with_one_tuple_get_their_own_answers(
+    node: PacketNode, places: Places, protocol: str, twins: list[str]
+) -> None:
     """Two flows from one client port to one backend through two frontends get the right answers."""
     client = at(places.client, 50123)
     asked = [node.ingress(opening(protocol, client, where)) for where in twins]

@@ -87,7 +87,9 @@ def quote_of(answer: Packet) -> bytes:
 
 
 @pytest.mark.parametrize("protocol", ["udp", "sctp"])
-def test_unreachable(node: PacketNode, places: Places, protocol: str) -> None:
+def test_other_packets_get_port_unreachable(
+    node: PacketNode, places: Places, protocol: str
+) -> None:
     """Other packets get "port unreachable" with a quote of the packet (RFC 792, RFC 4443 3.1)."""
     where = serve(node, places, "cluster", protocol)
     request = opening(protocol, at(places.client, 50123), where)
@@ -137,7 +139,9 @@ def test_endpoints_elsewhere(node: PacketNode, places: Places, protocol: str) ->
     assert node.maps["service_stats"].get(1)[3] == len(KINDS)
 
 
-def test_muted(node: PacketNode, places: Places, protocol: str) -> None:
+def test_refusals_beyond_the_limit_are_silent(
+    node: PacketNode, places: Places, protocol: str
+) -> None:
     """Refusals beyond the limit are silent until time has passed."""
     where = serve(node, places, "cluster", protocol)
     request = opening(protocol, at(places.client, 50123), where)

@@ -160,7 +160,9 @@ def test_may_be_fragmented(node: PacketNode, places: Places) -> None:
 
 
 @pytest.mark.parametrize("sender", ["here", "remote_pod"])
-def test_error(node: PacketNode, places: Places, protocol: str, sender: str) -> None:
+def test_an_error_of_the_backend_is_redirected(
+    node: PacketNode, places: Places, protocol: str, sender: str
+) -> None:
     """The backend's error about a request is redirected, and comes from the frontend."""
     node.settings(*ON)
     asked = reply(answer(node, places, protocol))

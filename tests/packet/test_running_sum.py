@@ -62,7 +62,9 @@ def test_in_later_fragments_only_addresses_change(node: PacketNode, places: Plac
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_errors(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
+def test_the_sum_of_errors_is_right(
+    node: PacketNode, places: Places, protocol: str, kind: str
+) -> None:
     """The sum of ICMP errors is correct, both ways."""
     client = at(places.client, 50123)
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])

@@ -27,7 +27,7 @@ def node() -> Node:
     return Node()
 
 
-def test_status(node: Node) -> None:
+def test_the_status_is_that_of_the_command(node: Node) -> None:
     """The status is that of the command, with this version and the node's time; many clients share
     it.
     """
@@ -41,7 +41,7 @@ def test_status(node: Node) -> None:
     assert len(node.asked) == 1
 
 
-def test_services(node: Node) -> None:
+def test_the_requested_services_are_listed(node: Node) -> None:
     """The answer has the requested Services, in the requested order, from the whole list."""
     node.answers["survey"] = survey_of(row("a/web"), row("b/api", 3), row("b/web", 2))
     said = get(guarded(node), "/api/services", match="b/ web", sort="endpoints", limit="7").said
@@ -51,7 +51,7 @@ def test_services(node: Node) -> None:
     assert list(said["rates"]["services"]) == ["b/web"]
 
 
-def test_overview(node: Node) -> None:
+def test_the_overview_shows_services_with_a_problem(node: Node) -> None:
     """The overview shows what is used, how full the maps are, and only Services with a problem."""
     node.answers["survey"] = survey_of(row("a/web"), row("b/web", 2, "no space"))
     said = get(guarded(node), "/api/overview").said
@@ -60,7 +60,7 @@ def test_overview(node: Node) -> None:
     assert [each["service"] for each in said["list"]["services"]] == ["b/web"]
 
 
-def test_service(node: Node) -> None:
+def test_a_service_shows_its_problems(node: Node) -> None:
     """The answer has the Service's problems, which the command shows by its exit status."""
     node.answers["service"] = page_of(2)
     node.answers["service"].ports[0].problem = "no space"
@@ -79,7 +79,7 @@ def test_many_endpoints_are_pages(node: Node, page: int, first: int, count: int)
     assert not rows or rows[0]["pod"] == f"web-{first}"
 
 
-def test_explain(node: Node) -> None:
+def test_an_explanation_shows_the_first_endpoints(node: Node) -> None:
     """The answer has the first of many endpoints, and the number of further ones."""
     endpoints = [{"slot": i} for i in range(999)]
     node.answers["explain"] = {"verdict": "translated", "endpoints": endpoints}

@@ -81,7 +81,9 @@ def numbers(found: DesiredService) -> list[int]:
         ({"internal_local": True, "external_local": True}, "local", "external local"),
     ],
 )
-def test_policies(policies: dict[str, Any], internal: str, external: str) -> None:
+def test_policies_are_flags_of_their_frontends(
+    policies: dict[str, Any], internal: str, external: str
+) -> None:
     """Each policy is a flag of exactly the frontends to which it applies."""
     found = desired_service(replace(BALANCED, **policies), NOBODY).frontends
     assert found.pop(at("172.30.0.41")) == flags(internal)

@@ -33,7 +33,7 @@ def chosen(busiest: Busiest, **counts: int) -> set[str]:
         ("7,", 7, []),
     ],
 )
-def test_series(text: str, limit: int, keys: list[str]) -> None:
+def test_the_option_has_a_number_and_a_selector(text: str, limit: int, keys: list[str]) -> None:
     """A number alone means all Services; the text after it is a selector, which may have commas."""
     series = parse_series(text)
     assert series is not None

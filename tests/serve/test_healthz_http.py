@@ -12,7 +12,7 @@ PATHS = ("/healthz", "/livez")
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_headers(serve: Serve, path: str) -> None:
+def test_headers_are_those_of_kube_proxy(serve: Serve, path: str) -> None:
     """The headers are application/json and nosniff, with 200 and with 503."""
     servers = serve()
     for node in (None, builders.node()):

@@ -48,7 +48,7 @@ def ask(path: Path, target: str) -> str:
         connection.close()
 
 
-def test_answers(opened: LocalSocket, path: Path) -> None:
+def test_a_handler_gets_path_and_query(opened: LocalSocket, path: Path) -> None:
     """A handler gets the path and the query."""
     assert ask(path, "/v1/service?name=web") == "/v1/service name=web"
 

@@ -59,7 +59,7 @@ def test_type_and_labels(shown: dict[str, Metric], row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", [r for r in OURS.values() if r.buckets], ids=lambda row: row.name)
-def test_buckets(metrics: Metrics, row: Row) -> None:
+def test_buckets_are_those_of_section_14(metrics: Metrics, row: Row) -> None:
     """Buckets are those of section 14, written as in Go (le="1"), because queries name them."""
     text = metrics.exposition().body.decode()
     found = re.findall(rf'{row.name}_bucket{{ip_family="IPv4",le="([^"]*)"}}', text)

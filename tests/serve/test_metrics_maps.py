@@ -137,7 +137,7 @@ def test_flow_entries(world: dict[str, Map], metrics: Metrics) -> None:
     assert found == expected | {"ebpflb_map_entries": {"other_flows": 12}}
 
 
-def test_sockets(world: dict[str, Map], metrics: Metrics) -> None:
+def test_programs_count_the_entries_of_sockets(world: dict[str, Map], metrics: Metrics) -> None:
     """The programs count the entries of map `sockets`."""
     world["sockets_full"].write([(0, (3, 4, 70))])
     assert use(metrics, "sockets") == 70

@@ -46,7 +46,9 @@ def reading(published: list[AgentStatus]) -> Metrics:
         ),
     ],
 )
-def test_fields(fields: dict[str, Any], name: str, now: dict[str, float]) -> None:
+def test_each_field_changes_only_its_metric(
+    fields: dict[str, Any], name: str, now: dict[str, float]
+) -> None:
     """Each field changes only its own metric, as soon as the agent has published it."""
     published = [STATUS]
     made = reading(published)

@@ -92,7 +92,9 @@ def test_wrong_fields(paths: Paths, caplog: pytest.LogCaptureFixture, field: str
     assert said.startswith(f"{paths.status_file}: ignored: ") and "\n" not in said
 
 
-def test_unwritable(paths: Paths, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unwritable_directory_is_logged_once(
+    paths: Paths, caplog: pytest.LogCaptureFixture
+) -> None:
     """If the directory cannot be made there is no status, and nothing else happens; this is logged
     once.
     """

@@ -85,7 +85,7 @@ def test_percentiles_are_exact_to_five_per_cent() -> None:
 
 
 @pytest.mark.parametrize(("text", "expected"), [("90s", 90), ("10m", 600), ("8h", 28800)])
-def test_times(text: str, expected: float) -> None:
+def test_a_duration_has_a_unit(text: str, expected: float) -> None:
     assert seconds(text) == expected
 
 

@@ -92,7 +92,9 @@ def test_a_row_has_both_ends_and_the_state(maps: dict[str, Map]) -> None:
     ],
     ids=str,
 )
-def test_choice(maps: dict[str, Map], choice: FlowFilter, count: int) -> None:
+def test_only_matching_flows_are_shown(
+    maps: dict[str, Map], choice: FlowFilter, count: int
+) -> None:
     """Only matching flows are shown, and none for an unknown service."""
     assert len(list_flows(maps, choice)) == count
 

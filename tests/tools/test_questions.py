@@ -27,7 +27,7 @@ TCP, UDP = Protocol.TCP, Protocol.UDP
         ("web.default.svc.cluster.local:53/udp", NamedService("default", "web", "53", UDP)),
     ],
 )
-def test_questions(text: str, question: Frontend | NamedService) -> None:
+def test_destinations_are_addresses_or_names(text: str, question: Frontend | NamedService) -> None:
     """Addresses have a port; names are written as in kubectl and DNS."""
     assert parse_question(text) == question
 

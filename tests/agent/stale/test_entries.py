@@ -120,7 +120,7 @@ def test_terminating_but_serving(net: Namespace, world: World) -> None:
     assert deleted(world) == 0
 
 
-def test_nodeports(net: Namespace, world: World) -> None:
+def test_entries_to_nodeports_of_this_node_are_deleted(net: Namespace, world: World) -> None:
     """Entries to a NodePort at an address of this node are deleted; entries to the same port of
     other hosts stay, unlike with kube-proxy.
     """

@@ -304,7 +304,9 @@ FRONTENDS = [
 
 
 @pytest.mark.parametrize(("served", "asked", "is_served"), FRONTENDS, ids=str)
-def test_frontends(world: World, served: Frontend, asked: Frontend, is_served: bool) -> None:
+def test_a_frontend_is_found_as_in_the_datapath(
+    world: World, served: Frontend, asked: Frontend, is_served: bool
+) -> None:
     """A socket's frontend is found in the same way as in the datapath, NodePorts included."""
     world.maps["services"].delete([VIP])
     world.maps["node_addresses"].write([(ip_address(a), 1) for a in ("192.0.2.1", "fd00::1")])

@@ -90,7 +90,7 @@ def test_link_without_cgroup(home: StateDir, cgroup: Path, loaded: list[Program]
     os.close(fd)
 
 
-def test_remove(home: StateDir, cgroup: Path, loaded: list[Program]) -> None:
+def test_removal_detaches_the_programs(home: StateDir, cgroup: Path, loaded: list[Program]) -> None:
     """Removing the state directory detaches the programs."""
     cgroup_links.attach(home, cgroup, loaded)
     unpin_all(home)
@@ -118,7 +118,9 @@ def test_no_leak(home: StateDir, cgroups: Iterator[Path], loaded: list[Program])
     assert open_files() == before
 
 
-def test_foreign(home: StateDir, cgroups: Iterator[Path], loaded: list[Program]) -> None:
+def test_programs_of_another_agent_are_found(
+    home: StateDir, cgroups: Iterator[Path], loaded: list[Program]
+) -> None:
     """Another agent's program is found, here and at parent cgroups, and distinguished from our
     own.
     """

@@ -38,7 +38,9 @@ def test_kernel_tells(ns: Namespace) -> None:
     assert tcx.works() == (ns.tcx("v0") == NONE)
 
 
-def test_stays(agent: Agent, ns: Namespace, at: At, packets: list[Program]) -> None:
+def test_a_second_update_writes_nothing(
+    agent: Agent, ns: Namespace, at: At, packets: list[Program]
+) -> None:
     """A second update writes nothing and leaves no descriptor open."""
     made = agent()
     made.update(ns.served())
@@ -164,7 +166,9 @@ def test_one_variant_fails(home: StateDir, ns: Namespace, packets: list[Program]
     unpin_all(home)
 
 
-def test_remove(agent: Agent, ns: Namespace, home: StateDir, at: At) -> None:
+def test_removal_takes_programs_and_qdisc_along(
+    agent: Agent, ns: Namespace, home: StateDir, at: At
+) -> None:
     """Removing the state directory removes our programs, and the qdisc that we created."""
     agent().update(ns.served())
     unpin_all(home)

@@ -58,7 +58,9 @@ def test_egress_everywhere_first(agent: Agent, ns: Namespace, seen: States) -> N
     assert seen[-1] == {"ingress": ALL, "egress": ALL}
 
 
-def test_upgrade(agent: Agent, ns: Namespace, newer: list[Program], at: At, seen: States) -> None:
+def test_an_upgrade_replaces_programs_at_egress_first(
+    agent: Agent, ns: Namespace, newer: list[Program], at: At, seen: States
+) -> None:
     """A new agent first replaces all programs at egress, and no hook is ever empty."""
     agent().update(ns.served())
     seen.clear()

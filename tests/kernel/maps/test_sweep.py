@@ -225,7 +225,9 @@ def test_evictions_are_counted_from_the_rest(table: SweptTable) -> None:
     assert run(table) == (0, held, evicted)
 
 
-def test_thread(world: dict[str, Map], table: SweptTable, end_flow: EndFlow) -> None:
+def test_the_thread_sweeps_until_it_is_stopped(
+    world: dict[str, Map], table: SweptTable, end_flow: EndFlow
+) -> None:
     """The thread sweeps both maps until it is stopped; afterwards it uses no map."""
     other = SweptTable(world, "other_flows", Timeouts(), end_flow)
     put(table, closed(1))

@@ -66,7 +66,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, number: int, *names: str) -> None:
     monkeypatch.setattr(Path, "write_text", refused)
 
 
-def test_defaults(sysctls: Sysctls) -> None:
+def test_default_settings_are_those_of_kube_proxy(sysctls: Sysctls) -> None:
     """The timeout of CLOSE_WAIT is an hour, that of established connections a day; the size is 128
     Ki entries; UDP is left alone.
     """

@@ -86,7 +86,9 @@ FAULTS = [
 
 @pytest.mark.usefixtures("namespace")
 @pytest.mark.parametrize(("line", "said"), FAULTS)
-def test_faults(monkeypatch: pytest.MonkeyPatch, only: Fake, line: str, said: str) -> None:
+def test_a_faulty_tool_gives_one_line(
+    monkeypatch: pytest.MonkeyPatch, only: Fake, line: str, said: str
+) -> None:
     """A tool that fails, prints something else or does not end gives one line, and is ended."""
     monkeypatch.setattr(child, "SECONDS", 0.5)
     only(line)

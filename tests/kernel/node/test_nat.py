@@ -30,7 +30,9 @@ def test_translated_connections_count(rule: str, translated: bool) -> None:
     assert watch.has_dnat_connections() == translated
 
 
-def test_untold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unlisted_connections_may_be_translated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """If the kernel does not list its connections, some may be translated."""
     unknown = 99 << 8 | 1  # of no subsystem
     monkeypatch.setattr(conntrack, "GET", unknown)

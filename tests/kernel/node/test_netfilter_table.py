@@ -389,7 +389,9 @@ def plain(node: None) -> Iterator[NetfilterTable]:
         ),
     ],
 )
-def test_differences(plain: NetfilterTable, tampering: str, words: str, is_kept: bool) -> None:
+def test_differences_are_noticed_and_repaired(
+    plain: NetfilterTable, tampering: str, words: str, is_kept: bool
+) -> None:
     """A removal, addition or change by another program is noticed and repaired; elements stay if
     their map is intact.
     """

@@ -77,7 +77,9 @@ def listed(diag: SockDiag, one: socket.socket, protocol: int = UDP) -> Connected
     return found
 
 
-def test_listed(opened: ExitStack, diag: SockDiag, place: tuple[int, str]) -> None:
+def test_a_connected_socket_is_listed_by_its_peers_port(
+    opened: ExitStack, diag: SockDiag, place: tuple[int, str]
+) -> None:
     """A connected socket is listed with both ends if its peer has the wanted port."""
     there = server(opened, place, socket.SOCK_DGRAM)
     here = client(opened, there)
@@ -94,7 +96,9 @@ def test_listed(opened: ExitStack, diag: SockDiag, place: tuple[int, str]) -> No
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM], ids=["tcp", "udp"])
-def test_ended(opened: ExitStack, diag: SockDiag, place: tuple[int, str], kind: int) -> None:
+def test_the_owner_of_an_ended_socket_gets_an_error(
+    opened: ExitStack, diag: SockDiag, place: tuple[int, str], kind: int
+) -> None:
     """The socket's owner gets ECONNABORTED; other sockets are unaffected; the socket is ended only
     once.
     """

@@ -39,7 +39,9 @@ def test_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ("disabled", "has_devices", "v6"),
     [("0", True, True), ("1", True, False), ("0", False, False), (None, False, False)],
 )
-def test_supported(tmp_path: Path, disabled: str | None, has_devices: bool, v6: bool) -> None:
+def test_ipv6_is_supported_unless_it_is_disabled(
+    tmp_path: Path, disabled: str | None, has_devices: bool, v6: bool
+) -> None:
     """IPv6 needs /proc/net/if_inet6 and must not be disabled; IPv4 is always supported."""
     switch = tmp_path / "sys/net/ipv6/conf/all/disable_ipv6"
     if disabled is not None:

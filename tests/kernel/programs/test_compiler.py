@@ -122,7 +122,7 @@ class TestNotCached:
         "file",
         [SOURCE, "layout.h", "layout/flow.h", "core/counters.h", "stub/include/asm/page.h"],
     )
-    def test_source(self, cache: Path, sources: Path, file: str) -> None:
+    def test_a_changed_source_changes_the_key(self, cache: Path, sources: Path, file: str) -> None:
         """A changed character in any file, stub headers included, changes the key."""
         (sources / file).write_text((sources / file).read_text() + "\n")
         assert self.is_compiled(cache, sources)

@@ -70,7 +70,9 @@ def ids(found: list[Program]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(("source", "variant"), AT_CGROUPS)
-def test_cgroup(home: StateDir, cgroup: Path, loaded: Loaded, source: str, variant: str) -> None:
+def test_links_attach_at_a_cgroup(
+    home: StateDir, cgroup: Path, loaded: Loaded, source: str, variant: str
+) -> None:
     """Links attach the programs at a cgroup."""
     found = loaded(source, variant)
     cgroup_links.attach(home, cgroup, found)
@@ -95,7 +97,9 @@ def ns() -> Iterator[Namespace]:
 @pytest.mark.parametrize(
     "variant", [v for v in precompile.VARIANTS[PACKETS] if "recording" not in v]
 )
-def test_devices(way: Tcx | Clsact, ns: Namespace, loaded: Loaded, variant: str) -> None:
+def test_tcx_and_clsact_attach_at_devices(
+    way: Tcx | Clsact, ns: Namespace, loaded: Loaded, variant: str
+) -> None:
     """tcx and clsact attach the programs at devices of all kinds."""
     found = loaded(PACKETS, variant)
     at = ns.tcx if way.name == "tcx" else ns.filters

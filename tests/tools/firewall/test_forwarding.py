@@ -108,7 +108,7 @@ def test_without_a_rule_the_policy_decides(rules: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("rules", MAYBE.values(), ids=MAYBE)
-def test_either(rules: tuple[str, ...]) -> None:
+def test_an_unknown_match_has_both_outcomes(rules: tuple[str, ...]) -> None:
     """If it is unknown whether a rule matches, the request may be accepted or dropped."""
     assert outcome(table(*rules)) == {ACCEPT, DROP}
 

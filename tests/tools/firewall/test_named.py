@@ -117,7 +117,9 @@ def is_port(number: int) -> dict[str, object]:
         (("bridge", "filter", "prerouting"), -300, 30080, False),
     ],
 )
-def test_hooks(hook: tuple[str, str, str], priority: int, port: int, is_named: bool) -> None:
+def test_requests_have_the_endpoints_port_after_nat(
+    hook: tuple[str, str, str], priority: int, port: int, is_named: bool
+) -> None:
     """On netfilter requests have the endpoint's port after our own NAT; bridges are left out."""
     family, kind, name = hook
     assert (
