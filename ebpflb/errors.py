@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All errors that ebpflb raises itself; each message is one line for the operator.
 
-Where another library's error or an OSError is caught, one of these is raised from it, with the text
-of ``in_words``.
+If another library's error or an OSError is caught, an error of ours is raised from it, with the
+text of ``in_words``.
 """
 
 import re

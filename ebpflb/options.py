@@ -90,7 +90,7 @@ REMOVED_OPTIONS = {"--node-health-key": _NO_PINGS, "--node-health-service": _NO_
 
 
 def option(default: Any, name: str, help: str, **details: Any) -> Any:
-    """A field of a dataclass; MISSING: it must always be given."""
+    """Return a dataclass field for an option; with the default MISSING it must always be given."""
     return field(default=default, metadata={"flag": Flag(name, help, **details)})
 
 
@@ -224,7 +224,7 @@ SOCKET_TRANSLATIONS = (ALL_SOCKETS, HOST_SOCKETS) = ("all", "host")
 
 @dataclass(frozen=True)
 class Paths:
-    """One agent's directories and files; agents on the same machine have different ones."""
+    """One agent's directories and files; each agent on a machine needs its own."""
 
     # In a bpffs: the pinned maps and links, which serve while no agent runs.
     state: Path = option(

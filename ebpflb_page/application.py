@@ -106,7 +106,7 @@ class Api:
         return await self._readers.run(read)
 
     def _keep(self, unused: int, survey: Survey) -> dict[str, list[float]]:
-        """Return what the overview has shown in the last hour, with a point every STEP."""
+        """Return what the overview showed in the last hour, with a point every STEP."""
         now = time.monotonic()
         if not self._kept or now - self._kept[-1].at >= STEP:
             share = max((it.entries / it.limit for it in survey.maps if it.limit), default=0.0)
@@ -332,7 +332,7 @@ def event_filter(request: Request) -> EventFilter:
 
 
 def verdicts(request: Request) -> tuple[str, ...]:
-    """Return the wanted verdicts; none means the usual ones. Raises BadInput."""
+    """Return the wanted verdicts; an empty list means the usual ones. Raises BadInput."""
     words = tuple(request.query_params.getlist("verdict"))
     for word in words:
         if word not in monitoring.DECISIONS:

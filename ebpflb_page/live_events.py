@@ -34,7 +34,7 @@ class ToldBatch(NamedTuple):
 
 
 class WatchedEvents(NamedTuple):
-    """The events: ``parts`` raises what `ebpflb monitor` raises; any thread may call ``end``."""
+    """The events: ``parts`` raises the errors of `ebpflb monitor`; any thread may call ``end``."""
 
     parts: Iterator[ToldBatch]
     end: Callable[[], None]

@@ -33,8 +33,9 @@ _Value = TypeVar("_Value")
 class Paced(Generic[_Value]):
     """A value that is read when a client asks, at most every SECONDS.
 
-    Reading takes at most one ``part``-th of the time. Any thread may call it; one at a time reads.
-    If reading takes long, a thread of its own does it, and clients get the last value meanwhile.
+    Reading takes at most one ``part``-th of the time. Any thread may call it, but only one reads at
+    a time. If reading takes long, it moves to a separate thread, and clients get the last value
+    until it is done.
     """
 
     def __init__(
@@ -139,9 +140,9 @@ class Line(msgspec.Struct):
 
 
 class Graph(msgspec.Struct):
-    """New connections a second of a Service's endpoints, and refused ones if there were any.
+    """New connections a second of a Service's endpoints, and refused connections if there were any.
 
-    ``ages`` are seconds, the oldest first.
+    ``ages`` are in seconds, the oldest first.
     """
 
     ages: list[float] = []

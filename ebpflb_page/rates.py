@@ -36,11 +36,11 @@ _NO_SERVICE, _NO_BACKEND = ServiceCounters(0, 0, 0, 0), BackendCounters(0, 0)
 class Rate(msgspec.Struct):
     """The rates of a service port, or of one of its backends (``backend`` is not "").
 
-    Rates are connections a second; those of service ports include the flows of packets.
-    ``refused``, of services only: those for which there was no endpoint, or none on this node under
-    policy Local. ``open``: the sockets that are connected now. ``share``: the chance that a backend
-    gets a new connection under policy Cluster (Local if only that list has backends), or None if it
-    gets none.
+    Rates are connections a second; rates of service ports include the flows of packets.
+    ``refused``, of services only: connections for which there was no endpoint, or none on this node
+    under policy Local. ``open``: the sockets that are connected now. ``share``: the chance that a
+    backend gets a new connection under policy Cluster (Local if only that list has backends), or
+    None if it gets none.
     """
 
     service: str

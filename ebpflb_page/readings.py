@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values that the page shows: those that commands print with `-o json`, by the same tools."""
+"""The values that the page shows: those that commands print with `-o json`, read by the same
+tools.
+"""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -84,7 +86,7 @@ SORTS: dict[str, Callable[[ServiceRow, Latest], object]] = {
 
 
 def choose(survey: Survey, query: ListQuery, latest: Latest) -> ServiceRows:
-    """Return the Services that match, sorted; equal ones by name."""
+    """Return the Services that match, sorted; equal ones are sorted by name."""
     words = query.text.lower().split()
     fit = [row for row in survey.services if _fits(row, query) and _has(row, words)]
     order = SORTS[query.sort]
@@ -157,8 +159,8 @@ def find_senders(state: StateDir) -> Senders:
 class Readings:
     """The readings of one node.
 
-    Each call opens what it reads, and closes it, because an agent may start meanwhile. All raise
-    EbpflbError or OSError.
+    Each call opens and closes the files and maps that it reads, because an agent may start between
+    calls. All raise EbpflbError or OSError.
     """
 
     def __init__(self, state_dir: Path, run_dir: Path | None) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process of `ebpflb ui`: a socket, uvicorn, and an end for connections that hold it too long.
+"""The process of `ebpflb ui`: a socket, uvicorn, and a limit for connections that last too long.
 
-uvicorn has no time limit for a client that sends its request slowly, or not at all, and none for
-one that does not take what is left of a response.
+uvicorn has no time limit for a client that sends its request slowly, or not at all, and none for a
+client that does not read the rest of a response.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """For all tests: hypothesis' profile, markers (markers.toml), and how workers divide the tests.
 
-Each test has one of the markers pure, kernel and cluster; those that take long are slow as well
-(setup.cfg says what they mean). ``pytest -n N`` runs the tests in N processes, by groups (see
-tests/kit/scheduling.py), those that take long first.
+Each test has one of the markers pure, kernel and cluster; tests that take long are also slow
+(setup.cfg explains the markers). ``pytest -n N`` runs the tests in N processes, by groups (see
+tests/kit/scheduling.py), long tests first.
 """
 
 import gc
@@ -82,7 +82,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _turn(item: pytest.Item) -> tuple[bool, int]:
-    """Order clusters first, slow tests before others, so that the last tests are short."""
+    """Order tests with clusters first, slow tests before fast ones, so that the last tests are
+    short.
+    """
     kinds = ["cluster", "kernel", "pure"]
     kind = next(at for at, name in enumerate(kinds) if item.get_closest_marker(name))
     return item.get_closest_marker("slow") is None, kind

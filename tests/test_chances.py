@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of random draws fail on correct draws, and pass on wrong ones, only by a rare chance.
+"""Tests of random draws rarely fail on correct draws, and rarely pass on wrong draws.
 
 Both chances are computed over all outcomes.
 """

@@ -89,7 +89,7 @@ def test_no_turn_is_taken_early() -> None:
 
 
 def test_it_stops_while_nothing_is_due_and_before_it_was_started() -> None:
-    """Neither of the two stops blocks."""
+    """The worker stops at once while nothing is due, and before it was started."""
     Counting().stop()
     worker = Counting()
     worker.start()
@@ -245,7 +245,7 @@ def test_steps_end_at_a_halt() -> None:
 
 @pytest.mark.usefixtures("at_once")
 def test_a_failed_step_holds_nothing_up(failing: Failing) -> None:
-    """``halt`` returns, the remaining steps are dropped, and others can begin."""
+    """``halt`` returns, the remaining steps are dropped, and new steps can begin."""
     ended = threading.Event()
 
     def steps() -> Iterator[None]:

@@ -50,7 +50,7 @@ def cleanup(state_dir: Path, run_dir: Path, kube_proxy: bool, dry_run: bool, for
     left as they are.
 
     With --kube-proxy: remove the rules, chains, tables, ipsets, virtual servers and the device
-    that kube-proxy left in this network namespace. Rules of others are kept.
+    that kube-proxy left in this network namespace. All other rules are kept.
 
     \b
     $ ebpflb cleanup --dry-run
@@ -68,7 +68,7 @@ def cleanup(state_dir: Path, run_dir: Path, kube_proxy: bool, dry_run: bool, for
 
 
 def remove_all(paths: Paths) -> None:
-    """Remove what kube-proxy's flag --cleanup removes, and what ebpflb has set up. Raises
+    """Remove everything that kube-proxy's flag --cleanup removes, and everything of ebpflb. Raises
     NodeError.
     """
     remove_ebpflb(paths)
@@ -249,8 +249,8 @@ def _release_tables() -> None:
 
 
 def _release_ports(paths: Paths) -> None:
-    """Remove our ports from the kernel's reserved ones. Raises NodeError if the list cannot be
-    written.
+    """Remove our ports from the kernel's list of reserved ports. Raises NodeError if the list
+    cannot be written.
     """
     try:
         sysctls.release_ports(paths.ports_file)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb history``: how Services have changed in the maps, when, and because of what."""
+"""``ebpflb history``: how, when and why Services have changed in the maps."""
 
 import time
 from collections.abc import Iterator
@@ -99,7 +99,9 @@ def _rows(change: Change, *, wide: bool) -> list[dict[str, str]]:
 
 
 def _causes(change: Change, service: str, *, wide: bool) -> str:
-    """Return the causes, those of the service first: names of its slices begin with its name."""
+    """Return the causes, with those of the service first: names of its slices begin with its
+    name.
+    """
     name = service_of(service)
     ordered = sorted(change.causes, key=lambda it: not it.name.startswith(name))
     named = ordered if wide else ordered[:1]

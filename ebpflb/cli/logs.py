@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's log on stderr: as text or JSON, and what signals do to it."""
+"""The agent's log on stderr, as text or JSON, and the signals that change it."""
 
 import json
 import logging

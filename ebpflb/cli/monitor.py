@@ -128,8 +128,9 @@ def monitor(
 ) -> None:
     """Show the decisions of the datapath, live, until Ctrl-C.
 
-    The running agent attaches programs that emit events, and the usual ones again when the last
-    monitor has ended. The number of lost events is printed when it grows, and at the end.
+    The running agent attaches programs that emit events. When the last monitor has ended, it
+    attaches the usual programs again. The number of lost events is printed when it grows, and at
+    the end.
 
     \b
     $ ebpflb monitor --service shop/cart

@@ -105,7 +105,7 @@ def _with_removed_settings(options: Options) -> Options:
 
 
 def _options(config: KubeProxyConfiguration, values: dict[str, Any]) -> Options:
-    """Return the options: those of the configuration, and ebpflb's own."""
+    """Return the agent's options from the configuration, and ebpflb's own options."""
     by_configuration = translate(config)
     if values["manifests"]:
         by_configuration["kubeconfig"] = None

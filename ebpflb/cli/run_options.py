@@ -322,7 +322,7 @@ def effective_flags(options: Options, values: Mapping[str, Any]) -> dict[str, st
     """Return all options of ``run`` with the effective value, formatted as in Go, for /flagz.
 
     A flag that has a field shows the field's value, whether the file or a flag has set it. If it
-    has several fields, that of the mode's section counts.
+    has several fields, the field of the mode's section counts.
     """
     effective: dict[str, Any] = {}
     for group in (options.paths, options):

@@ -35,7 +35,7 @@ from ebpflb.tools import ask, pins
 
 
 def show_list(found: ServiceList, output: Output) -> None:
-    """Print a row for each Service, and on stderr what is unknown."""
+    """Print a row for each Service, and on stderr the facts that are unknown."""
     rows = [_list_row(row, output.is_wide) for row in found.services]
     notes, data = _more(found.more) + found.notes, found.services
     print_list(rows, output, data=data, notes=notes)
@@ -222,7 +222,7 @@ def get(
     run_dir: Path | None,
     output: Output,
 ) -> None:
-    """Print one Service: frontends, endpoints with their share, and why others are not used.
+    """Print one Service: frontends, endpoints with their share, and why other endpoints are unused.
 
     A share is the chance of a new connection. Exit status 0 if every frontend leads to an endpoint,
     3 if one does not or something does not fit, 1 if there is no such Service.

@@ -38,7 +38,7 @@ SERVED = "this node is served"
 def headline(verdict: Verdict, reasons: list[VerdictReason], left: str = "") -> Iterator[str]:
     """Return the verdict in words: a line for each reason, the most serious first.
 
-    Each names its heading in docs/runbook.md. A last line says what is ``left`` to kube-proxy.
+    Each names its heading in docs/runbook.md. A last line names what is ``left`` to kube-proxy.
     """
     if not reasons:
         besides = f", except what is left to kube-proxy: {left}" if left else ""

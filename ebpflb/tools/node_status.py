@@ -84,7 +84,7 @@ def facts_of(paths: Paths) -> Facts:
 
 
 def _faults(path: Path) -> list[str]:
-    """Return what is missing of links, programs and pins; nothing if no socket hook is attached.
+    """Return the missing links, programs and pins; nothing if no socket hook is attached.
 
     The devices that should have programs are those of the map `devices`.
     """

@@ -57,7 +57,7 @@ class Pseudonyms:
         return text if is_key else self._word(text)
 
     def _word(self, text: str) -> str:
-        """Replace a known name, one that begins with it (a pod's), or parts of a DNS name."""
+        """Replace a known name, a name that begins with it (a pod's), or parts of a DNS name."""
         if len(text) > _LONGEST:
             return text
         begins = text.split("-")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report: one archive with what somebody else needs to understand this node.
 
-Most files are the output of a command, each in a process of its own with a limit of time and size:
-the report's README names what hangs or fails, and the rest goes on.
+Most files are the output of a command, each run in its own process with limits of time and size.
+The report's README names the commands that hang or fail; all others are included.
 """
 
 import io

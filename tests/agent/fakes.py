@@ -311,9 +311,9 @@ def parts_of(made: Any, reporter: Reporter, stale: Any) -> list[Part]:
 
 
 class Harness:
-    """The agent in a thread: the test sends it events, and sees what it does.
+    """The agent in a thread: the test sends it events, and watches its actions.
 
-    It stands in for the agent's servers, and takes what they would record.
+    It stands in for the agent's servers, and records what they would record.
     """
 
     def __init__(self, folder: Path) -> None:

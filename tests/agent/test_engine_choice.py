@@ -131,7 +131,7 @@ def test_netfilter_was_chosen() -> None:
 
 
 def test_a_mark_that_rules_wait_for() -> None:
-    """With --packet-mark, auto takes the flow tables; a forced netfilter gets a warning."""
+    """With --packet-mark, auto chooses the flow tables; a forced netfilter gets a warning."""
     mark = PacketMark(0x4000, 0x4000)
     said = "only the flow tables set the mark 0x4000/0x4000 of --packet-mark"
     for chosen, took, reason in (

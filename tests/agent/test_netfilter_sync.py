@@ -97,7 +97,7 @@ def ruleset() -> str:
 def test_the_table_has_every_backend_after_a_start(sync: NetfilterSync, is_owned: bool) -> None:
     """The table has an element for each backend in the maps; another start changes nothing.
 
-    A second table keeps NAT alive only where others can remove the first.
+    A second table keeps NAT alive only if other programs can remove the first one.
     """
     assert not sync.active
     for _ in range(2):
@@ -294,7 +294,9 @@ def test_ports_after_a_start(sync: NetfilterSync, maps: dict[str, Map], what: st
 
 
 def test_table_options() -> None:
-    """The masquerade mark, SCTP, and what happens to segments that conntrack finds invalid."""
+    """The options are the masquerade mark, SCTP, and the treatment of segments that conntrack finds
+    invalid.
+    """
     liberal = ConntrackOptions(be_liberal=True)
     chosen = Options(
         Paths(Path("/none")), "node", Path("/none"), masquerade_mark=2, conntrack=liberal

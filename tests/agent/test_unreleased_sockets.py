@@ -43,7 +43,7 @@ def opened() -> Iterator[ExitStack]:
 
 
 def each(what: Callable[[], Any]) -> Iterator[Any]:
-    """Only our own namespace."""
+    """Visit only our own namespace."""
     yield what()
 
 

@@ -121,7 +121,7 @@ def test_it_probes_again_while_something_is_wrong(made: Made) -> None:
 
 @pytest.mark.kernel
 def test_a_change_of_its_filters(made: Made) -> None:
-    """A new qdisc at an uplink causes a probe, one at another device does not."""
+    """A new qdisc at an uplink causes a probe, a new qdisc at another device does not."""
     _, canary, kernel = made
     with nodes.fresh("ebpflb-uplinks"):
         Namespace("ebpflb-uplinks").ip("link add eth0 type veth peer name x")

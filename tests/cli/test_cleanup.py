@@ -175,7 +175,7 @@ def test_what_cannot_be_removed_is_named(ebpflb: Ebpflb, nowhere: list[str]) -> 
 
 
 def test_no_tools(ebpflb: Ebpflb, nowhere: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without iptables the nft tables are removed, what could not be checked is named, and the exit
+    """Without iptables the nft tables are removed, the unchecked variants are named, and the exit
     status is 1.
     """
     left_by_iptables()

@@ -55,7 +55,7 @@ def refused(ebpflb: Ebpflb, options: list[object]) -> Callable[..., list[str]]:
 
 
 def test_config_replaces_flags(run: Run, file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The file overrides the flags, and the log names the overridden ones."""
+    """The file overrides the flags, and the log names the overridden flags."""
     write(file, bindAddress="192.0.2.7")
     options = run("--config", file, "--bind-address=192.0.2.8", "--masquerade-all")
     assert options.bind_address == ip_address("192.0.2.7")

@@ -82,7 +82,7 @@ def test_reaches_its_fields(row: Parameter, text: str) -> None:
     [(["-v=2"], 2), (["-v", "2"], 2), (["-v2"], 2), (["--v=2"], 2), (["-v"], 4), ([], 0)],
 )
 def test_all_notations_of_klog_work(words: list[str], verbosity: int) -> None:
-    """All of klog's notations work; the flag without a number asks for details."""
+    """All of klog's notations work; the flag without a number turns on debug logging."""
     assert config_of(*words).logging.verbosity == verbosity
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Service has 10,000 endpoints, one with a hostile name: commands page and escape."""
+"""Commands show a Service with 10,000 endpoints page by page, and escape a hostile name of one of
+them.
+"""
 
 from collections.abc import Iterator
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb report`: its content, what it leaves out, and that it always ends."""
+"""`ebpflb report`: its content, its omissions, and that it always ends."""
 
 import io
 import json

@@ -55,7 +55,7 @@ def page(ebpflb: Ebpflb, name: str, *words: object) -> Any:
 
 
 def test_used_endpoints_have_a_share(ebpflb: Ebpflb, where: list[str]) -> None:
-    """Used endpoints have a share, unused ones a reason."""
+    """Used endpoints have a share, unused endpoints a reason."""
     done = ebpflb("services", "get", "default/web", *where)
     assert done.err == ""
     frontends, endpoints = (part.splitlines() for part in done.out.split("\n\n"))

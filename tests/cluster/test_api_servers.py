@@ -89,8 +89,9 @@ def test_one_that_fails_is_left_out_for_a_pause_that_doubles() -> None:
 
 
 def test_without_verification_only_the_given_ones_are_asked(tmp_path: Path) -> None:
-    """Otherwise whoever writes a slice of default/kubernetes would get the token of a kubeconfig
-    that skips verification; the error names the server that failed.
+    """Only the given servers are asked; otherwise whoever writes a slice of default/kubernetes
+    would get the token of a kubeconfig that skips verification. The error names the server that
+    failed.
     """
     with FakeApiServer() as gone:
         pass

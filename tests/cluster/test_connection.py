@@ -130,7 +130,7 @@ def test_a_server_that_cannot_be_reached_is_told_in_words(
 def test_a_broken_kubeconfig_is_told_in_one_line(
     api: FakeApiServer, events: EventLog, tmp_path: Path, change: str | dict[str, str], words: str
 ) -> None:
-    """For any error of the loader one line gives the file, then the reason."""
+    """For any error in a kubeconfig one line has the file, then the reason."""
     kubeconfig = api.kubeconfig(tmp_path)
     content = json.loads(kubeconfig.read_text())
     if "tokenFile" in change:

@@ -31,7 +31,9 @@ def changed(event: Event, name: str) -> bool:
 def test_events_have_the_version_and_the_name_of_the_api(
     api: FakeApiServer, events: EventLog, watched: Source
 ) -> None:
-    """The history shows resourceVersion, and ADDED or MODIFIED in lower case, as causes."""
+    """Events have the resourceVersion, and ADDED or MODIFIED in lower case, as causes in the
+    history.
+    """
     versions = [api.put(service("new")), api.put(service("new", clusterIP="10.96.0.2"))]
     found = [events.next(Kind.SERVICE) for _ in versions]
     assert [(it.event, it.version) for it in found] == [

@@ -111,9 +111,7 @@ def plugin(folder: Path, script: str) -> dict[str, Any]:
 def test_a_credential_plugins_output_is_not_said(
     api: FakeApiServer, tmp_path: Path, script: str
 ) -> None:
-    """Only the plugin's name and its exit status are reported, neither its stdout nor its
-    stderr.
-    """
+    """Only the plugin's name and exit status are reported, neither its stdout nor its stderr."""
     reason = error_of(change(api.kubeconfig(tmp_path), "user", plugin(tmp_path, script)))
     assert f"credential plugin {tmp_path / 'plugin'}" in reason
     assert "\n" not in reason

@@ -42,7 +42,7 @@ def test_what_no_mode_goes_by(supported: set[Family]) -> None:
 
 
 def test_primary_family_unsupported() -> None:
-    """It is fatal if the kernel lacks the primary family."""
+    """A kernel without the primary family is a fatal error."""
     lines = check(NodeFamilies(V6, frozenset({V4})))
     assert lines["the node's primary family is IPv6, which the kernel does not support"] is True
 

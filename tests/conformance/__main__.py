@@ -31,8 +31,8 @@ SENDS = {"TCP": requests.tcp, "UDP": requests.udp}
 
 
 class Result(NamedTuple):
-    """``seen`` is what a client met instead of the expected result; "" if they agree.
-    ``on_purpose`` means that this proxy is known to do that.
+    """``seen`` is a client's result if it differs from the expected one, or "". ``on_purpose``
+    means that this proxy is known to do that.
     """
 
     case: str
@@ -45,7 +45,7 @@ class Result(NamedTuple):
 def play(
     target: str, cases: Mapping[str, Case], patience: float = served.SECONDS
 ) -> Iterator[Result]:
-    """Return what the clients of each case meet, in the order of the case; see ``Served``."""
+    """Return the results of each case's clients, in the order of the case; see ``Served``."""
     proxy = named(target)
     with (
         tempfile.TemporaryDirectory() as folder,

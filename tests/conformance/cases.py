@@ -2,9 +2,9 @@
 """The results of clients that ask a service: which endpoints answer, whom these see, a refusal, or
 nothing.
 
-Each case is a state of the cluster and what each client meets there (tests.kit.cells), on two
-nodes, in both families and protocols. "policies" is the table of kube-proxy.md 5.3, cell by cell.
-Two things differ from kube-proxy, whose cell then stands behind:
+Each case is a state of the cluster and the result of each client (tests.kit.cells), on two nodes,
+in both families and protocols. "policies" is the table of kube-proxy.md 5.3, cell by cell. Two
+things differ from kube-proxy; there kube-proxy's cell follows ours:
 
 * Sockets of hooked pods are connected to the endpoint itself; it sees the pod, whatever the table
   of kube-proxy says about masquerading.

@@ -3,10 +3,10 @@
 
     python -m tests.deploy.helm         after a change of the chart
 
-writes what `helm template ebpflb deploy/chart/ebpflb --namespace kube-system` prints, by default
-values into deploy/manifests/ebpflb.yaml, and by others, without alerts, into everything.yaml here.
-In tests ``render`` asks for many renderings at once: to load the library takes longer than to use
-it.
+writes what `helm template ebpflb deploy/chart/ebpflb --namespace kube-system` prints, with default
+values into deploy/manifests/ebpflb.yaml, and with other values, without alerts, into
+everything.yaml here. In tests ``render`` asks for many renderings at once, because loading the
+library takes longer than using it.
 """
 
 import json

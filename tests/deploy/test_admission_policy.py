@@ -157,7 +157,7 @@ CHANGES: list[tuple[str, Change]] = [
 
 @pytest.mark.parametrize("number", range(len(CHANGES)))
 def test_nothing_else_is_admitted(policy: Policy, number: int) -> None:
-    """Other changes are denied, alone or together with admitted ones."""
+    """Other changes are denied, alone or together with admitted changes."""
     message, change = CHANGES[number]
     assert policy.denies(NODE, after(change), asked()) == message
     also = after(change)

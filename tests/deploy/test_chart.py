@@ -37,7 +37,9 @@ def probes(values: Values) -> list[Object]:
 
 
 def test_renderings_are_current() -> None:
-    """Both renderings match, by default and other values: see `python -m tests.deploy.helm`."""
+    """Both renderings, with default and with other values, are current: see `python -m
+    tests.deploy.helm`.
+    """
     for path, text in helm.snapshots().items():
         assert path.read_text() == text, path
 

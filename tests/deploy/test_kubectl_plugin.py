@@ -209,7 +209,9 @@ def test_report_of_all_nodes(kubectl: Kubectl, anonymous: bool) -> None:
     "pods", [[PODS[0], api_exec.pod("ebpflb-b", "worker-b", "", labels=OURS, runs=False)]]
 )
 def test_a_pod_that_does_not_run(kubectl: Kubectl) -> None:
-    """The pod that does not run is named, the others are asked, and the exit status is not 0."""
+    """The pod that does not run is named, the other pods are asked, and the exit status is not
+    0.
+    """
     done = kubectl("status")
     assert (done.status, done.out) == (1, "worker-a  OK\n")
     assert done.err == "worker-b: not asked: ebpflb-b does not run (Running)\n"

@@ -230,8 +230,8 @@ def test_the_debian_package_serves_each_python(package: Path) -> None:
 
 
 def test_the_rpm_has_the_same_tree(package: Path) -> None:
-    """The RPM lists every file and no others, and needs the same Pythons. Only zsh's completion is
-    in another place.
+    """The RPM lists every file and no others, and needs the same Python versions. Only zsh's
+    completion is in another place.
     """
     rpm = package.parent / "rpm"
     spec = (DEPLOY / "release/package/ebpflb.spec").read_text()

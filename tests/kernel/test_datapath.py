@@ -107,7 +107,7 @@ def test_no_flow_before_every_device(
     directory: Path, cgroup: Path, ns: Namespace, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Packets open no flows until all devices have their first programs, also after a crash. Less
-    important devices get theirs a few at a time, so that changes are served meanwhile.
+    important devices get their programs a few at a time, so that changes are applied in between.
     """
     flags, now, at_a_time = list[frozenset[str]](), {ns.served()[0].index}, list[int]()
 
@@ -269,8 +269,8 @@ def test_counters_of_former_backends(datapath: Datapath) -> None:
 
 
 def test_open_connections_of_former_backends(datapath: Datapath) -> None:
-    """Open connections of a removed backend do not count for a later backend with the same id;
-    uncounted ones have a counter.
+    """Open connections of a removed backend do not count for a later backend with the same id; a
+    counter counts uncounted connections.
     """
     loads, name = datapath.maps["backend_loads"], BackendName("node", "pod")
     datapath.apply(Plan(backend_slots=[(5, 0)], backend_names=[(5, name)]))

@@ -68,8 +68,8 @@ def faults(datapath: Datapath, cgroup: Path, ns: Namespace) -> list[object]:
 
 @pytest.mark.extended
 def test_there_and_back(datapath: Datapath, others: Make, cgroup: Path, ns: Namespace) -> None:
-    """Every hook has the other programs, without drift; then again the former ones, and no other
-    program is open.
+    """First every hook has the other programs, without drift; then again the former ones, and no
+    other program is open.
     """
     usual, made = usual_ids(datapath), others()
     during, descriptors = ids(made.sockets), [it.fd for it in made.loaded]

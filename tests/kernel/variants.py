@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by these tests: whether they run as root, and what is compiled."""
+"""Helpers of these tests: whether they run as root, and the compiled variants."""
 
 import os
 import time

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The list of what is compiled and loaded in the lab is complete."""
+"""The list of the files that are compiled and loaded in the lab is complete."""
 
 import re
 from pathlib import Path

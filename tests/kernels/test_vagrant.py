@@ -39,7 +39,7 @@ def test_the_tests_run_in_a_machine_of_vagrant(
 
 
 def test_tests_of_the_lane_exist() -> None:
-    """All listed tests exist, and none is in both lists."""
+    """All listed tests exist, and no test is in both lists."""
     usual, more = (
         [word for word in words if not word.startswith("--")]
         for words in (lane_tests.ALL_TESTS, lane_tests.MORE)

@@ -111,7 +111,7 @@ def at(two: Topology, number: int, kind: str, *, v6: bool) -> Where:
 
 
 def assert_cell(two: Topology, who: str, where: Where, cell: str, send: Send) -> None:
-    """Check that requests of a client meet exactly what the cell says."""
+    """Check that requests of a client have exactly the result in the cell."""
     found = meet(two, who, where, cell, send)
     assert fits(two, who, where, cell, found), f"{cell}: {found}"
 
@@ -137,7 +137,7 @@ def meet(
 
 
 def fits(two: Topology, who: str, where: Where, cell: str, found: Met) -> bool:
-    """Whether the result is exactly what the cell says."""
+    """Whether the result is exactly the one in the cell."""
     if "=" in cell:
         return found == _meaning(two, who, cell, v6=":" in where[0])
     names = {name for name, _ in found}

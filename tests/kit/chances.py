@@ -15,7 +15,9 @@ EVEN, UNEVEN = (100, 100, 100), (100, 50, 25)  # the weights of three endpoints,
 
 
 def chi_square(counts: Sequence[int], weights: Sequence[int]) -> float:
-    """Return Pearson's chi-square: 0 means as expected; three right counts have 2 on average."""
+    """Return Pearson's chi-square: 0 if all counts are as expected; for three correct counts it is
+    2 on average.
+    """
     expected = _expected(sum(counts), weights)
     return sum((it - that) ** 2 / that for it, that in zip(counts, expected, strict=True))
 

@@ -35,7 +35,7 @@ def request(version: int, number: int, size: int) -> bytes:
 
 
 def answer(packet: bytes, version: int, sent: bytes) -> str:
-    """Return what the packet says about the request; "" if it is about another request."""
+    """Return the packet's answer to the request; "" if it is about another request."""
     message = packet[HEADER[version] :]
     kind, inner = message[0], message[8 + QUOTED[version] :]
     if kind == REPLY[version]:

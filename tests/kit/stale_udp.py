@@ -2,7 +2,7 @@
 """Changes of endpoints, and the connected UDP sockets that they make stale.
 
 Each change also replaces the backend of a service that only ``Changes`` uses. The agent ends the
-stale sockets of that service last, so when its socket has ended all others have.
+stale sockets of that service last, so its ended socket shows that all others have ended.
 """
 
 from typing import Any

@@ -149,8 +149,8 @@ def test_services_at_the_place_of_an_api_server_are_planned_again() -> None:
 
 
 def test_the_last_known_api_servers_keep_their_places() -> None:
-    """An earlier agent's servers keep their places until others are listed, even after an empty
-    slice.
+    """An earlier agent's servers keep their places until other servers are listed, even after an
+    empty slice.
     """
     made = with_web(externalIPs=[ONE])
     made.set_former_servers(frozenset({(ip_address(TWO), 6443)}))

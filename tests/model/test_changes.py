@@ -164,8 +164,8 @@ def test_deleted_node(cluster: ClusterState) -> None:
 
 
 def test_rules_in_raw_change_the_services_with_such_a_frontend(cluster: ClusterState) -> None:
-    """Only claimed frontends are compared, because a Service may ask for many more. Unchanged rules
-    change nothing.
+    """Only claimed frontends are compared with the rules, because a Service may ask for many more.
+    Unchanged rules change nothing.
     """
     port = Condition(of_address=False, ranges=((80, 80),), negated=False)
     rules = frozenset({Destination(frozenset({Protocol.TCP}), (port,))})

@@ -56,8 +56,8 @@ NODE = both("192.0.2.2", "2001:db8::1")
     ],
 )
 def test_an_exclusion_always_wins(patterns: tuple[str, ...], names: str) -> None:
-    """All devices are served, or those that match a pattern; an exclusion always wins; loopback
-    never is.
+    """All devices are served, or those that match a pattern; an exclusion always wins; loopback is
+    never served.
     """
     assert [device.name for device in served(ALL, patterns)] == names.split()
 

@@ -103,7 +103,7 @@ def test_left_to_it(found: Detection, said: str | None) -> None:
 
 
 def test_rules_that_appear_later_are_no_leftovers() -> None:
-    """Rules of the first detection may be leftovers; those that appear later are not."""
+    """Rules of the first detection may be leftovers; rules that appear later are not."""
     none, some = Detection(), Detection(rules=RULES)
     assert not some.compared_with(None).running
     assert not some.compared_with(some).running

@@ -81,7 +81,7 @@ def test_node_that_is_being_deleted_is_not_eligible() -> None:
 @pytest.mark.parametrize("effect", ["NoSchedule", "NoExecute", "PreferNoSchedule", ""])
 @pytest.mark.parametrize("value", [{}, {"value": ""}, {"value": "1700000000"}])
 def test_autoscalers_taint_makes_it_ineligible(effect: str, value: dict[str, str]) -> None:
-    """Only the key matters, with any effect and value."""
+    """A taint counts by its key only, with any effect and value."""
     other = {"key": "other", "effect": effect}
     doomed = {"key": "ToBeDeletedByClusterAutoscaler", "effect": effect} | value
     assert not nodes.eligible(builders.node(taints=[other, doomed]))

@@ -253,7 +253,7 @@ def test_no_cluster_ip_no_service() -> None:
 
 
 def test_ip_mode() -> None:
-    """Of ingress entries only those with an IP and mode VIP, the default, are served, whatever the
+    """An ingress entry is served only with an IP and mode VIP, the default, whatever the Service's
     type (1.4).
     """
     ingress = [
@@ -291,7 +291,7 @@ def test_source_ranges(ranges: list[str], kept: list[str]) -> None:
 def test_unreadable_entries_are_skipped_with_a_remark() -> None:
     """An entry that kube-proxy skips with a log line is skipped and named.
 
-    Blank ones are not named.
+    Blank entries are not named.
     """
     parsed = services.parse(
         builders.service(

@@ -39,7 +39,7 @@ def test_each_change_is_remembered_until_a_sync_takes_it(triggers: TriggerTimes)
 
 @pytest.mark.parametrize("text", [EARLIER, "2026-11-21T10:00:00Z"])
 def test_changes_before_the_start_are_not_measured(triggers: TriggerTimes, text: str) -> None:
-    """Only changes after this process's start count as its delay."""
+    """Only changes after this process's start are measured as its delay."""
     triggers.changed(WEB, V4, text)
     assert triggers.take() == {}
 

@@ -88,7 +88,7 @@ def test_used_meanwhile_on_another_cpu(node: NativeNode) -> None:
 
 @pytest.mark.parametrize("leaving", [True, False])
 def test_backend_left_the_list(node: NativeNode, leaving: bool) -> None:
-    """A backend outside the list in use gets no new flow, though it serves its existing ones."""
+    """A backend outside the list in use gets no new flow, though it serves its existing flows."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     home = goes(node)
     rest = [backend for backend in MANY if backend != home]

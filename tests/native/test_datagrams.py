@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datagram sockets: one backend for each frontend while it serves, nothing left after release."""
+"""Datagram sockets: one backend for each frontend while the backend serves; nothing is left after
+release.
+"""
 
 from collections.abc import Callable
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The notes of socket_opening about connections that open or fail."""
+"""The program socket_opening notes connections that open or fail."""
 
 from collections.abc import Callable
 from typing import Any

@@ -76,7 +76,9 @@ def test_any_other_backend_may_be_the_second(node: NativeNode) -> None:
 
 
 def test_released_sockets_make_space_at_their_backend(node: NativeNode) -> None:
-    """If one backend's connections end, it gets all new ones until the counts are equal."""
+    """If one backend's connections end, this backend gets all new ones until the counts are
+    equal.
+    """
     served(node, 2)
     sockets = [node.socket() for _ in range(20)]
     places = [each.connect(LEAST).place for each in sockets]

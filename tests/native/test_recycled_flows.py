@@ -78,7 +78,9 @@ def test_only_whole_entries_of_a_tuple_are_believed(
 
 @pytest.mark.parametrize("field", FLOW.cls._fields)
 def test_a_changed_field_is_noticed_unless_packets_change_it(new_node: NewNode, field: str) -> None:
-    """All fields that decide about a packet count; fields that packets change do not."""
+    """A change of any field that decides about a packet is noticed; fields that packets change are
+    left out.
+    """
     entry = signed(REQUEST, ENTRY)
     at = layout.ffi.offsetof("struct flow", field)
     changed = entry[:at] + bytes([entry[at] ^ 1]) + entry[at + 1 :]

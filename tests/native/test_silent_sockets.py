@@ -67,7 +67,7 @@ def test_a_new_flow_is_no_stream(socket: Socket) -> None:
 
 
 def test_getpeername_is_no_reply(socket: Socket) -> None:
-    """Only received datagrams count."""
+    """Only received datagrams count as replies, not a call of getpeername."""
     assert socket.getpeername(OLD) == DNS
     assert after(socket, 3) == OLD
     assert after(socket, UDP) == ADDED

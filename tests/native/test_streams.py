@@ -37,7 +37,7 @@ def test_connecting_again_closes_the_former(node: NativeNode) -> None:
 
 
 def test_every_connect_is_a_choice(node: NativeNode) -> None:
-    """Each connection of a stream socket is balanced anew."""
+    """Each connection of a stream socket is balanced separately."""
     many = [f"10.1.0.{n}:8080" for n in range(1, 101)]
     node.publish(1, [WEB], cluster=many)
     socket = node.socket()

@@ -176,7 +176,7 @@ def test_replaced_one_after_the_other(cluster: Cluster, servers: Servers) -> Non
 
 def test_one_dies_unannounced(cluster: Cluster, servers: Servers) -> None:
     """The dead server is set aside after three clients failed, and no other connection fails. The
-    agent, whose only own server it was, uses the others, also after a reboot.
+    agent, whose only own server it was, uses the remaining servers, also after a reboot.
     """
     dead, *others = servers.pods
     alive = {pod.v4 for pod in others}

@@ -134,7 +134,7 @@ def test_a_detached_hook_is_attached_again(cluster: Cluster, state: StateDir, ho
 
 
 def test_removed_pins_cost_nothing(cluster: Cluster, state: StateDir) -> None:
-    """The agent holds the links, and pins the same ones again.
+    """The agent holds the links, and pins the same links again.
 
     A pin that is removed between comparison and repair is pinned again without being named.
     """

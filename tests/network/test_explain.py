@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb explain`` predicts what connections do, and asking changes nothing. This is tested for
-sockets, and for clients whose packets are translated, by both engines.
+"""``ebpflb explain`` predicts the result of connections, and asking changes nothing. This is tested
+for sockets, and for clients whose packets are translated, by both engines.
 """
 
 import json

@@ -179,7 +179,7 @@ def counted() -> int:
 
 
 def becomes(is_there: bool) -> None:
-    """Wait until the flowtable exists, or does not."""
+    """Wait until the flowtable exists, or no longer exists."""
     wait_until("the flowtable is as chosen", lambda: has_flowtable() == is_there)
 
 

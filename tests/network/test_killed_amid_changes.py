@@ -115,9 +115,7 @@ def test_no_connection_is_lost_and_all_is_right_afterwards(
 
 
 def assert_counts(two: TwoNodes, counted: int, opened: ExitStack) -> None:
-    """Check the counts of connections that were opened while the Service counted, and of new
-    ones.
-    """
+    """Check the counts of connections opened while the Service counted, and of new connections."""
     two.publish(spread.service(two, LEAST_CONNECTIONS))
     two.delete_flows("other_flows")  # of datagrams, which would count until they are idle
     wait_until("only held ones are counted", lambda: sum(loads(two)) == counted, SWEPT)

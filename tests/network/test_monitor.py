@@ -115,8 +115,8 @@ def test_packets_are_told_with_their_backend(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, engine: Engine
 ) -> None:
     """The event of an unhooked pod's connection has its port, frontend, answering backend, device
-    and verdict; refused ones are shown too. Connections continue during the exchange, and the usual
-    programs are back afterwards.
+    and verdict; refused connections are shown too. Connections continue during the exchange, and
+    the usual programs are back afterwards.
     """
     two_nodes.require(engine)
     with running(tmp_path_factory.mktemp("monitored"), engine=engine) as cluster:

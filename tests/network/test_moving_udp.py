@@ -2,8 +2,8 @@
 """UDP clients keep their endpoint as long as it serves, and follow every change.
 
 When flows must move, tests wait for conntrack (tests.kit.moved_flows); the flow tables move them
-with the change itself. Sockets are tested in tests/native/test_datagrams, connected ones in
-test_stale_udp.
+with the change itself. Unconnected sockets are tested in tests/native/test_datagrams, connected
+sockets in test_stale_udp.
 """
 
 import pytest

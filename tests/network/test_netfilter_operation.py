@@ -44,7 +44,7 @@ def goes_on(client: Socket) -> bool:
 
 def test_a_flush_of_all_rules_harms_nothing(node: ServingOutside) -> None:
     """After `nft flush ruleset` beside an agent, open connections and UDP flows continue, and new
-    ones are served.
+    connections are served.
     """
     needs.owned_tables()
     clients = [node.connection(kind) for kind in (SOCK_STREAM, SOCK_DGRAM)]

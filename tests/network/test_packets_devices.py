@@ -53,7 +53,7 @@ def stopped(agent: LabAgent) -> Iterator[None]:
 @pytest.mark.extended
 @families
 def test_a_pod_that_asks_before_its_device_is_served(two: TwoNodes, v6: bool) -> None:
-    """Its connection opens when the pod sends its first segment again."""
+    """A pod's connection opens when the pod sends its first segment again."""
     where = FRONTENDS.to("cluster", two.near, v6=v6)
     with stopped(two.agents[0]):
         pod = two.lab.pod(two.near, f"early-{v6:d}", 70 + v6, hooked=False)

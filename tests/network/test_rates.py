@@ -29,8 +29,8 @@ def published(cluster: Cluster, pods: list[Host]) -> None:
 def test_rates_are_the_connections_that_were_made(
     cluster: Cluster, pod: Sockets, pods: list[Host]
 ) -> None:
-    """During one second of known length, the page shows the connections of each Service and
-    backend, refused ones, and those that are open.
+    """During one second of known length, the page shows the new, refused and open connections of
+    each Service and backend.
     """
     before = rates.sample(cluster.maps)
     answers = [requests.tcp(pod, VIP).name for _ in range(12)]

@@ -2,9 +2,9 @@
 """The way of replies that the programs themselves send on, from endpoints on this node and on
 another one, beyond a tunnel.
 
-With --reply-path=request-device routing rules lead what either endpoint sends to the second uplink,
-where it is lost. With --fast-forward established flows pass no chain of netfilter on the node, by
-the kernel's flowtable.
+With --reply-path=request-device, routing rules lead the packets of both endpoints to the second
+uplink, where they are lost. With --fast-forward established flows pass no chain of netfilter on the
+node, by the kernel's flowtable.
 """
 
 import json
@@ -83,7 +83,8 @@ def test_replies_reach_the_client(places: TwoPlaces, name: str, v6: bool) -> Non
 @endpoints
 def test_large_transfers(places: TwoPlaces, name: str, v6: bool) -> None:
     """Megabytes are sent and returned unchanged, in segments larger than the path allows. With
-    --fast-forward only openings, ends and a few others pass the stack.
+    --fast-forward only the packets that open and end a connection, and a few other ones, pass the
+    stack.
     """
     where, before = places.to(name, v6=v6), forwarded(places)
     if places.agent.options != FAST:

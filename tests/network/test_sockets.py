@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every kind of socket reaches an endpoint through every kind of address, and sees the address.
 
-Also: the guard of NodePorts, affinity (its rules are tested in tests/native/test_affinity.py), and
-the peer's name after a socket is connected again.
+Further subjects are the guard of NodePorts, affinity (its rules are tested in
+tests/native/test_affinity.py), and the peer's name after a socket is connected again.
 """
 
 import os

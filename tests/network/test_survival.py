@@ -77,8 +77,8 @@ def test_endpoints_leave(two: TwoNodes, connections: list[Socket]) -> None:
 @pytest.mark.extended
 @every_end
 def test_agent_ends(two: TwoNodes, connections: list[Socket], how: signal.Signals) -> None:
-    """Without agents connections stay and new ones succeed by the same programs; new agents
-    continue, and replace the programs hook by hook.
+    """Without agents open connections continue and the same programs serve new ones; new agents go
+    on from there, and replace the programs hook by hook.
     """
     before = monitors.programs(two.agents[0])
     for agent in two.agents:

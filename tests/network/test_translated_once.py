@@ -128,7 +128,7 @@ def test_an_endpoint_at_the_nodes_address(two: TwoNodes, send: Send, v6: bool) -
 
 @families
 def test_a_datagram_socket_with_several_frontends(two: TwoNodes, v6: bool) -> None:
-    """The endpoints are claimed; one serves two of the socket's frontends."""
+    """The endpoints are claimed; one endpoint serves two of the socket's frontends."""
     two.publish(
         two.service("web", 10, two.here),
         two.service("other", 11, two.here),

@@ -12,8 +12,8 @@ from tests.packet.services import serve
 
 @pytest.mark.parametrize("sender", ["pod", "here"])
 def test_port_and_bridge(node: PacketNode, places: Places, protocol: str, sender: str) -> None:
-    """Of the programs at a bridge's port and at the bridge, the second one leaves alone what the
-    first one has translated.
+    """A packet that the program at a bridge's port has translated is left alone by the program at
+    the bridge.
     """
     backend, client = at(places.here, 8080), at(getattr(places, sender), 50123)
     where = serve(node, places, "cluster", protocol, cluster=[backend], here=[backend])

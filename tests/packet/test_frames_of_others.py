@@ -29,7 +29,9 @@ def test_nothing_is_opened_or_refused(
 
 
 def test_nothing_ends(node: PacketNode, places: Places) -> None:
-    """A copy of a reset ends no flow, and replies to another host are not translated."""
+    """A copy of a reset to another host ends no flow, and replies to another host are not
+    translated.
+    """
     client, backend = at(places.client, 50123), at(places.there, 8080)
     where = serve(node, places, "nodeport", cluster=[backend])
     request = exchange(node, "tcp", client, where)

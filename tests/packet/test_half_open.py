@@ -54,7 +54,7 @@ def flood(node: PacketNode, first: Packet, *answers: Packet, count: int = FLOOD)
 
 
 def established(node: PacketNode, protocol: str, client: str, where: str) -> Packet:
-    """Return a request of a flow that both ends have used."""
+    """Return a request of a flow that both sides have used."""
     asked = node.through(opening(protocol, client, where))
     node.through(reply(asked))
     if protocol != "tcp":

@@ -110,7 +110,7 @@ def test_a_direct_connection_counts_nothing(node: PacketNode, places: Places) ->
 def test_what_an_lru_or_a_sweep_takes_is_ended_by_the_agent(
     node: PacketNode, places: Places, sweep: EndedConnections, protocol: str
 ) -> None:
-    """The agent ends a connection at the second sweep that misses it; existing ones stay."""
+    """The agent ends a connection at the second sweep that misses it; existing connections stay."""
     where = serve(node, places, "nodeport", protocol, WORD, cluster=backends(places))
     for client in clients(places, 6):
         node.ingress(opening(protocol, client, where))

@@ -45,7 +45,7 @@ def remove(node: PacketNode, *backends: str) -> None:
 
 
 def test_a_flow_is_reported_once(node: PacketNode, places: Places, reported: Reported) -> None:
-    """The first datagram after the backend was removed reports the flow; later ones do not."""
+    """The first datagram after the backend was removed reports the flow; later datagrams do not."""
     old, new = at(places.there, 1), at(places.there, 2)
     where = serve(node, places, "cluster", "udp", cluster=[old])
     request = datagram(at(places.pod, 50123), where)

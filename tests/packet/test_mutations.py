@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any packet passes unchanged, is correctly translated, or ends with a verdict. PacketNode asserts
-what must hold for each run.
+the properties of each run.
 """
 
 from collections.abc import Callable

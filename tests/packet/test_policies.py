@@ -85,7 +85,7 @@ def test_masquerade_here(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_device_tells_pods(node: PacketNode, places: Places, kind: str) -> None:
-    """With a detector by devices, a client that comes in by a pod's device is a pod."""
+    """If pods are recognized by their devices, a client that comes in by such a device is a pod."""
     nothing = {"pods_v4": NO_PREFIX, "pods_v6": NO_PREFIX}
     node.settings("detect_local", **nothing)
     node.device("pods", V4.bridge, V6.bridge, "pods")

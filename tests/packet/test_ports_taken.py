@@ -162,8 +162,8 @@ CLOSED = [Stands("tcp", FlowState.CLOSED, 120, "SaFf")]
 
 @pytest.mark.parametrize("stands", CLOSED, ids=["closed"])
 def test_closed_port_rests(node: PacketNode, places: Places, stands: Stands, where: str) -> None:
-    """A closed connection's port is not reused while others are free, even by the same client port;
-    its late packets go to the stack, not to the client.
+    """A closed connection's port is not reused while other ports are free, even by the same client
+    port; its late packets go to the stack, not to the client.
     """
     client = at(places.client, 2001)
     asked = talk(node, stands, client, where)

@@ -24,7 +24,7 @@ def test_connection_to_unallocated(node: PacketNode, places: Places) -> None:
 
 
 def test_outside_span(node: PacketNode, places: Places, protocol: str) -> None:
-    """For addresses outside the span nothing else is looked up."""
+    """For addresses outside the span, nothing further is looked up."""
     node.settings("detect_local", span_v4=NO_PREFIX, span_v6=NO_PREFIX)
     for host in (places.cluster_ip, places.unallocated):
         request = opening(protocol, at(places.pod, 50123), at(host, 81))
@@ -41,7 +41,7 @@ def test_inside_span_alone(node: PacketNode, places: Places, protocol: str) -> N
 
 @pytest.mark.parametrize("size", [0, 3, 20, 56, 1400])
 def test_a_ping_to_a_cluster_ip_is_refused(node: PacketNode, places: Places, size: int) -> None:
-    """A ping to a cluster IP is refused, one to an unallocated address dropped (6.3)."""
+    """A ping to a cluster IP is refused, a ping to an unallocated address is dropped (6.3)."""
     request = ping(places, places.cluster_ip, size)
     came = node.ingress(request, "pods")
     assert (came.action, came.verdicts) == ("redirect", {"refused": 1})

@@ -53,7 +53,9 @@ def test_a_ping_is_answered(
 
 @pytest.mark.parametrize("kind", BALANCED)
 def test_pings_are_off_by_default(node: PacketNode, places: Places, kind: str) -> None:
-    """Pings to a cluster IP are refused, as in mode nftables; others are routed."""
+    """Pings to a cluster IP are refused, as in mode nftables; pings to other addresses are
+    routed.
+    """
     address = publish(node, places, kind)
     came = node.ingress(ping(places.client, address))
     assert came.verdicts == ({"refused": 1} if kind == "cluster" else {"passed": 1})

@@ -80,7 +80,7 @@ def test_many_endpoints_are_pages(node: Node, page: int, first: int, count: int)
 
 
 def test_an_explanation_shows_the_first_endpoints(node: Node) -> None:
-    """The answer has the first of many endpoints, and the number of further ones."""
+    """The answer has the first of many endpoints, and the number of the remaining ones."""
     endpoints = [{"slot": i} for i in range(999)]
     node.answers["explain"] = {"verdict": "translated", "endpoints": endpoints}
     query: dict[str, Any] = {"to": "10.96.0.10:80/udp", "from": "outside", "from_port": "7"}
@@ -228,7 +228,7 @@ def test_files_of_the_page() -> None:
 
 
 def test_too_many_readers_are_asked_to_come_again(node: Node) -> None:
-    """A limited number of requests waits; further ones are refused at once."""
+    """A limited number of requests waits; any further request is refused at once."""
     import asyncio
 
     from ebpflb_page.answering import BadInput, Workers
@@ -272,7 +272,7 @@ def test_a_question_that_hangs_holds_up_no_other(
 
 
 def test_many_hung_questions_are_an_error(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that never end are limited in number; when some end, others can start."""
+    """The number of threads that never end is limited; when some end, others can start."""
     from ebpflb_page import answering
 
     monkeypatch.setattr(answering, "READ_SECONDS", 0.01)

@@ -44,7 +44,7 @@ PAGES = [
 
 
 def everything(cluster: Cluster) -> list[Any]:
-    """Publish several Services: one has an unused endpoint, another a pod with a hostile name."""
+    """Publish several Services: one with an unused endpoint, one whose pod has a hostile name."""
     hostile = manifests.endpoint("10.250.0.1", node="node", target=HOSTILE)
     away = manifests.endpoint("10.244.9.9", node="away", target="far", ready=False)
     ports = [{"port": 80}]

@@ -74,7 +74,7 @@ def get(port: int, path: str, **query: str) -> Any:
 
 @pytest.mark.extended
 def test_everything_is_shown(tmp_path: Path) -> None:
-    """With the chart's rights and mounts, each page has its values."""
+    """With only the chart's rights and mounts, each page shows its values."""
     with running(tmp_path) as cluster:
         cluster.publish(web(*map(endpoint, cluster.web), ipFamilies=["IPv4"]))
         requests.tcp(cluster.sockets(cluster.client), VIP)

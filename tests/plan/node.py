@@ -22,7 +22,9 @@ Keys = set[tuple[int, int]]
 
 
 class Reader(NamedTuple):
-    """A program's view: the service as it read it, and what it would have found at once."""
+    """A program's view: the service as the program read it, and the backends that it would have
+    found at once.
+    """
 
     since: float
     backends: Backends
@@ -84,7 +86,7 @@ class PlannedNode:
         return plan
 
     def prepare(self, desired: DesiredService) -> None:
-        """Write ahead what the service port's next plan needs; no look-up changes."""
+        """Write the slots that the service port's next plan needs; no look-up changes."""
         for _ in self.planner.preparing(desired):
             self.write_rows(list(writes(self.planner.take_ahead())))
 
@@ -280,7 +282,9 @@ def _check_backend_slots(node: PlannedNode) -> None:
 
 
 def _check_translations(node: PlannedNode) -> None:
-    """Check that each backend has a translation, and that others are in quarantine or nameless."""
+    """Check that each backend has a translation, and that further translations are in quarantine or
+    nameless.
+    """
     actual = node.planner.actual.values()
     living = {it.id: it for entries in actual for it in entries.translations()}
     surplus = node.maps.translations.keys() - living.keys()

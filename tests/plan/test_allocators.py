@@ -36,8 +36,8 @@ def test_ids_are_unique(moves: list[int]) -> None:
 @given(some.lists(some.integers(0, 6)), some.sets(some.integers(0, 40)))
 @settings(max_examples=scaled(100), deadline=None)
 def test_an_id_comes_again_after_all_that_were_free(moves: list[int], ends: set[int]) -> None:
-    """Of all free ids the one that was free for the longest time is given. After a start, when this
-    is unknown, the first free ids after the last one are given.
+    """The free id that was free for the longest time is given next. After a start, when this is
+    unknown, the first free ids after the last one are given.
     """
     ids, taken, last, freed = IdAllocator(6), list[int](), 0, list[int]()
     for step, move in enumerate(moves):
@@ -57,7 +57,7 @@ def test_an_id_comes_again_after_all_that_were_free(moves: list[int], ends: set[
 
 
 def test_freed_ids_are_no_objects() -> None:
-    """Each endpoint that is replaced frees an id, which waits until all others were given."""
+    """Each replaced endpoint frees an id, which waits until all other ids were given."""
     ids = IdAllocator(10_000)
     before = sys.getallocatedblocks()
     for _ in range(9_000):

@@ -93,7 +93,8 @@ def test_planned_anew_meanwhile(world: World) -> None:
 
 
 def test_a_source_range_that_is_missing_is_found_when_all_are_read(world: World) -> None:
-    """A missing source range is found when all are read, unless a range was removed meanwhile.
+    """A missing source range is found when all are read, unless a range was removed during the
+    reading.
 
     A range may have been added again behind the reader.
     """

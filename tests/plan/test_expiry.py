@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sweeps over random flows keep active flows complete, and delete idle ones completely."""
+"""Sweeps over random flows keep active flows complete, and delete idle flows completely."""
 
 from typing import NamedTuple
 
@@ -119,8 +119,9 @@ def sweep(store: Entries, timeouts: Timeouts) -> None:
 @given(worlds())
 @settings(max_examples=scaled(400), deadline=None)
 def test_only_flows_older_than_the_timeout_go(drawn: tuple[Timeouts, list[Known]]) -> None:
-    """With any timeouts, no entry goes while one of its flow is younger than the timeout, all of an
-    expired flow's entries go, and a complete flow goes once all its entries are that old.
+    """With any timeouts, no entry is removed while an entry of its flow is younger than the
+    timeout, all entries of an expired flow are removed, and a complete flow is removed once all its
+    entries are that old.
     """
     timeouts, world = drawn
     store: Entries = {key: flow for known in world for key, flow in known.entries.items()}

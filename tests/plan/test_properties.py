@@ -124,7 +124,7 @@ def test_crash_after_crash(steps: list[Step]) -> None:
 def test_full_maps(steps: list[Step]) -> None:
     """With full maps every service is as desired, or keeps the part that it still wants.
 
-    Or its endpoints stay unchanged. No service waits that would fit.
+    Otherwise its endpoints stay unchanged. No service waits that would fit.
     """
     node = PlannedNode(TIGHT)
     for step in steps:

@@ -89,7 +89,7 @@ def all_of(protocol: Protocol) -> Ends:
 @PROTOCOLS
 @pytest.mark.parametrize("left", [(TWO, THREE), ()], ids=["others serve", "none serves"])
 def test_an_endpoint_that_is_removed(protocol: Protocol, left: tuple[DesiredBackend, ...]) -> None:
-    """UDP flows to the removed endpoint end, and so do unanswered connections; those to other
+    """UDP flows to the removed endpoint end, and so do unanswered connections; connections to other
     endpoints stay.
     """
     planned = Planned(port(ONE, TWO, protocol=protocol))
@@ -260,7 +260,7 @@ def watched(*endpoints: DesiredBackend, grace: float = GRACE) -> Watched:
 
 
 class Searches:
-    """Resets of connections to these endpoints, and a search when each is due."""
+    """A record of resets, with connections to these endpoints; a search is made when it is due."""
 
     def __init__(self, *connected: DesiredBackend) -> None:
         self.resets, self.connected = Resets(), {each.endpoint for each in connected}

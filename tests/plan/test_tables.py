@@ -87,7 +87,7 @@ def test_maglev_is_even(count: int) -> None:
 
 @given(some.permutations(range(8)))
 def test_every_node_has_the_same_table(order: list[int]) -> None:
-    """Every node has the same table, whatever slots its backends have."""
+    """Every node has the same table, whatever slots the backends have there."""
     found = backends(*[100] * 8)
     moved = [Weighted(slot, found[at].name, 100) for slot, at in enumerate(order)]
     names = [[each.name for each in its] for its in (found, moved)]

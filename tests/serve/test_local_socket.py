@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The socket in the run directory is for root only, and no client delays others."""
+"""The socket in the run directory is for root only, and no client delays another one."""
 
 import socket
 import stat

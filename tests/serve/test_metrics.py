@@ -59,7 +59,7 @@ def test_nothing_of_its_making(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_cannot_be_read_is_left_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An unreadable metric is left out, counted and logged; the others are shown."""
+    """An unreadable metric is left out, counted and logged; all other metrics are shown."""
     made = subjects.everything(monkeypatch)
 
     def refuse(*_: object) -> None:

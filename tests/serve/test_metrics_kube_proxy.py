@@ -36,8 +36,8 @@ def test_the_table_is_read() -> None:
 
 
 def test_exactly_those_that_have_a_meaning_here(shown: dict[str, Metric]) -> None:
-    """The metrics are those of section 14 without those of other modes, and no further ones with
-    its prefix.
+    """The metrics are those of section 14, except those of other modes, and there are no further
+    metrics with kube-proxy's prefix.
     """
     assert {name for name in shown if name.startswith("kubeproxy_")} == OURS.keys()
 

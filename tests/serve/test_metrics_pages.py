@@ -102,7 +102,7 @@ def test_unknown_path_is_404(serve: Serve, profiling: bool) -> None:
 
 
 def test_page_that_fails_is_500_and_logged(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    """A bug in one page does not affect the others."""
+    """A bug in one page does not affect the other pages."""
 
     def fail(_: str) -> tuple[bytes, str]:
         raise RuntimeError("no metrics today")

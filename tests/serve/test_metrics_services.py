@@ -101,7 +101,7 @@ def series(made: Metrics, metric: str) -> dict[str, float]:
 
 
 def test_what_was_counted_is_shown(world: World) -> None:
-    """Both families of a service port are one series; refusals have their verdict."""
+    """Both families of a service port are one series; refusals are labelled with their verdict."""
     v4, v6 = service("web", 1), service("web", 1, Family.IPV6)
     world.program(v4, v6)
     made = world.metrics("5")
@@ -117,7 +117,7 @@ def test_what_was_counted_is_shown(world: World) -> None:
 
 
 def test_only_the_busiest_and_how_many_are_left_out(world: World) -> None:
-    """The limit applies to any number of Services; those without series are counted."""
+    """The limit applies to any number of Services; Services without series are counted."""
     every = [service(f"s{n}", n) for n in range(20)]
     world.program(*every)
     for n, each in enumerate(every):
@@ -145,7 +145,9 @@ def test_the_choice_follows_what_is_busy(world: World) -> None:
 
 
 def test_labels_select(world: World) -> None:
-    """Only Services whose labels match the selector have series, however busy others are."""
+    """Only Services whose labels match the selector have series, however busy other Services
+    are.
+    """
     shown, other = service("shown", 1), service("other", 2)
     world.program(shown, other)
     world.count(other, 1000)

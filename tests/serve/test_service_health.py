@@ -130,8 +130,8 @@ def test_port_change_closes_and_opens(servers: HttpServers) -> None:
 
 
 def test_service_gone_closes_the_listener(servers: HttpServers) -> None:
-    """After deletion, or a change to policy Cluster or another type, connections are refused, and
-    kept ones ended.
+    """After deletion, or a change to policy Cluster or another type, new connections are refused,
+    and kept connections ended.
     """
     servers.service_health.update({WEB: checked(v6=1), SHOP: checked(OTHER)})
     with socket.create_connection(("127.0.0.1", PORT), timeout=60) as kept:

@@ -74,7 +74,9 @@ def test_failure_is_retried_without_a_sync(
 def test_a_port_that_changes_all_the_time_fills_no_log(
     servers: HttpServers, fake_recorder: FakeRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two taken ports in turn give 25 lines and Events; those of another Service still come."""
+    """Two taken ports in turn give 25 lines and Events; the lines and Events of another Service
+    still come.
+    """
     with socket.create_server(("127.0.0.1", PORT)), socket.create_server(("127.0.0.1", OTHER)):
         for turn in range(100):
             servers.service_health.update({WEB: checked((PORT, OTHER)[turn % 2])})

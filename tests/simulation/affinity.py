@@ -12,8 +12,8 @@ Who = int | str
 
 
 class Affinity:
-    """A client keeps its backend of a service, by any frontend, while the backend is in the
-    list.
+    """The rule that a client keeps its backend of a service, by any frontend, while the backend is
+    in the list.
     """
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ class Wait(NamedTuple):
 
 
 class Thread:
-    """One thread of the source: whether it may run, and what it waits for."""
+    """One thread of the source, with what it waits for and whether it may run."""
 
     def __init__(self) -> None:
         self.may_run = threading.Semaphore(0)
@@ -64,7 +64,7 @@ class ScriptedApi:
         self._position: dict[Kind, int] = {}  # what has been told, by lists and watches
 
     def advance(self, kind: Kind) -> bool:
-        """Let a thread continue, if what it waits for is there."""
+        """Let a thread continue, unless what it waits for has not happened."""
         if not self._can_run(kind):
             return False
         self.threads[kind].may_run.release()

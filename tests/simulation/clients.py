@@ -206,7 +206,9 @@ class Clients:
             self.endings.note(client.cookie, FRONTENDS[client.frontend], client.outcome, now)
 
     def judge_open(self) -> None:
-        """Check sockets after a quiet time, when the agent has ended what it had to."""
+        """Check open sockets after a quiet time, when the agent has ended all that it had to
+        end.
+        """
         for client in self.connected:
             self.endings.judge_open(client.cookie, FRONTENDS[client.frontend], client.outcome)
 

@@ -46,7 +46,7 @@ def forgotten_connections_stay_counted() -> Any:
 
 
 def open_sockets_count_as_ended() -> Any:
-    """Only flows are searched."""
+    """Only flows are searched, so open sockets count as ended."""
 
     def remembered(self: EndedConnections, name: str) -> Any:
         return _referenced_keys(self, name) if name in FLOW_MAPS else []

@@ -159,7 +159,7 @@ class SimNode:
     # The inbox
 
     def waiting(self, seconds: float, most: float = 0.0) -> Iterator[Any]:
-        """Yield the waiting objects: no time passes meanwhile."""
+        """Yield the objects that wait; no time passes meanwhile."""
         message = self.take(seconds)
         while message is not None:
             yield message
@@ -236,7 +236,7 @@ class SimNode:
             self.queue.append(Stop())
 
     def _between_turns(self) -> None:
-        """Check after a turn, in which the loop has done what it could."""
+        """Check after a turn in which the loop has done all that it could."""
         assert self.life
         if self.known.complete and self.life.health.ready:
             self.doctor.all_is_written(has_canary=self.life.service_sync.has_canary)

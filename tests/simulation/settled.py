@@ -85,8 +85,8 @@ def _check_maps(node: "SimNode", life: Life) -> None:
 def _check_history(life: Life) -> None:
     """Check that the changes since this agent's start lead to the present endpoints.
 
-    Changes of doctor's canary are left out: once its name is removed from the maps, nothing tells
-    what was removed.
+    Changes of doctor's canary are left out: once its name is removed from the maps, its former
+    endpoints are unknown.
     """
     told = defaultdict(set, life.endpoints_at_start)
     changes = latest_changes(life.options.paths, None, None, 0).changes

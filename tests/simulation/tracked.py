@@ -24,7 +24,9 @@ DATAGRAMS = [index for index, where in enumerate(FRONTENDS) if where[2] == "UDP"
 
 
 class TrackedFlows:
-    """The flows; ``entries`` has each with its frontend, and its backend as an outcome."""
+    """The flows of conntrack: ``entries``, each with its frontend, and its backend as an
+    outcome.
+    """
 
     def __init__(self, endings: Endings, clock: Callable[[], float]) -> None:
         self._endings, self._clock = endings, clock

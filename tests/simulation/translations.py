@@ -2,8 +2,9 @@
 """Netfilter's table in a simulated kernel: the endpoint for each chosen backend.
 
 The table outlives agents. The agent's own NetfilterSync writes it, one element after the other.
-After each change in the kernel it is compared with what programs can choose at that moment. The
-programs themselves use the flow tables in the simulation: there no packet waits for a translation.
+After each change in the kernel the table is compared with the backends that programs can choose at
+that moment. In the simulation the programs themselves use the flow tables, so no packet waits for a
+translation.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

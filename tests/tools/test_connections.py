@@ -126,7 +126,7 @@ def test_a_flow(maps: dict[str, Map]) -> None:
     ids=str,
 )
 def test_only_matching_flows_are_shown(maps: dict[str, Map], only: FlowFilter, count: int) -> None:
-    """Only matching flows are shown and deleted; others stay."""
+    """Only matching flows are shown and deleted; all other flows stay."""
     say(VIP, 53, 4001)
     say(VIP6, 53, 4001)
     say(VIP, 54, 4001)

@@ -76,7 +76,7 @@ def lines() -> list[str]:
 
 @pytest.mark.parametrize(("rule", "done"), OF_NFT)
 def test_rules_of_nft_that_work_on_each_packet_are_named(rule: str, done: str) -> None:
-    """Such rules are named, whatever their chain."""
+    """Rules that work on each packet are named, whatever their chain."""
     (line,) = of_nft(rule)
     assert line.startswith("table inet operator, chain ")
     assert line.endswith(f"{done} each packet")
@@ -128,7 +128,7 @@ def test_check_says_that_fast_forward_is_unwise(tmp_path: Path) -> None:
 
 
 def test_check_names_three_and_says_how_many_more_there_are(tmp_path: Path) -> None:
-    """`check` names three rules and counts the others, because a node may have thousands."""
+    """`check` names three rules and counts the rest, because a node may have thousands."""
     of_nft("; ".join(["counter"] * 5))
     bypass()
     assert checked(tmp_path).detail.endswith("; 2 more")

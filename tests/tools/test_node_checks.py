@@ -20,7 +20,7 @@ def found(maps: dict[str, Map]) -> dict[str, CheckResult]:
 
 @pytest.mark.parametrize("name", ["slots", "choices"])
 def test_what_is_nearly_full_is_said(maps: dict[str, Map], name: str) -> None:
-    """Of slots and tables only the elements that Services currently use are counted."""
+    """In slots and tables, only the elements that Services currently use are counted."""
     capacity = {"slots": CAPACITY.slots, "choices": CAPACITY.choices}[name]
     block = Range(0, 95 * CAPACITY.slots // 100 if name == "slots" else 2)
     table = Range(0, 95 * capacity // 200 if name == "choices" else 0)

@@ -45,7 +45,7 @@ def test_destinations_are_addresses_or_names(text: str, question: Frontend | Nam
     ],
 )
 def test_wrong_questions(text: str, reason: str) -> None:
-    """The error has the valid forms, or what is wrong."""
+    """The error has the valid forms, or names the mistake."""
     with pytest.raises(ValueError, match=reason):
         parse_question(text)
 

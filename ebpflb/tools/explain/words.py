@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps as rows: the question and its result."""
+"""The datapath's steps as rows, each a question and its result."""
 
 import time
 from datetime import datetime
@@ -78,8 +78,6 @@ _NO_ADDRESS = address_from(bytes(16))
 
 
 class Row(NamedTuple):
-    """One row of the answer."""
-
     step: str
     says: str
 

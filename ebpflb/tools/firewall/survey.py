@@ -36,7 +36,7 @@ class FirewallSurvey(Struct):
     """The findings.
 
     ``dropping``: rules that drop requests to Services; None if no agent has run, because the
-    Services are unknown then. ``unread``: what could not be read, and why.
+    Services are unknown then. ``unread``: the rules that could not be read, and why.
     """
 
     dropping: list[str] | None
@@ -81,7 +81,9 @@ class Frontend(NamedTuple):
 
 
 def frontends(maps: Mapping[str, Map]) -> Iterator[Frontend]:
-    """Yield the frontends for clients outside that have endpoints; others are not translated."""
+    """Yield the frontends for clients outside that have endpoints; frontends without are not
+    translated.
+    """
     snapshot, flags = Snapshot(maps), maps["settings"].get(0).flags
     node = [address for address, _ in maps["node_addresses"].items()]
     node = [address for address in node if not (address.is_loopback or address.is_link_local)]

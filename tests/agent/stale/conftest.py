@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A namespace with sockets, and a worker that ends the stale ones."""
+"""A namespace with sockets, and a worker that ends stale sockets."""
 
 import itertools
 import os

@@ -114,7 +114,7 @@ def test_only_frontends_that_changed_are_looked_at(net: Namespace, world: World)
 
 
 def test_terminating_but_serving(net: Namespace, world: World) -> None:
-    """A terminating endpoint that still serves gets no new flows and keeps its existing ones."""
+    """A terminating endpoint that still serves gets no new flows and keeps its existing flows."""
     world.serve(ELSEWHERE._replace(flags=frozenset()))
     tracked(str(VIP.address), VIP.port, SERVING)
     assert deleted(world) == 0

@@ -164,7 +164,9 @@ def streams(world: World, server: socket.socket) -> tuple[socket.socket, socket.
 
 
 def test_a_connection_that_begins(world: World, silence: None) -> None:
-    """A stream socket that waits for a removed endpoint is ended; one that is open goes on."""
+    """A stream socket that waits for a removed endpoint is ended; a socket that is open
+    continues.
+    """
     with socket.create_server((str(HERE), 0)) as server:
         waits, opens = streams(world, server)
         gone = (HERE, SILENT), (HERE, server.getsockname()[1])
@@ -240,7 +242,7 @@ def test_second_pass(world: World) -> None:
 
 def test_only_where_a_stale_socket_is(world: World) -> None:
     """Only the namespaces of stale sockets are entered; if a socket has no entry of its own, all
-    are.
+    namespaces are.
     """
     asked, own = list[Collection[int]](), SocketEntry(world.given, SERVICE, netns=77)
 

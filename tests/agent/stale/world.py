@@ -40,7 +40,7 @@ OLD = 10  # the former backend's id
 
 
 class World:
-    """Maps, sockets, and the worker that ends the stale ones."""
+    """Maps, sockets, and the worker that ends stale sockets."""
 
     def __init__(self, made: dict[str, Map], cache: Path) -> None:
         self.maps, self.stack = made, ExitStack()

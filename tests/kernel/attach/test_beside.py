@@ -71,7 +71,9 @@ def first(ns: Namespace) -> Devices:
 def test_the_caller_does_not_wait(
     beside: Beside, ns: Namespace, at: At, packets: list[Program]
 ) -> None:
-    """A first start waits only for the most important devices; the others follow in groups."""
+    """A first start waits only for the most important devices; the remaining ones follow in
+    groups.
+    """
     made, index = beside.made, ns.index("v0")
     assert made.update(first(ns), {index}, by=2) == {}
     assert at("v0") == ids(packets)

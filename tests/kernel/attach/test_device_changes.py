@@ -111,7 +111,7 @@ def take_off(ns: Namespace, made: DevicePrograms, by: str, whole: bool) -> None:
 def test_taken_off(
     agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program], whole: bool
 ) -> None:
-    """Programs that others remove do not count, and ``restore`` attaches them again."""
+    """Programs that other software removes do not count, and ``restore`` attaches them again."""
     made = agent()
     made.update(ns.served())
     take_off(ns, made, by, whole)
@@ -210,7 +210,7 @@ def test_no_descriptors(agent: Agent, ns: Namespace, monkeypatch: pytest.MonkeyP
 
 
 def test_device_moves(agent: Agent, ns: Namespace, at: At, by: str) -> None:
-    """A device that moves to a pod loses our programs; one that takes its index gets them."""
+    """A device that moves to a pod loses our programs; a device that takes its index gets them."""
     made, pod = agent(), Namespace(f"{ns.name}-pod")
     run_ip("netns", "add", pod.name)
     try:

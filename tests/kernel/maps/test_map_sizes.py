@@ -131,7 +131,7 @@ def memory_of(opened: Map) -> int:
 
 
 def test_pages_agree() -> None:
-    """Each page has the figures once, and the same ones."""
+    """Each page has the figures once, and all pages have the same figures."""
     (said,) = figures(PAGES[0])
     assert [figures(page) for page in PAGES] == [[said]] * len(PAGES)
 

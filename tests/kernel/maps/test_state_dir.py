@@ -131,7 +131,7 @@ assert f" {BPFFS} bpf " in mounts and (Path(sys.argv[1]) / "links").is_dir()
 
 
 def test_bpffs_is_mounted(directory: Path) -> None:
-    """If no bpffs is at its usual place, one is mounted; tested in a mount namespace."""
+    """If no bpffs is at its usual place, one is mounted; the test uses a mount namespace."""
     command = ["unshare", "--mount", sys.executable, "-c", MOUNTED_ANEW, str(directory)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -197,8 +197,8 @@ def test_a_directory_made_anew(directory: Path, lock: StateLock) -> None:
 
 
 def test_nobody_else_may_open_it(directory: Path, lock: StateLock) -> None:
-    """Only root may open the directory, because whoever opens it can hold its lock; an earlier
-    version's is open to all.
+    """Only root may open the directory, because whoever opens it can hold its lock. An earlier
+    version's directory is open to all.
     """
     directory.mkdir(mode=0o755)
     assert lock.take()

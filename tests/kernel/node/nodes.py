@@ -17,7 +17,9 @@ from tests.kernel.node.rules import FAMILIES
 
 
 def _works(tool: Tool) -> bool:
-    """Whether the tool is installed and the kernel has its tables (Debian 13 lacks legacy ones)."""
+    """Whether the tool is installed and the kernel has its tables (Debian 13 lacks the legacy
+    tables).
+    """
     words = ["unshare", "--net", str(tool.command), "--list-rules"]
     return bool(tool.command) and not subprocess.run(words, capture_output=True).returncode
 
@@ -71,7 +73,7 @@ def set_prefix(tool: Tool) -> str:
 
 
 def make_sets(tool: Tool) -> None:
-    """Make the sets of the ipvs mode, one of them with a member."""
+    """Make the sets of the ipvs mode, one set with a member."""
     family = "inet" if tool.family == "iptables" else "inet6"
     start = set_prefix(tool)
     lines = [

@@ -162,7 +162,7 @@ def test_a_missing_existing_device_is_a_difference() -> None:
 
 
 def test_offloads_live_while_devices_come_and_go(kernel: FakeKernel, it: FlowtableSync) -> None:
-    """Only if a device exists and must leave is everything written again."""
+    """Everything is written again only if a device exists and must leave."""
     it.place([GONE], [V4, V6])
     it.catch_up(needed=True)
     assert kernel.contents == Contents({}, packed(WEB))

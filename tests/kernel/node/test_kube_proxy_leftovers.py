@@ -51,7 +51,7 @@ every_mode = pytest.mark.parametrize("mode", [iptables_mode, ipvs_mode])
 
 
 def test_this_machine_has_all_tools() -> None:
-    """This machine has all four tools, so every case below runs."""
+    """This machine has all four tools, so every case in this file runs."""
     assert [tool.name for tool in TOOLS] == [
         f"{family}-{variant}"
         for family in ("iptables", "ip6tables")

@@ -51,7 +51,8 @@ def here() -> str:
 def test_each_namespace_is_visited_once(named: list[str], nameless: str) -> None:
     """Namespaces with names and with processes are visited once each, our own first.
 
-    Another test's process may come into our namespace meanwhile, so only the others are counted.
+    Another test's process may enter our namespace during the test, so only the other namespaces are
+    counted.
     """
     places = list(Namespaces().each(here))
     assert places[0] == here()
@@ -135,7 +136,7 @@ def test_without_the_capability(named: list[str]) -> None:
 
 
 def test_only_linked_namespaces_are_pods(named: list[str]) -> None:
-    """Only namespaces to which a device of ours leads count as pods."""
+    """Only namespaces to which one of our devices leads count as pods."""
     here, there = (f"{PREFIX}-{number}" for number in range(2))
     with nodes.entered(here):
         assert there not in {path.name for path in namespaces.linked()}
@@ -155,8 +156,8 @@ OF_A_POD, OF_A_USER = ("--uts",), ("--uts", "--user", "--map-root-user")
     ids=["a pod", "a user namespace of its own", "its environment"],
 )
 def test_host_names(kinds: tuple[str, ...], script: str, expected: bool) -> None:
-    """Only a host name that a container runtime gave to a process makes it a pod's; one that the
-    process set itself does not.
+    """A host name makes a process a pod's only if a container runtime gave it, not if the process
+    set it itself.
     """
     words = [
         "unshare",

@@ -76,7 +76,9 @@ def network() -> Iterator[None]:
 
 
 def _connect(device: str, netns: str, gateways: tuple[str, str], *addresses: str) -> None:
-    """Tell both ends each other's link address, so that no packet waits for an answer."""
+    """Give each end the other end's link address, so that no packet waits for neighbour
+    discovery.
+    """
     peer = ["peer", "name", "eth0", "address", HERE_AND_THERE[1], "netns", netns]
     run("ip", "link", "add", device, "address", HERE_AND_THERE[0], "type", "veth", *peer)
     with nodes.entered(netns):
@@ -179,8 +181,8 @@ def test_a_packet_goes_to_its_endpoint(addresses: Addresses, kind: int) -> None:
 @KINDS
 @pytest.mark.usefixtures("elements")
 def test_the_endpoint_sees_the_nodes_address(addresses: Addresses, kind: int) -> None:
-    """With the flag the endpoint sees the node's address and a port of the range; the packet's mark
-    is cleared.
+    """With the masquerade flag the endpoint sees the node's address and a port of the range; the
+    packet's mark is cleared.
     """
     _choose(addresses, MASQUERADE)
     chain = "chain c {\n type filter hook postrouting priority 300\n mark and 0x4000 != 0 drop\n }"

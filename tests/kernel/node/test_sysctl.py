@@ -133,8 +133,8 @@ def test_a_record_of_no_ports(record: Path, caplog: pytest.LogCaptureFixture, po
 
 @pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
 def test_anything_in_the_place_of_the_record(record: Path, make: Callable[[Path], None]) -> None:
-    """Whatever is in the place of the record, the ports are reserved, or the log says why not;
-    nothing blocks.
+    """Whatever is in place of the record, the ports are reserved, or the log says why not; nothing
+    blocks.
     """
     lay(make, record)
     said = sysctls.reserve_ports(record, 20000, 20009)

@@ -190,7 +190,9 @@ def of_nft(chains: dict[str, list[Any]], policy: str = "accept") -> Table:
 
 
 def test_firewalld_accepts_translated_packets() -> None:
-    """firewalld accepts packets translated by conntrack, and rejects others to a zone's devices."""
+    """firewalld accepts packets translated by conntrack, and rejects other packets to a zone's
+    devices.
+    """
     there = of_nft(FIREWALLD)
     assert outcome(there) == {ACCEPT}
     assert outcome(there, request(dnat=False)) == {DROP}

@@ -137,7 +137,7 @@ def test_many_rules_and_services() -> None:
 
 
 def test_large_set_is_read_once() -> None:
-    """Rules that look up the same named set share what was parsed."""
+    """Rules that look up the same named set share the parsed set."""
     elements = [f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}" for i in range(50_000)]
     named = {
         "set": {"family": "inet", "table": "t", "name": "s", "elem": [*elements, "203.0.113.10"]}
