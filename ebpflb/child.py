@@ -14,7 +14,9 @@ SECONDS = 120.0
 
 
 def environment() -> dict[str, str]:
-    """Return a child's environment: no variable that makes it load code; messages in English."""
+    """Return a child's environment, without variables that make it load code, and for English
+    messages.
+    """
     return {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
 
 

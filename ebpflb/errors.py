@@ -91,11 +91,11 @@ class ClusterError(EbpflbError):
 
 
 class CompileError(EbpflbError):
-    """The compiler rejected bpf/, or is missing; has the compiler's own text."""
+    """The compiler rejected bpf/, or is missing; the message has the compiler's own text."""
 
 
 class VerifierError(EbpflbError):
-    """The kernel rejected a program; has its name and the last lines of the verifier's log."""
+    """The kernel rejected a program; the message has its name and the end of the verifier's log."""
 
 
 class KernelError(EbpflbError):

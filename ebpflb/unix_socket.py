@@ -16,7 +16,7 @@ _BACKLOG = 128
 
 
 def listen(path: Path) -> socket.socket:
-    """Return a listening socket for this user alone, which replaces the one of an earlier process.
+    """Return a listening socket for this user only. It replaces the socket of an earlier process.
 
     Raises OSError.
     """

@@ -106,7 +106,7 @@ class NodeRates(msgspec.Struct):
 
 
 class EndpointRate(msgspec.Struct):
-    """``new``: connections a second, on average in the last minute.
+    """The rates of an endpoint. ``new``: connections a second, on average in the last minute.
 
     ``share``: the chance that the endpoint gets a new connection, or None if it gets none.
     """
@@ -119,7 +119,9 @@ class EndpointRate(msgspec.Struct):
 
 
 class ServiceRates(msgspec.Struct):
-    """``line``: new connections a second in the last minute, at ``Measured.ages``."""
+    """The rates of a Service. ``line``: new connections a second in the last minute, at
+    ``Measured.ages``.
+    """
 
     new: float = 0.0
     refused: float = 0.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line. Each command has a module of its name; it parses options, calls, and prints.
+"""The command line. Each command is a module that parses options, calls the tools, and prints.
 
 How the options of ``ebpflb run`` become the agent's ``Options``:
 

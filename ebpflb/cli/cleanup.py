@@ -46,7 +46,7 @@ def cleanup(state_dir: Path, run_dir: Path, kube_proxy: bool, dry_run: bool, for
 
     Connections that were translated at their socket, or by netfilter, stay open; those of the flow
     tables break. The table of nftables stays as long as connections need it, unless kube-proxy's
-    rules keep them. The cache of compiled programs and the sysctls of conntrack are
+    rules serve these. The cache of compiled programs and the sysctls of conntrack are
     left as they are.
 
     With --kube-proxy: remove the rules, chains, tables, ipsets, virtual servers and the device
@@ -78,7 +78,7 @@ def remove_all(paths: Paths) -> None:
 def remove_ebpflb(paths: Paths, *, dry_run: bool = False) -> None:
     """Remove everything that ebpflb has set up; with ``dry_run`` only print it.
 
-    Raises NodeError if an agent runs, or if the state directory is hidden; KernelError.
+    Raises KernelError, or NodeError if an agent runs or the state directory is hidden.
     """
     if hidden := why_hidden(paths.state):
         raise NodeError(hidden)

@@ -19,7 +19,7 @@ FLAGS = {name: flag for kind in (Paths, Options) for name, flag, _ in flags_of(k
 def directory(
     flag: Flag, default: Path | None = None, help: str = ""
 ) -> Callable[[Command], Command]:
-    """Return an option that names a directory, on the command line or by the environment."""
+    """Return an option for a directory, set on the command line or by an environment variable."""
     shown = f"  [default: {flag.default_text}]" if flag.default_text else ""
     return click.option(
         flag.name,

@@ -64,8 +64,8 @@ def explain(
     Asks the programs and the pinned maps themselves; nothing is sent, nothing changes, and no agent
     has to run.
 
-    Exit status: 0 if an endpoint gets it, 3 if it is to no service, 4 if it is refused, 5 if it is
-    dropped, 1 if that cannot be found out, 2 for wrong usage.
+    Exit status: 0 if an endpoint gets it, 3 if its destination is no service, 4 if it is refused,
+    5 if it is dropped, 1 if that cannot be found out, 2 for wrong usage.
 
     \b
     $ ebpflb explain shop/cart:http

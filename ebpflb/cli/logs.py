@@ -81,7 +81,7 @@ def set_verbosity(verbosity: int) -> None:
 
 @contextmanager
 def last_error(format: str) -> Iterator[None]:
-    """Log the error that ends the agent as JSON; a text log gets it from ``main``."""
+    """Log the error that ends the agent, if the log is JSON; ``main`` prints it for a text log."""
     try:
         yield
     except Exception as error:

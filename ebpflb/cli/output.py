@@ -2,7 +2,7 @@
 """How every command prints: as kubectl does.
 
 A table has a line for each row, upper-case headings, columns that are as wide as their content and
-two blanks apart. Nothing is cut. ``-o`` has the same as data.
+two blanks apart. Nothing is cut. ``-o`` prints the same as data.
 
 Control characters, which a name in a map or manifest may hold, are escaped.
 """

@@ -58,8 +58,8 @@ def report(
     """Write one file with what somebody else needs to understand this node.
 
     Status, doctor, Services, explain, maps, the nft table, counts of flows, history, log, metrics,
-    sysctls, versions, kernel and devices, as a tar.gz for root alone. Its README explains each file,
-    and names those that could not be read. No agent has to run, nothing on the node changes.
+    sysctls, versions, kernel and devices, as a tar.gz for root alone. Its README explains each
+    file, and names those that could not be read. No agent has to run, nothing on the node changes.
     Secrets and the values of annotations are left out.
 
     \b

@@ -159,7 +159,7 @@ NOT_SERVED = 3  # exit status: a frontend serves nothing, or something does not 
 def services() -> None:
     """Show Services as this node serves them.
 
-    The running agent answers over a socket in its run directory, for root alone. Without an agent
+    The running agent answers over a socket in its run directory, only to root. Without an agent
     `ebpflb maps dump` shows what the maps hold.
 
     \b
@@ -225,7 +225,7 @@ def get(
     """Print one Service: frontends, endpoints with their share, and why other endpoints are unused.
 
     A share is the chance of a new connection. Exit status 0 if every frontend leads to an endpoint,
-    3 if one does not or something does not fit, 1 if there is no such Service.
+    3 if one does not, or if something does not fit into the maps, 1 if there is no such Service.
 
     \b
     $ ebpflb services get shop/cart

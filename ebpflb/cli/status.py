@@ -48,7 +48,7 @@ def headline(verdict: Verdict, reasons: list[VerdictReason], left: str = "") -> 
 
 
 def versions(published: AgentStatus | None) -> str:
-    """Return the command's version, and the agent's if it is another one."""
+    """Return the command's version, and the agent's if it differs."""
     if not published or published.version in ("", VERSION):
         return f"ebpflb {VERSION}"
     return f"ebpflb {VERSION}, the agent {published.version}"

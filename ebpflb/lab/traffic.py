@@ -9,7 +9,7 @@
                                             prints "ready" after the first connection
     traffic.py await NAME HOST PORT         connects by TCP until the server NAME replies
     traffic.py echo HOST PORT BYTES N       connects N times, each time sends as many bytes and
-                                            reads the echo; prints a name a line
+                                            reads the echo; prints one name per line
 
 The counts: replies by the server's name, and the client's addresses that each server saw; replies
 by the peer's address that the client saw; errors by the errno's name.

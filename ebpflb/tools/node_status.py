@@ -161,7 +161,7 @@ def _node(paths: Paths, state: StateDir, facts: Facts) -> dict[str, Any]:
 
 
 def _kube_proxy(state: Path, published: AgentStatus | None) -> str | None:
-    """Return the current state of kube-proxy; the agent's published one may be a minute old.
+    """Return the current state of kube-proxy; the agent's published state may be a minute old.
 
     Only the agent knows whether kube-proxy's rules were gone before.
     """

@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 
 class Snapshot:
-    """The open maps, and the entries of those that the agent writes, each read on first use.
+    """The open maps, and the entries of the maps that the agent writes, read on first use.
 
     Invalid entries, which no agent can have written, are logged and left out.
     """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way of replies that the programs themselves send on, from endpoints on this node and on
-another one, beyond a tunnel.
+"""Replies that the programs themselves forward to the client, from endpoints on this node and on
+another node beyond a tunnel.
 
 With --reply-path=request-device, routing rules lead the packets of both endpoints to the second
-uplink, where they are lost. With --fast-forward established flows pass no chain of netfilter on the
-node, by the kernel's flowtable.
+uplink, where they are lost. With --fast-forward the kernel's flowtable forwards established flows,
+so they pass no chain of netfilter on the node.
 """
 
 import json

@@ -81,7 +81,9 @@ def leaver(two: TwoNodes, place: Place) -> Iterator[Host]:
 
 
 def send(client: Socket, count: int = DATAGRAMS) -> None:
-    """Send a connected socket's datagrams; it may have been ended, or be refused."""
+    """Send a connected socket's datagrams; the socket may have been ended, or the datagrams
+    refused.
+    """
     for _ in range(count):
         with suppress(OSError):
             client.send(b"?")

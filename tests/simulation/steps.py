@@ -106,7 +106,7 @@ def changing_policies() -> list[Step]:
 def changing_policies_and_endpoints(seed: int) -> list[Step]:
     """In each write change a service's policies and endpoints, with affinity.
 
-    Another service changes just before, so that the next write has everything of its period.
+    Another service changes just before, so that all changes of a period are in the next write.
     """
     random, delivered = Random(seed), [Step("deliver", (kind, 9)) for kind in range(4)]
     begin = [Step("service", (0, 0, 3, AFFINITY | random.getrandbits(2) << 5)), *_slices(0)]
