@@ -49,7 +49,7 @@ SLOW, EXTENDED = frozenset(_MARKERS["slow"]), frozenset(_MARKERS["extended"])
 
 
 def kind(path: Path) -> str:
-    """The marker of the tests in this file."""
+    """Return the marker of the tests in this file."""
     file = str(path.relative_to(ROOT))
     return KINDS[max(filter(file.startswith, KINDS), key=len)]
 

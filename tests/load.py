@@ -12,7 +12,7 @@ EMULATED, EMULATED_PAUSE = 0.1, 0.5  # an emulated machine bears less than this;
 
 
 def scaled(count: int) -> int:
-    """Return the count, scaled to the load that this machine can bear; 1 at least."""
+    """Return the count, scaled to the load that this machine can bear, but at least 1."""
     return max(1, round(count * LOAD))
 
 

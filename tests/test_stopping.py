@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A failing part stops no other, and every step of the agent's end is taken."""
+"""A failing part does not stop the other parts, and every step of the agent's end is taken."""
 
 import os
 import threading

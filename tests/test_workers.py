@@ -77,7 +77,7 @@ class Timed(Counting):
 
 
 def test_no_turn_is_taken_early() -> None:
-    """A turn that is due soon waits until then."""
+    """A turn that is due soon waits until it is due."""
     worker = Timed()
     worker.next = 0.01
     worker.start()
@@ -98,7 +98,7 @@ def test_it_stops_while_nothing_is_due_and_before_it_was_started() -> None:
 
 
 class Repeating(PeriodicWorker):
-    """A worker whose turns fail as a test says."""
+    """A worker whose turns fail as the test says."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__("repeating", 0.001, failing="repeating failed", **how)

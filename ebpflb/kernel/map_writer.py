@@ -145,7 +145,6 @@ def capacity(specs: Mapping[str, MapSpec]) -> Capacity:
 
 
 def capacity_of(maps: Mapping[str, Map]) -> Capacity:
-    """Return the capacity of these maps."""
     return capacity({name: opened.spec for name, opened in maps.items()})
 
 

@@ -473,7 +473,6 @@ def with_whole_addresses(
 
 
 def _first_ports(ports: tuple[ServicePort, ...]) -> dict[Family, ServicePort]:
-    """Return the first port of each family."""
     return {port.name.family: port for port in reversed(ports)}
 
 

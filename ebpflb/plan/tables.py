@@ -44,7 +44,6 @@ _WORDS = {
 
 
 def scheduler_flags(scheduler: str) -> Flags:
-    """Return the flags of a scheduler, one of SCHEDULERS."""
     return frozenset({_WORDS[scheduler]} if scheduler in _WORDS else ())
 
 

@@ -277,7 +277,6 @@ class Metrics:
             return _exposition(self.registry, accept)
 
     def slis_exposition(self, accept: str = "") -> Exposition:
-        """Return /metrics/slis."""
         return _exposition(self.slis, accept)
 
     def _observe_sync(self, seconds: float, *, full: bool) -> None:

@@ -57,7 +57,7 @@ class Snapshot:
         return {backend.id: backend for backend in self.slots.values()}
 
     def backends(self) -> dict[int, Backend]:
-        """Return the backends by their ids."""
+        """Return the backends with these ids, by id."""
         return self._backends
 
     def endpoint(self, number: int) -> str:

@@ -130,7 +130,7 @@ class FakeDatapath:
         self.small_maps[name] = dict(wanted)
 
     def apply(self, plan: Plan) -> None:
-        """Write the plan; a call that fails has written the first half."""
+        """Write the plan; a failing call writes only the first half."""
         self.plans.append(plan)
         self.settings_at_plans.append(self.settings)
         rows = list(writes(plan))
@@ -146,7 +146,7 @@ class FakeDatapath:
         return self.attach_devices(served)
 
     def take_attached(self) -> dict[str, str]:
-        """Give programs to the devices of ``to_come``."""
+        """Attach programs to the devices of ``to_come``."""
         self.devices_to_come.clear()
         self.is_attaching = False
         return {}
@@ -205,7 +205,7 @@ def engine_choice(
 
 
 class FakeHost:
-    """Reserves the ports and leaves conntrack alone."""
+    """A host where ports are reserved and conntrack is left alone."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -216,7 +216,7 @@ class FakeHost:
 
 
 class FakeSource:
-    """Emits nothing by itself."""
+    """A source that emits nothing by itself."""
 
     def __init__(self) -> None:
         self.state = "made"
@@ -247,7 +247,7 @@ class FakeLock:
 
 
 class FakeHistory:
-    """Keeps the causes, and writes nothing."""
+    """A history that keeps the causes, and writes nothing."""
 
     def __init__(self) -> None:
         self.causes: list[WriteCause] = []
@@ -280,7 +280,7 @@ class FakeServiceHealth:
 
 
 class FakeStaleWorker:
-    """Records its calls."""
+    """A worker that records its calls."""
 
     def __init__(self) -> None:
         self.removals: list[Removal] = []
@@ -381,7 +381,7 @@ class Harness:
         self.lacks.append((service, reason))
 
     def send(self, *events: object) -> None:
-        """Send events; return when the agent has taken them and done what it could at once."""
+        """Send events; return when the agent has handled them as far as it could at once."""
         self.sent += 1
         for event in (*events, SourceStatus("sent", str(self.sent))):
             self.inbox.put(event)
@@ -452,5 +452,5 @@ def used(harness: Harness) -> set[str]:
 
 
 def value(harness: Harness, name: str, **labels: str) -> float | None:
-    """Return the value of a metric of the agent; None if it has no such sample."""
+    """Return the value of one of the agent's metrics; None if it has no such sample."""
     return harness.metrics.registry.get_sample_value(name, labels)

@@ -30,7 +30,9 @@ FULL = KernelError("attaching", errno.ENOSPC, "No space left on device")
 
 
 class FakeCheck(Check):
-    """A check that finds ``differs`` in one of ``size`` steps, until it is corrected."""
+    """A check that finds the difference ``differs`` in one of ``size`` steps, until it is
+    corrected.
+    """
 
     name = "things"
 
@@ -128,7 +130,7 @@ def test_told_everywhere(harness: Harness, caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_what_is_disturbed_is_looked_at_at_once() -> None:
-    """After an event the check is due at once, and costs no more than its share."""
+    """After an event the check is due at once, but takes no more than its share of time."""
     check = FakeCheck(size=5)
     it, clock, told = made(check)
     it.turn()
@@ -198,7 +200,9 @@ def test_an_agent_whose_state_directory_has_another_ends(harness: Harness) -> No
 
 
 def test_not_in_force(harness: Harness) -> None:
-    """A lasting difference fails /healthz and /readyz, and is in the status; the agent goes on."""
+    """A lasting difference fails /healthz and /readyz, and is in the status; the agent keeps
+    running.
+    """
     start(harness, sync_period=0.01, audit=REPORT)
     harness.datapath.taken_off.append(HOOK)
     status = harness.wait_for(lambda status: status.drift)

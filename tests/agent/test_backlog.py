@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Services are planned a slice at a time, of each namespace in turn."""
+"""Services are planned in slices, and the namespaces take turns."""
 
 import math
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def port(key: Key, number: int) -> PortName:
 
 
 def backlog_of(services: dict[Key, list[int]]) -> Backlog:
-    """Return a backlog whose Services have a port of each of these costs."""
+    """Return a backlog; each Service has one port for each of these costs."""
 
     def begin(key: Key) -> Iterator[Step]:
         return (Step(cost, {port(key, at): None}) for at, cost in enumerate(services[key]))

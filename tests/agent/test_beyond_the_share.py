@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Service that asks for more than its namespace's share: nothing beyond the share is made."""
+"""A Service that asks for more than its namespace's share gets nothing beyond the share."""
 
 from typing import Any
 

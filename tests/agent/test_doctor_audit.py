@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The audit for `ebpflb doctor`: a fresh list against the agent's objects, then all its checks."""
+"""The audit for `ebpflb doctor`: it compares a fresh list with the agent's objects, then does all
+checks.
+"""
 
 import json
 from collections.abc import Iterator
@@ -48,7 +50,7 @@ class Lists:
 
 @pytest.fixture
 def lists(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> Lists:
-    """Return lists of which the agent knows every object."""
+    """Return lists whose objects the agent knows all."""
     harness.start()
     harness.send(*EVENTS)
     harness.wait_for(lambda status: status.in_sync)

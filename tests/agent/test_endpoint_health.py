@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent sets endpoints aside that do not answer, says so, and brings them back."""
+"""The agent sets endpoints aside that do not answer, reports this, and brings them back."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -172,7 +172,7 @@ FAILED, OPENED = BackendHealth(1, 7, 8, 9), BackendHealth(1, 7, 0, 0, has_opened
 
 
 def reading(counts: Counts) -> Watched:
-    """Return a watch of given counts."""
+    """Return a watch that reads these counts."""
     backends = {n: Backend(ip_address("10.1.0.1"), n, frozenset(), n, 5) for n in range(1, 200)}
     maps: Mapping[str, Any] = {
         MAP: FakeMap(counts),

@@ -105,7 +105,7 @@ def test_a_port_that_is_about_to_get_hairpin_mode(calls: dict[Family, bool]) -> 
 
 
 def test_once_per_sync_period(calls: dict[Family, bool]) -> None:
-    """An engine that has just changed stays for a period, whatever happens on the node."""
+    """An engine that has just changed stays for a sync period, whatever happens on the node."""
     node = Node(period=PERIOD)
     changes = []
     node.update(BRIDGE)
@@ -122,7 +122,9 @@ def test_once_per_sync_period(calls: dict[Family, bool]) -> None:
 
 
 def test_netfilter_was_chosen() -> None:
-    """netfilter stays, with the obstacle in the reason; if netfilter cannot work, it is refused."""
+    """If netfilter was chosen it stays, with the obstacle in the reason; if it cannot work, it is
+    refused.
+    """
     node = Node(Engine.NETFILTER)
     assert node.settle(BRIDGE, PORT) is Engine.NETFILTER
     assert "although pods on the bridge cni0" in node.path.reason

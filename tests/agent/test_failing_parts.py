@@ -120,7 +120,7 @@ def test_a_service_whose_plan_fails_stops_no_other(
 def test_a_service_that_fails_in_the_middle_of_its_slots_keeps_none(
     serving: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The part of its new block that was written ahead is freed, and other Services go on."""
+    """The slots of the Service that were written ahead are freed, and other Services go on."""
     many = [f"10.1.{number // 250}.{number % 250 + 1}" for number in range(1100)]
     serving.send(changed(Kind.SERVICE, service("web", "10.96.0.7")))
     with monkeypatch.context() as patched:

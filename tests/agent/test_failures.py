@@ -67,7 +67,7 @@ def test_device_fails(harness: Harness, caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_what_came_before_a_device_was_served_goes(harness: Harness) -> None:
-    """Whenever a device gets programs, even late, conntrack is searched for earlier entries."""
+    """Whenever a device gets programs, even late, conntrack is searched for its earlier entries."""
     start(harness)
     searches = harness.stale.checks_of_untranslated
     harness.datapath.unattached = [{PORT.name: "no room"}]

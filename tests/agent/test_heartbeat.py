@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readiness and liveness notice a loop that hangs, not one that starts or is late."""
+"""Readiness and liveness detect a loop that hangs, but not a loop that starts or is late."""
 
 import threading
 
@@ -31,7 +31,7 @@ def codes(health: Health) -> list[int]:
 
 
 def test_a_loop_that_hangs(timed: Harness, clock: Clock) -> None:
-    """The node is not ready after half a minute, and the agent is restarted after one."""
+    """The node is not ready after half a minute, and the agent is restarted after a minute."""
     timed.start()
     timed.send(*EVERYTHING)
     wait_until("it is ready", lambda: timed.health.ready)

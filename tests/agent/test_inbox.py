@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages that wait are taken together, for some time."""
+"""Waiting messages are taken together, for a limited time."""
 
 from ebpflb.agent.loop import MOST_TAKING, Inbox
 from ebpflb.model.events import Disturbed

@@ -66,7 +66,7 @@ def test_a_page_shows_the_current_plan(asked: Handler) -> None:
 
 
 def test_services_are_listed_part_by_part(asked: Handler) -> None:
-    """Services are listed by name, by pattern, and part by part."""
+    """Services are listed by name, by pattern, and in parts."""
     assert names(asked) == ["default/api", "default/db", "default/web"]
     assert names(asked, "*/w*", "default/a?i") == ["default/api", "default/web"]
     assert names(asked, "other/*") == []

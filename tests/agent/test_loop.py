@@ -52,7 +52,7 @@ def test_what_comes_together_is_one_plan(serving: Harness) -> None:
 def test_a_frontend_that_is_claimed_again_and_again_fills_no_log(
     harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A Service that comes and goes causes 25 lines."""
+    """A Service that comes and goes again and again causes only 25 lines."""
     harness.start()
     harness.send(*EVERYTHING)
     rival = service("rival", "10.96.0.1")

@@ -94,7 +94,7 @@ def ask(tmp_path: Path, node: Node) -> Iterator["Ask"]:
 
 
 class Ask:
-    """Connects a monitor at each call, and returns the answer."""
+    """A function that connects a monitor, and returns the answer."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -71,7 +71,7 @@ def sync(maps: dict[str, Map]) -> Iterator[NetfilterSync]:
 
 
 def put(maps: dict[str, Map], *backends: Translation) -> None:
-    """Write backends as plans do, each at a slot that differs from its id."""
+    """Write backends as plans do, each at a slot number that differs from its id."""
     for id, address, port in backends:
         maps["slots"].write([(id + 100, Backend(address, port, frozenset({"cluster"}), id, 1))])
         maps["backend_slots"].write([(id, id + 100)])
@@ -245,7 +245,7 @@ def test_elements_that_differ(sync: NetfilterSync) -> None:
 
 
 def test_the_table_goes_when_no_connection_needs_it(sync: NetfilterSync) -> None:
-    """When the engine no longer serves, its table is removed once no connection needs the hooks."""
+    """If netfilter no longer serves, its table is removed once no connection needs the hooks."""
     sync.start()
     sync.release()
     assert nft.exists(TABLE)

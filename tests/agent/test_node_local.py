@@ -26,7 +26,7 @@ HERE, HERE6 = "127.0.0.1", "::1"
 
 
 def listening(stack: ExitStack, host: str, protocol: Protocol) -> Listener:
-    """Yield a socket for which the kernel answers, if it is TCP."""
+    """Yield a socket for which the kernel answers (if it is TCP)."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     kind = socket.SOCK_STREAM if protocol is Protocol.TCP else socket.SOCK_DGRAM
     opened = stack.enter_context(socket.socket(family, kind))
@@ -38,7 +38,7 @@ def listening(stack: ExitStack, host: str, protocol: Protocol) -> Listener:
 
 @pytest.mark.parametrize("host", [HERE, HERE6])
 def test_only_a_connection_is_an_answer(host: str) -> None:
-    """A connection is an answer; silence, a refusal and an address of no device are not."""
+    """A connection is an answer; silence, a refusal, or an address of no device is none."""
     with ExitStack() as stack:
         tcp = listening(stack, host, Protocol.TCP)
         silent = listening(stack, host, Protocol.UDP)

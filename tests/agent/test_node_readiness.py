@@ -35,7 +35,7 @@ def options(kind: str) -> Options:
 
 
 class World:
-    """A writer whose turns a test takes, and the API server that it writes to."""
+    """A writer that takes turns when a test says so, and the API server that it writes to."""
 
     def __init__(self, api: FakeApiServer, folder: Path, kind: str) -> None:
         self.api, self.now, self.ready = api, 1000.0, False
@@ -152,7 +152,7 @@ def test_a_node_that_is_made_anew_gets_its_condition(make: Make) -> None:
 
 
 def test_a_stopped_agent_says_that_nothing_is_known(make: Make) -> None:
-    """The condition becomes Unknown."""
+    """When the agent is stopped, the condition becomes Unknown."""
     world = make(CONDITION)
     world.put()
     world.turn(ready=True)
@@ -204,7 +204,7 @@ def test_what_the_server_refuses_is_told_and_tried_again(
 
 @pytest.mark.parametrize("kind", [OFF, CONDITION])
 def test_off_or_without_an_api_server_nothing_runs(kind: str, caplog: Any) -> None:
-    """With manifests there is no API server, and the log says so."""
+    """With manifests there is no API server; nothing runs, and the log says so."""
     nowhere: Any = None
     writer = NodeReadiness(options(kind), nowhere, None)
     writer.start()

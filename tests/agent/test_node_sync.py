@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From this node's state and Node object to maps, settings and devices."""
+"""How this node's state and Node object become maps, settings and devices."""
 
 from dataclasses import replace
 from ipaddress import ip_address, ip_network
@@ -82,7 +82,7 @@ def test_healthz_waits_for_the_nodes_devices(harness: Harness, engine: Engine, w
 
 
 def test_covering_prefix_grows_first(harness: Harness) -> None:
-    """A cluster IP outside a covering prefix is written after a prefix that holds it."""
+    """Before a cluster IP outside the covering prefix is written, a prefix that contains it is."""
     start(harness)
     harness.send(changed(Kind.SERVICE, service("b", "10.96.0.2")))
     settings = harness.datapath.settings_at_plans[-1]
@@ -144,7 +144,7 @@ def test_the_node_is_changed_last(harness: Harness) -> None:
 
 @pytest.fixture
 def one_family(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel without IPv6."""
+    """Simulate a kernel without IPv6."""
     monkeypatch.setattr(node_sync, "supported_families", lambda: frozenset({Family.IPV4}))
 
 
@@ -189,7 +189,7 @@ def test_a_device_without_room_at_egress(harness: Harness, engine: Engine, lost:
 
 
 def test_rules_for_open_connections_that_change_end_their_offloads(harness: Harness) -> None:
-    """--fast-forward=auto ends offloads at the start and at each change of such rules."""
+    """--fast-forward=auto ends offloads at the start and whenever such rules change."""
     start(harness, fast_forward=FORWARD_AUTO)
     ended: list[str] = []
     allowed: list[str | None] = []

@@ -33,7 +33,7 @@ def triggered(slice: Json, after: timedelta) -> Json:
 
 
 def balanced(policy: str = "Local") -> Json:
-    """A load balancer's Service, which has a health-check node port under policy Local."""
+    """Return a load balancer's Service, which has a health-check node port under policy Local."""
     manifest = service("a", "10.96.0.1")
     manifest["spec"] |= {
         "type": "LoadBalancer",
@@ -54,7 +54,7 @@ def datagrams(*ips: str) -> tuple[Json, Json]:
 
 
 def test_syncs_are_counted(serving: Harness) -> None:
-    """The first sync is a full one, a later one partial; without changes there is none."""
+    """The first sync is a full one, later ones are partial; without changes there is no sync."""
     serving.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.4")))
     serving.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.4")))
     kinds = {kind: value(serving, SYNCS.format(kind), ip_family="IPv6") for kind in KINDS}
@@ -115,7 +115,7 @@ def test_pending_changes(serving: Harness, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_latency_of_a_change(serving: Harness) -> None:
-    """The time from a slice's trigger is observed once its sync has succeeded, and once only."""
+    """The time since a slice's trigger is observed when its sync has succeeded, and only once."""
     after = triggered(slices("a", "10.1.0.9"), timedelta(seconds=1))
     serving.send(changed(Kind.ENDPOINT_SLICE, after))
     assert latencies(serving) == 1

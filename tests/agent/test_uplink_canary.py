@@ -93,7 +93,7 @@ def test_only_losses_are_conditions(made: Made) -> None:
 
 @pytest.mark.parametrize("why", ["withdrawn", "error"])
 def test_what_is_not_known_changes_nothing(made: Made, why: str) -> None:
-    """A failed probe, or one whose frontends were withdrawn, changes nothing."""
+    """A probe that failed, or whose frontends were withdrawn, changes nothing."""
     worker, canary, kernel = made
     worker.lost = {"eth0": "lost"}
     kernel.error = NodeError("no nf_tables") if why == "error" else None

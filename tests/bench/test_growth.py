@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench.growth with a few Services, endpoints and flows."""
+"""bench.growth runs with a few Services, endpoints and flows."""
 
 import argparse
 

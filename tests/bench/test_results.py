@@ -48,7 +48,7 @@ after
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Results of two parts, and a page."""
+    """Return a folder with results of two parts, and a page."""
     result.write(NODEPORT, tmp_path / "results/nodeport.json")
     result.write(GROWTH, tmp_path / "results/growth.json")
     (tmp_path / "page.md").write_text(PAGE)
@@ -66,7 +66,9 @@ def test_what_is_written_is_read(folder: Path) -> None:
 
 
 def test_a_row_says_how_its_rounds_vary() -> None:
-    """A row has the middle half of four or more rounds, the range of fewer, and its note."""
+    """A row shows the middle half of four or more rounds, or the range of fewer rounds, and its
+    note.
+    """
     tcp = NODEPORT.rows("TCP")
     assert tcp[0].cells() == ("ebpflb, local", "115 /s", "", "", "middle half 102 to 128")
     assert tcp[1].cells()[-1] == "of 3: 80 to 100; of three"
@@ -132,7 +134,6 @@ def test_pages_are_as_the_results_say() -> None:
 
 
 def test_every_part_stands_on_a_page() -> None:
-    """Every part is on a page, with its figures."""
     text = "\n".join(path.read_text() for path in page.PAGES)
     assert set(re.findall("<!-- bench (.*) -->", text)) == {*PARTS, "summary"}
 

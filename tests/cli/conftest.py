@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line, called as `ebpflb` calls it."""
+"""The command line, called like the program `ebpflb`."""
 
 import os
 import signal
@@ -57,7 +57,7 @@ def network(own_netns: str) -> Iterator[None]:
 
 @pytest.fixture
 def machine_left_alone(network: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command in this process changes no setting of the kernel or of the process."""
+    """Let a command in this process change no setting of the kernel or of the process."""
     monkeypatch.setattr(sysctls, "set_up_conntrack", lambda *_: None)
     monkeypatch.setattr(namespaces, "adjust_oom_score", lambda *_: None)
     monkeypatch.setattr(namespaces, "raise_file_limit", lambda: None)

@@ -16,7 +16,9 @@ class Word(NamedTuple):
 
 
 def words() -> dict[str, Word]:
-    """Return the words listed for several commands, and those below a command, by word or type."""
+    """Return the words listed for several commands, and the words below each command, by word or
+    type.
+    """
     text = PAGE.read_text()
     found = [
         *re.findall(r"(?m)^- `(\w+)` \(([\w ]+); ([\w ]+)\)", text),

@@ -40,7 +40,9 @@ def test_cleanup_where_the_run_directory_is_a_mount_point_on_a_read_only_root(
 def test_cleanup_refuses_where_it_cannot_find_what_was_reserved(
     ebpflb: Ebpflb, tmp_path: Path
 ) -> None:
-    """The pins stay too: a partial removal would hide the rest."""
+    """Cleanup refuses without the record of reserved ports. The pins stay too: a partial removal
+    would hide the rest.
+    """
     state = StateDir(BPFFS / f"ebpflb-test-{os.getpid()}-lost")
     state.prepare()
     try:

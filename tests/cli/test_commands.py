@@ -126,7 +126,7 @@ def completed(*words: str) -> list[str]:
 
 
 def test_completion_of_commands_and_maps() -> None:
-    """A shell is offered the names of commands and of maps."""
+    """A shell can complete the names of commands and of maps."""
     assert completed("se") == ["services"]
     assert completed("services", "g") == ["get"]
     assert completed("maps", "dump", "sl") == ["slots"]
@@ -166,7 +166,7 @@ def options_by_name() -> set[str]:
 
 
 def test_no_text_names_an_option_that_does_not_exist() -> None:
-    """Every option that a text mentions can be given."""
+    """Every option that a text mentions exists."""
     named = {word for text in strings() for word in re.findall(r"(?<![\w-])--[a-z][\w-]+\w", text)}
     assert len(named) > 50
     assert named - options_by_name() <= OPTIONS_OF_OTHERS

@@ -23,7 +23,7 @@ NETFILTER = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_"
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a file that is mounted as a ConfigMap is."""
+    """Return a file that is mounted like a ConfigMap."""
     made = tmp_path_factory.mktemp("config") / "etc"
     (made / "..1").mkdir(parents=True)
     write(made / "..1" / "config.conf", clusterCIDR="10.244.0.0/16", oomScoreAdj=321)
@@ -47,7 +47,7 @@ def ended(agent: LabAgent) -> tuple[int, str]:
 
 
 def node_reads(cluster: Cluster, path: str) -> str:
-    """Return a file's content in the node's network namespace."""
+    """Return a file's content as seen in the node's network namespace."""
     command = ["nsenter", f"--net=/run/netns/{cluster.node.netns}", "cat", path]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 

@@ -32,7 +32,7 @@ USER = int(os.environ.get("SUDO_UID") or os.geteuid())
 
 
 def begin(*words: str) -> "subprocess.Popen[str]":
-    """Start a demo in a session of its own, as in a terminal; only this demo is touched."""
+    """Start a demo in its own session, as in a terminal; only this demo is touched."""
     return subprocess.Popen(
         [*EBPFLB, "demo", *words], stdout=subprocess.PIPE, text=True, start_new_session=True
     )

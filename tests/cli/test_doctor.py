@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb doctor`: a line for each problem, and an exit status."""
+"""`ebpflb doctor` prints a line for each problem, and has an exit status."""
 
 import os
 import re
@@ -56,7 +56,7 @@ def test_every_line_of_a_healthy_node_is_ok(cluster: Cluster) -> None:
 
 
 def test_wrong_settings_are_reported(cluster: Cluster) -> None:
-    """No forwarding is an error; a local NodePort and strict rp_filter are warnings."""
+    """Missing forwarding is an error; a local NodePort and strict rp_filter are warnings."""
     changed = {
         "net.ipv4.ip_forward": "0",
         "net.ipv4.ip_local_port_range": "30000 32767",

@@ -69,7 +69,9 @@ def at_work(cluster: Cluster) -> Iterator[tuple[forked.Forked, Any]]:
 
 
 def test_each_path(cluster: Cluster) -> None:
-    """Sockets, packets and NodePorts of both families work, unnoticed; then nothing is left."""
+    """Sockets, packets and NodePorts of both families work, without a trace in the counters; then
+    nothing is left.
+    """
     before = status.read(cluster.agent.paths)
     found = canaries(cluster)
     assert ok(found) == ["sockets", "packets", "NodePorts", "uplinks"], found

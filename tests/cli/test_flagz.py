@@ -19,7 +19,7 @@ Flagz = Callable[..., dict[str, str]]
 
 @pytest.fixture
 def flagz(would_serve: Callable[..., tuple[Any, ...]], tmp_path: Path) -> Flagz:
-    """Return the lines of the page of an agent that was started with these words."""
+    """Return the lines of the page of an agent that was started with these arguments."""
     where = ["--manifests", tmp_path, "--state-dir", NEVER, "--run-dir", tmp_path]
 
     def lines(*words: object) -> dict[str, str]:

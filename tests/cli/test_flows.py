@@ -57,7 +57,6 @@ def pins(maps: dict[str, Map]) -> list[str]:
 def test_columns_say_who_is_connected_to_whom(
     ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]
 ) -> None:
-    """By default the columns say who is connected to whom."""
     done = ebpflb("flows", "list", *pins)
     lines = done.out.splitlines()
     assert lines[0].split() == ["PROTOCOL", "STATE", "CLIENT", "FRONTEND", "BACKEND"]
@@ -163,7 +162,9 @@ def test_an_invalid_value_is_a_usage_error(
 
 @pytest.mark.extended
 def test_real_flow(ebpflb: Ebpflb, cluster: Cluster, state: list[str]) -> None:
-    """A client outside is seen at its NodePort: opened, closed, and gone when it is flushed."""
+    """The flow of a client outside to a NodePort is listed as opened, then as closed, and is gone
+    after a flush.
+    """
     cluster.publish(web(endpoint(cluster.web[0]), nodeport=NODEPORT))
     outside = cluster.lab.outside("outside", 9)
 

@@ -20,7 +20,7 @@ def changes(ebpflb: Ebpflb, *words: object) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def moments(cluster: Cluster) -> list[str]:
-    """A service grows, the agent is killed, an endpoint is removed, the agent is restarted."""
+    """Let a service grow, kill the agent, remove an endpoint, and restart the agent."""
     one, two, three = map(endpoint, cluster.web)
     made: list[str] = []
     for number, endpoints in enumerate(([one], [one, two, three], [three])):

@@ -50,7 +50,7 @@ def bounded() -> Iterator[None]:
 
 @pytest.fixture
 def paths(tmp_path: Path) -> Iterator[Paths]:
-    """A state directory and a run directory as an agent has left them."""
+    """Return a state directory and a run directory as an agent has left them."""
     directory = BPFFS / f"ebpflb-test-{os.getpid()}-hostile"
     Datapath(StateDir(directory)).close()
     (tmp_path / "run").mkdir(mode=0o700)
@@ -103,7 +103,7 @@ RECORDS: dict[str, Callable[[Path], None]] = {
 def test_the_record_of_the_run_directory(
     ebpflb: Ebpflb, paths: Paths, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
 ) -> None:
-    """An invalid record counts as none, and a path that is not a directory is named."""
+    """An invalid record is treated as missing, and a path that is not a directory is named."""
     monkeypatch.setattr(Paths, "run", paths.run)  # the default
     record = paths.state / state_dir.RECORD
     record.unlink()

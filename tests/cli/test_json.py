@@ -43,7 +43,7 @@ def outside(cluster: Cluster) -> Host:
 
 @pytest.fixture
 def flows(cluster: Cluster, outside: Host) -> None:
-    """A client outside has just connected to the NodePort, in both families."""
+    """Let a client outside connect to the NodePort, in both families."""
     for address in (cluster.node.v4, cluster.node.v6):
         cluster.request(outside, "tcp", address, NODEPORT, 2)
 

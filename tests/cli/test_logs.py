@@ -40,7 +40,7 @@ main()
 
 
 def python(code: str, **environment: str) -> "subprocess.Popen[str]":
-    """A process that runs this code; its log is a pipe."""
+    """Start a process that runs this code; its log is a pipe."""
     return subprocess.Popen(
         [sys.executable, "-c", code],
         env={**os.environ, **environment},

@@ -20,7 +20,7 @@ def dead(cluster: Cluster) -> None:
 
 
 def test_every_map_with_entries_has_a_table(ebpflb: Ebpflb, state: list[str]) -> None:
-    """Every map with entries has a table, whose rows name it; numbers are joined to names."""
+    """Every map with entries has a table, whose rows name the map; ids are shown with names."""
     done = ebpflb("maps", "dump", "--all", *state, "-o", "wide")
     assert (done.status, done.err) == (0, "")
     shown = {line.split()[0] for line in done.out.splitlines() if line} - {"MAP"}

@@ -56,7 +56,9 @@ def test_in_another_network_namespace(ebpflb: Ebpflb, cluster: Cluster) -> None:
 
 
 def test_cleanup_in_another_network_namespace(ebpflb: Ebpflb, cluster: Cluster) -> None:
-    """Nothing is removed: the agent's filters and tables would be left, and keep serving."""
+    """Nothing is removed, because the agent's filters and tables would stay behind, and keep
+    serving.
+    """
     cluster.agent.stop()
     try:
         before = cgroup_links.attached(StateDir(cluster.agent.paths.state))

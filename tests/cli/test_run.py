@@ -29,7 +29,7 @@ def options(tmp_path: Path) -> list[object]:
 
 @pytest.fixture
 def run(ebpflb: Ebpflb) -> Ebpflb:
-    """Run `ebpflb run`, which must attach nothing and make no state."""
+    """Run `ebpflb run`, which must attach nothing and create no state."""
 
     def refused(*words: object) -> Done:
         before = cgroup_links.foreign_programs(cgroup_links.cgroup_root(), ())
@@ -88,7 +88,7 @@ def test_what_the_node_lacks(
 
 @pytest.fixture
 def chosen(would_serve: Callable[..., tuple[Any, ...]]) -> Callable[..., Options]:
-    """Return the Options that `ebpflb run` makes of its options."""
+    """Return the Options that `ebpflb run` makes from its arguments."""
     return lambda *words: would_serve(*words)[0]
 
 
@@ -192,7 +192,7 @@ def test_removed_settings_have_no_effect(
 def test_fast_forward(
     chosen: Callable[..., Options], options: list[object], words: tuple[str, ...], is_now: str
 ) -> None:
-    """The option without a value means on."""
+    """--fast-forward without a value means on."""
     made = chosen(*options, *words)
     assert made.fast_forward == is_now
     assert made.conntrack_wanted.be_liberal == (is_now != "off")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb run` as a process on a node of the lab: its demands on the kernel, and how it ends."""
+"""`ebpflb run` as a process on a node of the lab: its limits, and how it ends."""
 
 import json
 import resource
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("started_anew")
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LabCluster]:
-    """A lab without hosts."""
+    """Return a lab without hosts."""
     with Lab(PREFIX) as lab:
         made = LabCluster(lab, tmp_path)
         try:

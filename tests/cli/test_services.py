@@ -85,7 +85,7 @@ def test_exit_status(ebpflb: Ebpflb, where: list[str]) -> None:
 
 def test_many_endpoints(ebpflb: Ebpflb, where: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal a table ends after 100 rows and says how many more there are; a pipe and JSON
-    have all.
+    get all rows.
     """
     words = ("services", "get", "shop/many", *where)
     assert ebpflb(*words).out.count("pod-") == MANY

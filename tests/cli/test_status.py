@@ -148,7 +148,9 @@ def test_a_port_that_another_process_has(
 
 
 def test_programs_before_ours_are_named(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
-    """Programs that see packets before ours are named for each device; this is no error."""
+    """Programs of other software that see packets before ours are named for each device; this is no
+    error.
+    """
     if not tcx.works():
         pytest.skip("this kernel has no tcx")
     code = bytes.fromhex("b7000000ffffffff9500000000000000")
@@ -171,7 +173,9 @@ def test_programs_before_ours_are_named(ebpflb: Ebpflb, cluster: Cluster, where:
 
 
 def test_the_text_has_the_fields_of_the_json(ebpflb: Ebpflb, where: list[str]) -> None:
-    """The text has the version, the verdict, then the fields of the JSON in groups, a line each."""
+    """The text has the version, the verdict, then the fields of the JSON in groups, one per
+    line.
+    """
     done = ebpflb("status", *where)
     assert done.status == 0
     version, first, *rest = done.out.splitlines()

@@ -18,7 +18,7 @@ from tests.kit.api_server import FakeApiServer
 
 @pytest.fixture
 def quick() -> Quick:
-    """Use QUICK with some other waits."""
+    """Use QUICK with some of its waits changed."""
     return partial(replace, QUICK)
 
 
@@ -36,7 +36,7 @@ def events() -> EventLog:
 
 @pytest.fixture(autouse=True)
 def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fake server is reached directly, whatever the environment says."""
+    """Reach the fake server directly, whatever the environment says."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 

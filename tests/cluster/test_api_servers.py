@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several API servers, tried in turn, with pauses for those that fail."""
+"""Several API servers are tried in turn, with pauses for failing ones."""
 
 import json
 import time

@@ -103,5 +103,4 @@ def test_items_do_not_wait_for_the_end() -> None:
     ],
 )
 def test_versions_are_compared_as_numbers(version: str, than: str, older: bool) -> None:
-    """Versions that are not numbers are not compared."""
     assert decoding.is_older(version, than) == older

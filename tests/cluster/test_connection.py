@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration, authentication, TLS, and a stop in the middle of it all."""
+"""Configuration, authentication, TLS, and a stop in the middle of a connection."""
 
 import json
 import threading
@@ -48,8 +48,8 @@ def with_token_file(api: FakeApiServer, folder: Path, **also: str) -> tuple[Path
 def test_a_renewed_token_file_is_read_again(
     api: FakeApiServer, events: EventLog, tmp_path: Path, begin: Begin, also: dict[str, str]
 ) -> None:
-    """An expired token is no error if its file has a new one, for all kinds. If both a token and
-    its file are given, the file counts.
+    """An expired token is no error for any kind of object if its file has a new one. If both a
+    token and its file are given, the file counts.
     """
     kubeconfig, token = with_token_file(api, tmp_path, **also)
     begin(ApiSource(events, node_name="node-1", kubeconfig=kubeconfig, timing=QUICK))

@@ -112,7 +112,7 @@ def test_time_and_name() -> None:
 
 
 def test_long_note_and_long_name_are_cut() -> None:
-    """The API server takes 1,024 bytes of a note and 128 of an instance; no character is split."""
+    """A note is cut to the API server's 1,024 bytes, an instance to 128; no character is split."""
     _, body = manifest(Event(*FAILED[:4], "ü" * 1000 + "x"), "it", NOW)
     assert json.loads(body)["note"] == "ü" * 512
     long = EventRecorder(lambda: pytest.fail("not asked for"), "n" * 253)
@@ -272,7 +272,9 @@ def test_events_are_sent_after_an_unforeseen_failure(
 
 
 def test_gives_up_in_the_end() -> None:
-    """After any other failure there are twelve attempts; then the next event has its own."""
+    """After any other failure there are twelve attempts; then the next event gets its own
+    attempts.
+    """
     asked: list[bytes] = []
     done = threading.Event()
 

@@ -124,7 +124,7 @@ def test_only_regular_files_of_bounded_size_are_read(watched: Watched) -> None:
 
 
 def test_a_file_without_a_size_is_read_to_the_limit(tmp_path: Path) -> None:
-    """A file without a size, like in /proc, or one that grows is read to the limit."""
+    """A file without a size, as in /proc, or a file that grows is read up to the limit."""
     assert files.read_regular(Path("/proc/self/status"))
     (tmp_path / "file").write_bytes(b"123")
     assert files.read_regular(tmp_path / "file", 3) == b"123"
@@ -169,7 +169,9 @@ yamlish = some.lists(fragments, max_size=60).map(lambda parts: "".join(parts).en
 @example(content=b"apiVersion: v1\nkind: Service\nmetadata: {name: &a [*a]}", suffix=".yaml")
 @settings(deadline=None, max_examples=scaled(500))
 def test_any_bytes_as_content(content: bytes, suffix: str) -> None:
-    """No content ends the reader: a good file beside it is served, and the messages are short."""
+    """No content ends the reader: a good file beside the bad one is served, and the messages are
+    short.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / f"bad{suffix}").write_bytes(content)

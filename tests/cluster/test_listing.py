@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first list from the API: complete, in pages, filtered by the server, broken objects named."""
+"""The first list from the API: complete, in pages, and filtered by the server; broken objects are
+named.
+"""
 
 import pytest
 
@@ -36,7 +38,9 @@ def test_a_list_is_read_page_by_page(
 def test_an_expired_continue_token_starts_the_list_again(
     api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
-    """After a 410 in the middle of a list nothing of it is emitted; the second list is complete."""
+    """After a 410 in the middle of a list nothing from it is emitted; the second list is
+    complete.
+    """
     for number in range(4):
         api.put(service(f"web-{number}"))
     api.expiring = 1

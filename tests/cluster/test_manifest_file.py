@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad input in a manifest: reported by name, the rest served, the last good state kept."""
+"""Bad input in a manifest is reported by name, the rest is served, and the last good state is
+kept.
+"""
 
 import logging
 from pathlib import Path
@@ -181,7 +183,7 @@ def test_an_object_said_twice_in_a_file_counts_once(
 
 
 def test_dates_and_addresses_are_text(manifests: Manifests) -> None:
-    """YAML 1.1 would make a date of creationTimestamp, and a base-60 number of some addresses."""
+    """YAML 1.1 would read creationTimestamp as a date, and some addresses as base-60 numbers."""
     text = (
         "{apiVersion: v1, kind: Service, metadata: {name: a, creationTimestamp: %s},"
         " spec: {clusterIP: %s, ports: [{port: 0x50, nodePort: 30080}]}}"

@@ -183,7 +183,7 @@ def test_a_config_map_swap_is_followed(folder: Path, events: EventLog, follow: S
 def test_a_link_whose_target_is_edited_is_found_by_the_next_look(
     folder: Path, events: EventLog, follow: Start, quick: Quick
 ) -> None:
-    """inotify on the directory does not see it; a scan every ``rescan_interval`` does."""
+    """inotify on the directory does not see the edit; a scan every ``rescan_interval`` does."""
     target = folder.parent / "elsewhere"
     target.write_text(yaml.safe_dump(service("web")))
     (folder / "a.yaml").symlink_to(target)
@@ -253,7 +253,7 @@ def test_a_directory_that_vanishes_is_an_error_and_is_found_again(
 def test_a_directory_replaced_at_once_is_followed(
     folder: Path, events: EventLog, follow: Start
 ) -> None:
-    """The watch was on the old directory; the new one's objects are emitted and followed."""
+    """The watch was on the old directory; objects of the new one are emitted and followed."""
     write(folder / "a.yaml", service("web"))
     follow()
     begun(events)
@@ -298,7 +298,9 @@ def test_stop_is_prompt_and_final(folder: Path, events: EventLog, follow: Start)
 
 
 def test_one_write_of_a_file_is_one_change(begin: Begin, folder: Path) -> None:
-    """A Service and its slice, whose port is renamed, come together, so one plan has both."""
+    """A Service and its slice, whose port is renamed, are emitted together, so one plan has both
+    changes.
+    """
     received, told = list[Event | Together](), threading.Event()
 
     def take(event: Event | Together) -> None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The access of a pod: its service account, without the Kubernetes client; and proxies."""
+"""How a pod reaches the API: with its service account, without the Kubernetes client; and through
+proxies.
+"""
 
 import subprocess
 import sys

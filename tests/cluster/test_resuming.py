@@ -47,7 +47,9 @@ def test_events_have_the_version_and_the_name_of_the_api(
 def test_a_watch_asks_for_bookmarks_and_a_random_end(
     api: FakeApiServer, events: EventLog, watched: Source
 ) -> None:
-    """allowWatchBookmarks is set, and timeoutSeconds lies between once and twice the timing's."""
+    """allowWatchBookmarks is set, and timeoutSeconds is between one and two times the configured
+    one.
+    """
     (query,) = api.watches("Service")
     assert query["allowWatchBookmarks"] == "true"
     assert 20 <= int(query["timeoutSeconds"]) <= 40
@@ -56,7 +58,7 @@ def test_a_watch_asks_for_bookmarks_and_a_random_end(
 def test_a_dropped_connection_is_resumed_without_a_list(
     api: FakeApiServer, events: EventLog, watched: Source
 ) -> None:
-    """Changes during the interruption are emitted, and the server counts one list only."""
+    """Changes during the interruption are emitted, and the server counts only one list."""
     version = api.put(service("seen"))
     assert changed(events.next(Kind.SERVICE), "seen")
     with api.changed:
@@ -123,7 +125,7 @@ def test_a_bookmark_moves_the_resume_point(
 def test_410_gone_is_answered_by_a_new_list(
     api: FakeApiServer, events: EventLog, watched: Source, gone_in_stream: bool
 ) -> None:
-    """410, as status or as ERROR event, leads to a full Replaced without deleted objects."""
+    """A 410, as status or as ERROR event, leads to a full Replaced without deleted objects."""
     api.gone_in_stream = gone_in_stream
     with api.changed:
         api.drop()

@@ -72,7 +72,7 @@ def test_a_token_is_trimmed(api: FakeApiServer, tmp_path: Path, how: str, end: s
 
 
 def error_of(kubeconfig: Path) -> str:
-    """Return why a server cannot be asked, including the errors that led to this one."""
+    """Return why a server cannot be reached, including the underlying errors."""
     with pytest.raises(ClusterError) as failed:
         list(Server(kubeconfig, QUICK).page(Kind.SERVICE, {}))
     at: BaseException | None = failed.value
@@ -85,7 +85,7 @@ def error_of(kubeconfig: Path) -> str:
 
 @pytest.mark.parametrize("between", ["\n", "\0", "é", "\r\nX-Evil: 1"])
 def test_an_unusable_token_is_not_quoted(api: FakeApiServer, tmp_path: Path, between: str) -> None:
-    """http.client's own error would quote it."""
+    """No error quotes an unusable token; http.client's own error would."""
     user = {"token": f"{TOKEN}{between}{TOKEN}"}
     reason = error_of(change(api.kubeconfig(tmp_path), "user", user))
     assert "the token has characters that cannot be sent" in reason
@@ -122,7 +122,9 @@ def test_a_credential_plugins_output_is_not_said(
 def test_a_credential_plugin_that_fails_is_asked_again(
     api: FakeApiServer, events: EventLog, tmp_path: Path, begin: Begin
 ) -> None:
-    """At the start, and when its token has expired, the source says why, and waits."""
+    """At the start, and when its token has expired, the source reports why the plugin failed, and
+    waits.
+    """
     answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
     token, is_up = tmp_path / "token.json", tmp_path / "up"
     token.write_text(json.dumps(answer | {"status": {"token": api.token}}))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the API cannot be read: reported once per error, and tried for ever with growing pauses."""
+"""If the API cannot be read, this is reported once per error, and tried forever with growing
+pauses.
+"""
 
 import threading
 
@@ -49,7 +51,9 @@ def test_each_kind_has_errors_of_its_own(
 def test_a_failing_watch_keeps_its_resume_point(
     api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
-    """A 500 to a watch is retried as a watch: listing would only add to the server's load."""
+    """A watch that gets a 500 is retried as a watch, because listing would only add to the server's
+    load.
+    """
     api.put(service("web"))
     watch()
     events.next(Kind.SERVICE)
@@ -96,7 +100,7 @@ def test_garbage_instead_of_a_list_is_an_error(
 def test_a_server_that_is_not_there_is_found_when_it_comes(
     api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
-    """Refused connections are retried for ever."""
+    """Refused connections are retried forever."""
     port = int(api.url.rpartition(":")[2])
     api.__exit__()
     watch()
@@ -136,7 +140,9 @@ def test_a_watch_that_ends_at_once_is_paused_after(
 def test_pauses_grow_with_failures_and_begin_again_after_success(
     events: EventLog, quick: Quick
 ) -> None:
-    """Pauses are 0.01, 0.02, 0.04 up to the maximum; progress resets them; success needs none."""
+    """Pauses are 0.01, 0.02, 0.04 up to the maximum; progress resets them; after a success there is
+    no pause.
+    """
     timing = quick(backoff_first=0.01, backoff_max=0.05, jitter=lambda: 0.999999)
     loop = RetryLoop("it", events, timing, threading.Event())
 
@@ -156,7 +162,7 @@ def test_pauses_grow_with_failures_and_begin_again_after_success(
 def test_a_kind_that_recovers_ends_the_pauses_of_the_others(
     api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
 ) -> None:
-    """After an outage a kind without changes is not the last one to be listed."""
+    """After an outage a kind of object without changes is not listed later than others."""
 
     def days_for_services() -> float:
         return 1e8 if threading.current_thread().name == "watch Service" else 0.0

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A configuration against the node's families: warnings and fatal errors (kube-proxy.md 15)."""
+"""A configuration is checked against the node's families: warnings and fatal errors (kube-proxy.md
+15).
+"""
 
 from ipaddress import ip_network
 from typing import Any
@@ -23,7 +25,7 @@ def check(node: NodeFamilies, **values: Any) -> dict[str, bool]:
 
 
 def test_all_is_well() -> None:
-    """No warning if everything fits."""
+    """There is no warning if everything fits."""
     values = {"clusterCIDR": "10.0.0.0/8,fd00::/8", "nodePortAddresses": ["10.0.0.0/8", "fd00::/8"]}
     assert check(NodeFamilies(V4, BOTH, (ip_network("10.1.0.0/24"),)), **values) == {}
     assert check(NodeFamilies(V4, frozenset({V4}))) == {}

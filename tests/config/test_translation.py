@@ -56,7 +56,9 @@ def another(value: Any) -> Any:
     "path", [path for each in PARAMETERS if not each.ignored for path in each.fields.split()]
 )
 def test_every_honoured_field_has_an_effect(path: str) -> None:
-    """Every field has an effect in the mode whose section it is in; ``run`` itself reads a few."""
+    """Every field has an effect in the mode whose section it is in; ``run`` itself reads a few
+    fields.
+    """
     section = path.partition(".")[0]
     config = KubeProxyConfiguration(mode=section if section in ("nftables", "ipvs") else "")
     before, usual = fields.value_at(config, path), translate(config)

@@ -16,7 +16,7 @@ A_MOMENT = 0.3  # in which nothing may happen
 
 
 class Calls:
-    """Counts the calls of ``on_change``."""
+    """A counter of the calls of ``on_change``."""
 
     def __init__(self) -> None:
         self.times = 0

@@ -63,7 +63,7 @@ def elsewhere(two: Topology) -> list[Any]:
 
 
 def only_for(two: Topology, *hosts: Host, more: tuple[str, ...] = ()) -> list[Manifest]:
-    """Return a load balancer for these clients only; no family's ranges are empty."""
+    """Return a load balancer for these clients only, with ranges of both families."""
     own = [f"{host.v4}/32" for host in hosts] + [f"{host.v6}/128" for host in hosts]
     sources = [*own, *more, "240.0.0.0/32", "fd99::/128"]
     return two.service("web", 10, two.here, two.there, loadBalancerSourceRanges=sources)

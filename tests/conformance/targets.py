@@ -33,7 +33,7 @@ class Place:
 
 
 def _nothing(place: Place) -> None:
-    """Do nothing: the proxy only changes its namespace, so nothing is left."""
+    """Do nothing, because the proxy only changes its namespace."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cases run against a proxy that serves, and against one that does not."""
+"""The cases run against a proxy that serves, and against a proxy that does not."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_no_other_difference_is_on_purpose() -> None:
 
 
 def test_a_proxy_that_does_nothing_fails() -> None:
-    """The only result of a case is that the proxy does not follow a change."""
+    """The only result of a case is that the proxy has not followed a change."""
     (result,) = play("sleep 60", {"zones": CASES["zones"]}, patience=1.0)
     assert "follows a change" in result.seen
 

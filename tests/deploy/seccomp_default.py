@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a command under the seccomp profile that RuntimeDefault means for its capabilities.
+"""Run a command under the seccomp profile of RuntimeDefault for these capabilities.
 
     /usr/bin/python3 seccomp_default.py CAP_BPF,CAP_NET_ADMIN... COMMAND...
 
-The Python of Debian has the module seccomp (python3-seccomp). seccomp_default.txt has the sources.
+Debian's Python has the module seccomp (python3-seccomp). seccomp_default.txt has the sources.
 """
 
 import errno
@@ -31,7 +31,7 @@ def under(capabilities: Iterable[str]) -> list[str]:
 
 
 def load(capabilities: set[str]) -> None:
-    """Set the filter of this process, for good.
+    """Set the filter of this process, permanently.
 
     Names that libseccomp does not know are left out, as container runtimes do.
     """

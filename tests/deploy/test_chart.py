@@ -120,7 +120,7 @@ def test_bad_values_are_refused(values: Values) -> None:
 
 def test_one_version() -> None:
     """Chart and manifests name the image that `make image` makes in any checkout, and no tag says
-    "latest"; a release gives the chart the version that git has. No page names a version's files.
+    "latest"; a release gives the chart the version in git. No page names files of one version.
     """
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
     assert f"image=${{IMAGE:-localhost/ebpflb:{version}}}$" in (DEPLOY / "image/build").read_text()

@@ -97,8 +97,8 @@ echo "$*" >>{folder}/asked
 def build(
     folder: Path, *words: str, size: str, base: str = "", **more: str
 ) -> "subprocess.CompletedProcess[str]":
-    """Build with a docker that has no engine, and a podman that makes an image of this size, from a
-    copy of the recipe with a wheel.
+    """Build an image from a copy of the recipe with a wheel. The docker here has no engine; the
+    podman makes an image of this size.
     """
     image = folder / "deploy/image"
     if not image.exists():

@@ -132,7 +132,9 @@ def test_json_becomes_one_list(kubectl: Kubectl) -> None:
 
 
 def test_exit_status_is_the_greatest(kubectl: Kubectl) -> None:
-    """Each line of text begins with the node's name; --node asks only some nodes."""
+    """The exit status is the greatest one. Each line of text begins with the node's name; --node
+    asks only some nodes.
+    """
     done = kubectl("status")
     assert (done.status, done.err) == (3, "")
     assert done.out.splitlines() == ["worker-a  OK", "worker-b  ebpflb 1.0", "worker-b  DEGRADED"]

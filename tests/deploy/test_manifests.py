@@ -72,7 +72,7 @@ def test_objects_are_valid_by_the_strict_schema(
 
 
 def check(it: Object) -> None:
-    """Check by the schema of the Prometheus operator's CRD, which is a type here. Raises
+    """Check by the schema of the Prometheus operator's CRD, which is a type in Python. Raises
     ValueError.
     """
     from cloudcoil.models.prometheus_operator import v1 as operators  # takes seconds
@@ -143,7 +143,7 @@ def group_of(path: str) -> str:
 
 
 def test_agent_knows_its_flags(defaults: list[Object]) -> None:
-    """Every flag in the manifests is one of `ebpflb run`."""
+    """Every flag in the manifests is a flag of `ebpflb run`."""
     command, *flags = helm.container(defaults)["args"]
     assert command == run.name
     known = {option for parameter in run.params for option in parameter.opts}

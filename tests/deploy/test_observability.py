@@ -80,14 +80,14 @@ def test_every_metric_and_label_exists(known: dict[str, set[str]], question: Que
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.where)
 def test_verdicts_exist(question: Question) -> None:
-    """Each named verdict is one of layout.h."""
+    """Each named verdict is defined in layout.h."""
     named = re.findall(r'verdict[!=~]+"([^"]*)"', question.expr)
     assert {verdict for text in named for verdict in text.split("|")} <= set(VERDICTS.values())
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.where)
 def test_conditions_exist(question: Question) -> None:
-    """Each named condition is a cause of serve/conditions.py."""
+    """Each named condition is a Cause in serve/conditions.py."""
     assert set(re.findall(r'condition="([^"]*)"', question.expr)) <= set(Cause)
 
 

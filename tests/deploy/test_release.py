@@ -98,8 +98,8 @@ def test_the_image_has_a_name_where_it_is_loaded(tmp_path: Path) -> None:
 
 
 def test_a_release_has_what_is_imported_and_nothing_else() -> None:
-    """Nothing imports the parts of kubernetes that deploy/release/environment removes; a package of
-    the lock is imported, or left out of image and packages.
+    """Nothing imports the parts of kubernetes that deploy/release/environment removes; each locked
+    package is imported, or left out of image and packages.
     """
     code = [sys.executable, "-c", IMPORTING_ALL]
     modules = subprocess.run(code, capture_output=True, text=True, check=True).stdout.split()
@@ -252,8 +252,8 @@ def test_the_rpm_has_the_same_tree(package: Path) -> None:
 
 
 def test_openvex_speaks_of_what_the_image_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every reason is one of OpenVEX, names a vulnerability once, and becomes a statement about
-    each package of its source in the image.
+    """Each reason is one of OpenVEX's, names a vulnerability once, and becomes a statement about
+    each package in the image from that source.
     """
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1790000000")
     sbom = script("sbom")

@@ -175,7 +175,9 @@ def test_each_right_is_needed(lost: str, tmp_path: Path) -> None:
 
 
 def test_seccomp_is_named(tmp_path: Path) -> None:
-    """An older runtime's profile, without bpf(2) for CAP_BPF, is not a missing right."""
+    """If an older runtime's profile denies bpf(2) despite CAP_BPF, the error names seccomp, not a
+    missing right.
+    """
     needed = namespaces.NEEDED_CAPABILITIES
     under = limited_to(needed, tmp_path, profile=("CAP_NET_ADMIN", "CAP_PERFMON"))
     for command in (("run", "--manifests", str(tmp_path)), ("check",)):
@@ -185,7 +187,7 @@ def test_seccomp_is_named(tmp_path: Path) -> None:
 
 
 def failure(under: list[str], *command: str) -> str:
-    """Run a command of ebpflb that fails, and return what it says."""
+    """Run a command of ebpflb that fails, and return its output."""
     done = subprocess.run(
         [*under, sys.executable, "-m", "ebpflb", *command],
         capture_output=True,

@@ -113,7 +113,9 @@ def test_version_and_commit_are_those_of_the_source_archive(installed: Path) -> 
 
 
 def test_links_of_the_readme_are_absolute(installed: Path) -> None:
-    """A package index shows README.md without the files that it links to."""
+    """The README's links are absolute, because a package index shows it without the linked
+    files.
+    """
     (metadata,) = installed.glob("lib/python*/site-packages/ebpflb-*.dist-info/METADATA")
     text = metadata.read_text()
     targets = re.findall(r"\]\(([^)]*)\)", text)
@@ -123,7 +125,7 @@ def test_links_of_the_readme_are_absolute(installed: Path) -> None:
 
 
 def test_documentation_is_installed(installed: Path) -> None:
-    """The help says where the pages are; they link to installed files or the repository."""
+    """The help says where the pages are; these link to installed files or the repository."""
     told = run(installed / "bin/ebpflb", "--help", **elsewhere(installed))
     docs = installed / "share/doc/ebpflb/docs"
     assert f"Documentation: {docs}" in told

@@ -15,7 +15,6 @@ every_workflow = pytest.mark.parametrize("workflow", WORKFLOWS, ids=[it.stem for
 
 
 def steps(workflow: Path) -> list[dict[str, Any]]:
-    """Return all steps of all jobs."""
     jobs = yaml.safe_load(workflow.read_text())["jobs"].values()
     return [step for job in jobs for step in job["steps"]]
 
@@ -33,7 +32,7 @@ def test_every_action_and_image_is_pinned(workflow: Path) -> None:
 
 @every_workflow
 def test_jobs_get_no_right_to_write_from_the_workflow(workflow: Path) -> None:
-    """Each job declares its own write permissions."""
+    """No job gets write permissions from the workflow; each job declares its own."""
     granted = yaml.safe_load(workflow.read_text())["permissions"]
     assert granted in ({"contents": "read"}, "read-all")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages that people read, taken apart: links, headings, code and prose."""
+"""The pages that people read, split into links, headings, code and prose."""
 
 import re
 from collections.abc import Iterator

@@ -74,7 +74,7 @@ def test_every_flag_has_tests() -> None:
 
 
 def test_flags_without_effect() -> None:
-    """The page says of each flag without effect that it has none."""
+    """For each flag without effect the page says so."""
     rows = re.findall(r"^\| (-[^|]*) \|.*\| ([^|]*) \|$", sections(PAGE)["15"], re.M)
     told = {flag: said for flags, said in rows for flag in re.findall(r"--([\w-]+)", flags)}
     ignored = {it.flag for it in PARAMETERS if it.ignored}

@@ -33,7 +33,6 @@ def exists(path: str) -> bool:
 
 @every_page
 def test_every_link_leads_to_a_file_and_heading(page: Path) -> None:
-    """Every relative link leads to a file, and to a heading in that file."""
     for link in pages.links(page):
         assert link.path.exists(), link.path
         assert not link.heading or link.heading in pages.headings(link.path), link
@@ -63,14 +62,12 @@ def test_every_module_exists(page: Path) -> None:
 
 @every_page
 def test_every_command_exists(page: Path) -> None:
-    """Every `ebpflb COMMAND` is a command."""
     found = {command for text in pages.code(page) for command in COMMAND.findall(text)}
     assert found <= set(COMMANDS)
 
 
 @every_page
 def test_every_make_target_exists(page: Path) -> None:
-    """Every `make TARGET` is a target."""
     makefiles = ROOT / "Makefile", ROOT / "vagrant/kernels/kernels.mk"
     rules = "\n".join(makefile.read_text() for makefile in makefiles)
     targets = set(" ".join(re.findall(r"^([\w -]+):", rules, re.M)).split())

@@ -235,8 +235,8 @@ def test_frontend_moves_after_a_failure(
 
 
 def test_last_ids(datapath: Datapath, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ids that were given last are recorded before anything else of the plan is written, and
-    stay with other writes.
+    """The last given ids are recorded before anything else in the plan is written, and stay with
+    other writes.
     """
     assert datapath.read_contents().last_ids == LastIds(0, 0)
     datapath.apply(Plan(last_ids=[LastIds(3, 9)]))

@@ -12,7 +12,7 @@ OTHER = "struct pair { uint64_t first; };"
 
 
 def test_the_file_of_this_text_is_used(tmp_path: Path) -> None:
-    """The file's content is used; another text has another file."""
+    """The installed file for a text is used; another text has another file."""
     written = bpf.write_declarations(TEXT, tmp_path)
     written.write_text("ffi = 'brought along'")
     assert bpf.c_types(TEXT, tmp_path, None) == "brought along"

@@ -33,7 +33,9 @@ def test_stack_grows(budget: int, count: int, fits: bool) -> None:
 
 
 def test_stack_has_a_limit() -> None:
-    """Beyond MOST_STACK no budget helps: another compiler needs room below 512 bytes."""
+    """Beyond MOST_STACK a program fails whatever its budget: another compiler needs room below 512
+    bytes.
+    """
     count = verifier.MOST_STACK + 8
     [line] = verifier.complaints({ROW: count}, {ROW: {"stack": str(count)}}, verifier.STACK)
     assert line.endswith("456 bytes of stack, the most is 448")

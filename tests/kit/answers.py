@@ -6,7 +6,6 @@ from typing import Any
 
 
 def items(text: str) -> list[dict[str, Any]]:
-    """Return the items of a list."""
     found: list[dict[str, Any]] = json.loads(text)["items"]
     return found
 

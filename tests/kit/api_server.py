@@ -179,7 +179,7 @@ class FakeApiServer:
     # What a test wants to know
 
     def lists(self, kind: str) -> int:
-        """Return how many lists were begun."""
+        """Return how many lists were requested."""
         asked = [request.query for request in self.requests if request.kind == kind]
         return sum("watch" not in query and "continue" not in query for query in asked)
 
@@ -196,7 +196,6 @@ class FakeApiServer:
             assert self.changed.wait_for(watched, WAIT_SECONDS), f"no watch: {kind}"
 
     def kubeconfig(self, folder: Path) -> Path:
-        """Write a kubeconfig for this server."""
         cluster: Json = {"server": self.url}
         if self._certificate:
             cluster["certificate-authority"] = str(self._certificate)

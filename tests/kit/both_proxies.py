@@ -73,8 +73,8 @@ class Both(Cluster):
         endpoints: Sequence[Host] | None = None,
         **more: Any,
     ) -> list[Any]:
-        """Return a Service in a namespace of its own name, with web-1 and web-2 unless
-        ``endpoints`` are given. Web-3 is listed and not ready, so no connection is reset when a
+        """Return a Service in a namespace with the same name, with web-1 and web-2 unless
+        ``endpoints`` are given. Web-3 is listed as not ready, so no connection is reset when a
         Service moves to the other proxy, or back.
         """
         named = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
@@ -109,8 +109,8 @@ class Both(Cluster):
     def answers(
         self, service: tuple[str, str, int], send: requests.Send, wanted: set[str] = EBPFLB
     ) -> list[set[str]]:
-        """Return the backends that answer each client, which sends at least LEAST requests, and
-        until all of ``wanted`` answered.
+        """Return the backends that answer each client. A client sends at least LEAST requests, and
+        goes on until all of ``wanted`` have answered.
         """
         return [
             self._answering(self.sockets(host), where, send, wanted)
@@ -129,8 +129,8 @@ class Both(Cluster):
 
     def go_through(self, steps: Sequence[tuple[Sequence[str], set[str], set[str]]]) -> None:
         """Run the agent with the options of each step in turn; ``NEW`` and ``OLD`` are then
-        answered by these endpoints. No connection fails or ends, whoever opened it in whichever
-        step.
+        answered by these endpoints. No connection fails or ends, whichever proxy opened it in
+        whichever step.
         """
         self.serve(*steps[0][0])
         ways = self.ways(NEW) + self.ways(OLD)

@@ -52,6 +52,6 @@ def _expected(draws: int, weights: Sequence[int]) -> list[float]:
 
 
 def _passing(expected: float) -> range:
-    """Return the counts that pass; beyond them one count alone exceeds the limit."""
+    """Return the counts that pass; a higher count alone exceeds the limit."""
     off = math.sqrt(LIMIT * expected)
     return range(max(0, math.floor(expected - off)), min(DRAWS, math.ceil(expected + off)) + 1)

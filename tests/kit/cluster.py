@@ -99,7 +99,6 @@ def endpoint(
     zones: Iterable[str] = (),
     **conditions: bool,
 ) -> Manifest:
-    """Return the pod as an endpoint."""
     found = manifests.endpoint(pod.v6 if v6 else pod.v4, node=node, target=pod.name, **conditions)
     hints = {"hints": {"forZones": [{"name": zone} for zone in zones]}} if zones else {}
     return found | hints

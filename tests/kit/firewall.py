@@ -18,6 +18,5 @@ def rules(node: Host, text: str) -> Iterator[None]:
 
 
 def chain(hook: str, priority: str, *lines: str, policy: str = "accept") -> str:
-    """Return a chain with these rules."""
     head = f"chain {hook} {{\ntype filter hook {hook} priority {priority}; policy {policy}\n"
     return "\n".join([head, *lines, "}"])

@@ -124,7 +124,7 @@ def start(
 def run(
     *words: str, netns: str | None = None, cgroup: Path | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    """Return the output of a command, in this environment; by default where this process is."""
+    """Return the output of a command in this environment, by default where this process is."""
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         where: dict[str, Any] = {"netns": netns, "cgroup": cgroup, "cwd": os.getcwd()}
         process = start(words, **where, env=os.environ, stdout=out, stderr=err)

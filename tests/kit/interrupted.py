@@ -9,7 +9,7 @@ import sys
 def interrupted_alone() -> None:
     """Continue in a child process that alone receives Ctrl-C, without the processes that it starts.
 
-    Returns in the child; this process waits for it, and ends in the same way.
+    The call returns in the child; this process waits for it, and ends in the same way.
     """
     worker = os.fork()
     if not worker:

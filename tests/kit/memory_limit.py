@@ -21,7 +21,7 @@ class MemoryLimit:
         self._is_v1 = folder.parent == _V1
 
     def set(self, size: int) -> None:
-        """Limit the memory, and allow no swap if that has a limit of its own."""
+        """Limit the memory, and allow no swap if swap has a separate limit."""
         name = "memory.limit_in_bytes" if self._is_v1 else "memory.max"
         (self.folder / name).write_text(str(size))
         swap = self.folder / ("memory.swappiness" if self._is_v1 else "memory.swap.max")

@@ -28,7 +28,7 @@ def saying(said: list[Manifest], value: str | None) -> list[Manifest]:
 
 
 def terminating(said: list[Manifest], pod: Host) -> list[Manifest]:
-    """Return the manifests with this endpoint terminating, and serving."""
+    """Return the manifests with this endpoint terminating, but serving."""
     for each in said:
         for endpoint in each.get("endpoints", ()):
             if endpoint["targetRef"]["name"] == pod.name:

@@ -60,9 +60,10 @@ KEYS = {
 
 
 class Overlay(cni.Bridge):
-    """VXLAN as in Flannel: a node's VXLAN address is the first one of its pod network.
+    """A VXLAN network as in Flannel: a node's VXLAN address is the first address of its pod
+    network.
 
-    Before Linux 5.14 that is a broadcast address, for which no host answers. So the nodes have
+    Before Linux 5.14 this is a broadcast address, for which no host answers, so the nodes have
     entries for each other's link address.
     """
 
@@ -84,8 +85,8 @@ def _vxlan_link(node: int) -> str:
 
 
 class Routed:
-    """Routes as in Calico: a pod has a gateway address, for which the node answers on every
-    veth.
+    """A network with routes as in Calico: a pod has a gateway address, for which the node answers
+    on every veth.
     """
 
     gateways = ("169.254.1.1", "fe80::1")

@@ -33,7 +33,7 @@ SERVICES = {"web-1": 30100, "there": 30200}  # pods and their NodePorts
 
 
 class TwoPlaces(LabCluster):
-    """A pod on this node, "web-1", and one beyond a tunnel on another node, "there", each with a
+    """A pod on this node, "web-1", and a pod beyond a tunnel on another node, "there", each with a
     Service. With ``second_uplink`` the node also has "eth1", to which packets from both pods are
     routed.
     """

@@ -81,7 +81,6 @@ def exchange(client: Socket, host: str, port: int = PORT) -> Answer:
 
 
 def receive(client: Socket) -> Answer:
-    """Return the next datagram."""
     said, sender = client.recvfrom(64)
     return _answer(said, sender[:2])
 
@@ -104,7 +103,7 @@ def backends(
 
 
 def fragmented(sockets: Sockets, host: str, port: int = PORT, size: int = 2000) -> Answer:
-    """Send a datagram in fragments, which comes back in fragments."""
+    """Send a datagram in fragments, and receive it back in fragments."""
     with udp_socket(sockets, host) as client:
         return exchange_fragmented(client, host, port, size)
 

@@ -72,7 +72,7 @@ def weighted(two: TwoNodes, scheduler: str, weights: Iterable[int]) -> list[Mani
 
 
 def frontend(two: TwoNodes, who: str, *, v6: bool = False) -> tuple[str, int]:
-    """Return the frontend for a client: outside, the NodePort."""
+    """Return the frontend for a client; for the client outside it is the NodePort."""
     return WEB.to("nodeport" if who == "outside" else "cluster", two.near, v6=v6)
 
 

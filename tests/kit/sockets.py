@@ -97,7 +97,7 @@ class _Holder:
 
 
 def _disconnect(opened: socket.socket) -> None:
-    """Call connect() with AF_UNSPEC, which Python's own connect() cannot."""
+    """Call connect() with AF_UNSPEC, for which Python's own connect() has no form."""
     size = struct.calcsize("=H14x")
     if ctypes.CDLL(None, use_errno=True).connect(opened.fileno(), bytes(size), size):
         raise OSError(ctypes.get_errno(), "connect to AF_UNSPEC")

@@ -20,7 +20,9 @@ SOURCE = 12345  # the client's port, as `nc -u -p 12345`
 
 
 class Changes:
-    """``apply`` publishes, and returns when every stale socket has been ended."""
+    """Changes of endpoints; ``apply`` publishes, and returns when every stale socket has been
+    ended.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.turn = cluster, 0

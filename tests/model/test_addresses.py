@@ -45,7 +45,7 @@ NOT_AN_ADDRESS = [
 
 @pytest.mark.parametrize("text", NOT_AN_ADDRESS)
 def test_not_an_address(text: str) -> None:
-    """Any other text is refused, with a printable message."""
+    """Text that is not an address is refused, with a printable message."""
     with pytest.raises(ValueError) as refusal:
         addresses.parse_address(text)
     assert str(refusal.value) == f'"{text}" is not an IP address'
@@ -64,7 +64,7 @@ def test_not_an_address(text: str) -> None:
     ],
 )
 def test_a_cidr_is_masked_to_its_network(text: str, plain: str) -> None:
-    """A CIDR is masked to its network; an IPv4-mapped one is the IPv4 network."""
+    """A CIDR is masked to its network; an IPv4-mapped CIDR is the IPv4 network."""
     assert addresses.parse_network(text) == ip_network(plain)
 
 
@@ -101,7 +101,7 @@ def test_every_ipv6_address_is_read(address: IPv6Address) -> None:
 
 @given(some.text("0123456789abcdef.:/% x") | some.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
-    """No text raises another error than ValueError."""
+    """Any text is read, or refused with a ValueError."""
     for parse in (addresses.parse_address, addresses.parse_network):
         try:
             parse(text)
@@ -167,7 +167,7 @@ def test_round_trip(nanoseconds: int) -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("0", 0), ("1ms", 1), ("1.9s", 1), ("2m", 120)])
 def test_whole_seconds(text: str, seconds: int) -> None:
-    """The kernel gets whole seconds, and 0 only for 0."""
+    """The kernel gets whole seconds, and 0 only if the duration is 0."""
     assert parse_duration(text).whole_seconds == seconds
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The services that an event changes (kube-proxy.md 2, 16.3): only these cause work."""
+"""The services that an event changes (kube-proxy.md 2, 16.3): only changed ones cause work."""
 
 from ipaddress import IPv4Address
 
@@ -24,7 +24,7 @@ ZONE = "topology.kubernetes.io/zone"
 
 @pytest.fixture
 def cluster() -> ClusterState:
-    """Return a state with a service, another one, and a slice of the first."""
+    """Return a state with two services, and a slice of the first one."""
     found = ClusterState("here")
     say(found, WEB, builders.service())
     say(found, OTHER, builders.service(name="other", clusterIPs=["172.30.0.42"]))

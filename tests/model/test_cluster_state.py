@@ -94,7 +94,9 @@ def test_unreadable_range(cluster: ClusterState) -> None:
 
 
 def test_an_object_that_was_never_valid_has_no_good_state(cluster: ClusterState) -> None:
-    """The line says that it is ignored, not that an earlier state stays."""
+    """The line about a never valid object says that it is ignored, not that an earlier state
+    stays.
+    """
     unreadable = ReadObject(InvalidObject("spec.ports", "no array"), "test.yaml")
     for kind in (Kind.SERVICE, Kind.ENDPOINT_SLICE, Kind.SERVICE_CIDR, Kind.NODE):
         (warning,) = cluster.apply(Changed(kind, WEB, unreadable)).warnings
@@ -118,7 +120,7 @@ def test_an_undecodable_object_stays_as_it_was(cluster: ClusterState) -> None:
 
 
 def test_invalid_and_removed(cluster: ClusterState) -> None:
-    """An object that was always invalid is forgotten when the list of its kind lacks it."""
+    """An object that was always invalid is forgotten when a list no longer has it."""
     cluster.apply(changed(Kind.SERVICE, WEB, builders.service(clusterIP="?", clusterIPs=["?"])))
     assert cluster.invalid.keys() == {(Kind.SERVICE, WEB)}
     cluster.apply(Replaced(Kind.ENDPOINT_SLICE, {}))
@@ -156,8 +158,8 @@ def test_another_node_is_passed_over(cluster: ClusterState) -> None:
 
 
 def test_bind_address_overrides_the_primary_address() -> None:
-    """--bind-address is the address of its family, which is the primary one (kube-proxy.md 17),
-    without a Node and with any.
+    """--bind-address is the node's address of its family, which becomes the primary one
+    (kube-proxy.md 17), with or without a Node.
     """
     six = ip_address("fd00::99")
     cluster = ClusterState("here", bind_address=six)

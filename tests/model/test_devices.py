@@ -112,8 +112,8 @@ UPLINK_BRIDGE = replace(device(9, "br0"), kind="bridge", plain_bridge=True)
 def test_served_with_a_bridge(
     bridge: dict[str, Any], port: dict[str, Any], patterns: tuple[str, ...], names: str
 ) -> None:
-    """A served plain bridge replaces its only port, unless that is a pod's or virtual machine's, or
-    sends frames back.
+    """A served plain bridge replaces its only port, unless the port belongs to a pod or virtual
+    machine, or sends frames back.
     """
     every = replace(UPLINK_BRIDGE, **bridge), replace(device(7, "eth1", master=9), **port)
     assert [each.name for each in served(every, patterns)] == names.split()

@@ -265,7 +265,7 @@ def test_endpoints_elsewhere_only(spec: dict[str, Any], expected: set[TrafficPol
 
 @pytest.mark.parametrize("spec", [LOCAL_INSIDE, LOCAL_OUTSIDE, LOCAL_BOTH])
 def test_an_endpoint_here(spec: dict[str, Any]) -> None:
-    """With an endpoint on this node nothing counts, even if it is terminating."""
+    """With an endpoint on this node no port counts, even if the endpoint is terminating."""
     assert policies((endpoint("a"), endpoint("b", local=True)), **spec) == NONE
     assert policies((endpoint("a"), leaving("b", local=True)), **spec) == NONE
 
@@ -277,7 +277,7 @@ def test_both_local_and_no_endpoints_at_all_gives_0_0(endpoints: tuple[Endpoint,
 
 
 def test_counts_follow_the_service_ports() -> None:
-    """A port counts in its family and last policies, and not after its deletion."""
+    """A port counts in its family and current policies, and no longer after its deletion."""
     tally = NoLocalEndpoints()
     v4, v6 = builders.port_name(), builders.port_name(family=Family.IPV6)
     tally.update(v4, frozenset(TrafficPolicy))

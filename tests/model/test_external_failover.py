@@ -28,7 +28,9 @@ def parsed(
     ("annotation", "field"), list(product((None, *FAILOVER_POLICIES), repeat=2))
 )
 def test_the_annotation_takes_precedence(annotation: str | None, field: str | None) -> None:
-    """Without both, packets without an endpoint are dropped or refused."""
+    """The annotation overrides the field; without both, packets without an endpoint are dropped or
+    refused.
+    """
     found = parsed(annotation, field)
     assert [it.passthrough for it in found.ports] == [(annotation or field) == "Passthrough"] * 2
     assert not found.warnings

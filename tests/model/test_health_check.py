@@ -109,7 +109,7 @@ def test_terminating_endpoints_never_count_even_while_used(
 
 
 def test_one_ip_with_two_ports_counts_once() -> None:
-    """Distinct IPs over all ports of the Service count."""
+    """Distinct IPs are counted, over all ports of the Service."""
     ports = [{"name": "a", "port": 8080}, {"name": "b", "port": 8443}]
     slice = builders.slice(entry("10.1.0.1", **LOCAL), ports=ports)
     assert count(slice, ports=[{"name": "a", "port": 80}, {"name": "b", "port": 443}]) == 1

@@ -73,7 +73,9 @@ COMMIT
 
 
 def test_marked_by_others() -> None:
-    """If other rules mark by KUBE-MARK-MASQ, marking and masquerading stay, but not the sets."""
+    """If other rules mark by KUBE-MARK-MASQ, marking and masquerading stay, but the sets are
+    removed.
+    """
     found = removal(NAT.replace("COMMIT", MARKING))
     assert found.deleted_chains == ["KUBE-SEP-2ACZ7VJ4SLNY7XTQ", "KUBE-SERVICES"]
     assert not found.flushed_chains
@@ -94,7 +96,7 @@ def test_asked_by_others() -> None:
 
 
 def test_conditional_jump() -> None:
-    """A jump from a kernel's chain is kube-proxy's only if it has no conditions."""
+    """A jump from a chain of the kernel is kube-proxy's only if it has no conditions."""
     found = removal(NAT.replace("-A POSTROUTING -j", "-A POSTROUTING -o eth9 -j"))
     assert "-D POSTROUTING" not in found.script
     assert found.retained == "KUBE-POSTROUTING: used by rules in POSTROUTING"
@@ -116,7 +118,7 @@ def test_without_kube_proxy_nothing_is_done() -> None:
 
 
 def test_second_time() -> None:
-    """If the kept chains are empty already, there is nothing to do."""
+    """If the kept chains are already empty, there is nothing to do."""
     kept = """\
 *nat
 :PREROUTING ACCEPT [0:0]

@@ -35,7 +35,6 @@ def test_without_a_cidr_nothing_is_a_pods() -> None:
     ],
 )
 def test_each_mode_uses_its_own_cidrs(mode: LocalMode, networks: tuple[object, ...]) -> None:
-    """Each mode uses its own CIDRs, or none."""
     detector = LocalDetector(mode, CLUSTER, "cni0", "veth")
     assert detector.networks(NODE) == networks
     assert detector.by_device == (not networks)
@@ -57,7 +56,7 @@ def test_name_prefix(prefix: str, names: list[str]) -> None:
 
 
 def test_other_modes_go_by_source() -> None:
-    """A bridge is ignored in other modes."""
+    """Other modes ignore a bridge and go by the source address."""
     assert not pods(
         LocalDetector(LocalMode.CLUSTER_CIDR, CLUSTER, bridge="cni0", name_prefix="veth")
     )

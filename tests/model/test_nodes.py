@@ -180,7 +180,9 @@ def test_services_are_found_by_the_listener_that_they_name() -> None:
 
 
 def test_the_oldest_services_are_asked() -> None:
-    """A tenant with many Services cannot displace the cluster's DNS."""
+    """The oldest Services are asked, so a tenant with many Services cannot displace the cluster's
+    DNS.
+    """
     ports = NodeLocalPorts()
     for number in range(MOST):
         name, created = f"a-{number}", f"2026-01-01T00:00:{number % 60:02}Z"

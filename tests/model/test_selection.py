@@ -58,7 +58,7 @@ A_HERE, B_AWAY = endpoint("a", local=True), endpoint("b")
     ],
 )
 def test_lists_in_use(port: ServicePort, cluster: str, local: str) -> None:
-    """The policies say which of the two lists a service port uses; both are selected."""
+    """The policies decide which of the two lists a service port uses; both lists are computed."""
     found = select((A_HERE, B_AWAY), HERE)
     assert (names(found.cluster), names(found.local)) == ("ab", "a")
     uses = uses_cluster(port), uses_local(port)
@@ -128,7 +128,7 @@ def test_cluster_list(endpoints: list[Endpoint], cluster: str) -> None:
     ],
 )
 def test_local_list(endpoints: list[Endpoint], local: str) -> None:
-    """The order of preference is the same, among this node's endpoints."""
+    """The order of preference is the same as for the cluster list, among this node's endpoints."""
     assert names(select(tuple(endpoints), HERE).local) == local
 
 

@@ -79,7 +79,7 @@ def test_externally_accessible(spec: dict[str, Any], accessible: bool) -> None:
     ids=["unsaid", "default", "empty", "a day", "None"],
 )
 def test_the_timeout_defaults_to_three_hours(spec: dict[str, Any], seconds: int) -> None:
-    """The timeout is taken only for ClientIP and defaults to three hours (1.4)."""
+    """The timeout is used only for ClientIP and defaults to three hours (1.4)."""
     assert builders.only_port(builders.service(**spec)).affinity_seconds == seconds
 
 

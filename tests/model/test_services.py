@@ -182,7 +182,7 @@ def test_external_ips_that_are_not_allowed() -> None:
 
 
 def test_external_ips_are_named_once() -> None:
-    """Each Service and address gets one line, and another one only after it was served."""
+    """Each Service and address gets one line, and another line only if it was served in between."""
     cluster = ClusterState("here", admission=Admission(external_ips=services.NO_EXTERNAL_IPS))
     key = Key("shop", "web")
 
@@ -313,7 +313,7 @@ def test_unreadable_entries_are_skipped_with_a_remark() -> None:
 
 
 def test_a_service_with_too_many_entries() -> None:
-    """The first 1000 of each list are served; the warning says so, and the first port has it."""
+    """The first 1000 entries of each list are served; the first port has a warning that says so."""
     many = services.MOST_PORTS + 1
     ports = [{"name": f"p{number}", "port": number} for number in range(1, many + 1)]
     addresses = [f"203.0.{number >> 8}.{number & 255}" for number in range(many)]
@@ -382,7 +382,9 @@ def test_few_of_many_warnings_are_kept() -> None:
     ],
 )
 def test_names_that_no_map_holds_are_invalid(field: str, made: Callable[[str], Any]) -> None:
-    """Kubernetes limits names to 63 characters; only a manifest may exceed that."""
+    """Longer names are invalid: Kubernetes limits names to 63 characters, so only a manifest may
+    exceed this.
+    """
     assert services.parse(made("x" * 63)).ports
     with pytest.raises(InvalidObject, match=re.escape(f"{field}: longer than 63 characters")):
         services.parse(made("x" * 64))

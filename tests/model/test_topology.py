@@ -49,7 +49,9 @@ def unready(target: str, zones: str = "") -> Endpoint:
     ],
 )
 def test_zone_mode_needs_all_hints(endpoints: list[Endpoint], kept: str) -> None:
-    """In zone mode every ready endpoint has a hint, and at least one is for this zone."""
+    """Zone mode applies only if every ready endpoint has a hint, and at least one hint is for this
+    zone.
+    """
     assert cluster(*endpoints) == kept
 
 

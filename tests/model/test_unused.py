@@ -28,7 +28,7 @@ def uses(port: ServicePort, *found: Endpoint, topology: Topology = HERE) -> list
 def test_each_endpoint_is_used_or_has_a_reason(
     port: ServicePort, found: tuple[Endpoint, ...]
 ) -> None:
-    """In each list that is in use, every endpoint is either a member or has a reason why not."""
+    """In each list in use, every endpoint is either a member or has a reason why it is not."""
     chosen = endpoints.select(found, HERE)
     in_use = endpoints.uses_cluster(port), endpoints.uses_local(port)
     for use in endpoints.uses(port, found, chosen, HERE):
@@ -64,7 +64,7 @@ LISTS: list[Callable[[Use], UnusedReason | None]] = [
 def test_reasons_are_true(
     reason_of: Callable[[Use], UnusedReason | None], port: ServicePort, found: tuple[Endpoint, ...]
 ) -> None:
-    """An endpoint is used once its reasons have been removed, and none of them comes back."""
+    """An endpoint is used once its reasons have been removed, and no reason comes back."""
     for index in range(len(found)):
         changed, seen = list(found), set[UnusedReason]()
         while (reason := reason_of(uses(port, *changed)[index])) is not None:

@@ -18,7 +18,7 @@ def modules() -> dict[str, Any]:
 
 @pytest.fixture(scope="session", params=list(VARIANTS))
 def new_node(request: pytest.FixtureRequest, modules: dict[str, Any]) -> Callable[[], NativeNode]:
-    """Return a function that makes empty nodes, for tests that need many."""
+    """Return a function that makes empty nodes, for tests that need many nodes."""
     names_errno = request.param == "set_retval"
     return lambda: NativeNode(Kernel(modules[request.param], names_errno=names_errno))
 

@@ -155,7 +155,7 @@ class Kernel:
         return result
 
     def _bind(self) -> None:
-        """Make this kernel's helpers those of the module."""
+        """Make the module use this kernel's helpers."""
         for helper in (
             self.bpf_map_lookup_elem,
             self.bpf_map_update_elem,

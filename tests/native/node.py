@@ -65,7 +65,7 @@ class NativeNode(Publisher):
 
 
 class Socket:
-    """A socket of an application; each method is the system call's hook."""
+    """A socket of an application; each method calls the hook of the system call with its name."""
 
     def __init__(self, node: NativeNode, protocol: int, netns: int, cookie: int) -> None:
         self.kernel = node.kernel

@@ -99,7 +99,7 @@ def test_backend_left_the_list(node: NativeNode, leaving: bool) -> None:
 
 
 def test_list_in_use(node: NativeNode) -> None:
-    """The remembered backend has to be in the list that this frontend's policy allows."""
+    """The remembered backend must be in the list that this frontend's policy allows."""
     frontends = {SERVICE: "local", "203.0.113.1:80": "external local"}
     node.publish(1, frontends, cluster=["10.2.0.1:80"], local=["10.1.0.1:80"], affinity=60)
     for _ in range(2):
@@ -133,7 +133,7 @@ def test_off_and_on(node: NativeNode) -> None:
     steps=some.lists(some.tuples(some.sampled_from([HOST, POD, OTHER_POD]), some.integers(0, 9)))
 )
 def test_any_pace(new_node: Callable[[], NativeNode], steps: list[tuple[int, int]]) -> None:
-    """A client changes its backend exactly when a pause exceeds the timeout."""
+    """A client changes its backend if and only if a pause exceeds the timeout."""
     node = new_node()
     node.publish(1, [SERVICE], cluster=MANY, affinity=5)
     service: ServiceEntry = node.kernel.get("services", frontend(SERVICE))

@@ -66,7 +66,7 @@ def test_peer_is_another(web: NativeNode, real: str) -> None:
 
 
 def test_service_has_gone(web: NativeNode) -> None:
-    """A socket's peer does not change with the service."""
+    """A connected socket's peer does not change when the service is deleted."""
     stream, datagram = web.socket("tcp"), web.socket("udp")
     stream.connect(WEB)
     datagram.sendmsg(WEB)
@@ -87,7 +87,7 @@ def test_many_backends(node: NativeNode) -> None:
 
 
 def test_after_release(web: NativeNode) -> None:
-    """The cookie of a released socket has no meaning."""
+    """After a socket's release its cookie has no meaning."""
     for protocol in ("tcp", "udp"):
         socket = web.socket(protocol)
         socket.connect(WEB)

@@ -92,7 +92,7 @@ def test_other_ports_and_addresses_are_free(both: NativeNode, at: str, protocol:
     ],
 )
 def test_one_family(node: NativeNode, node_port: str, at: str, taken: bool) -> None:
-    """A NodePort of one family takes addresses of that family; :: stands for both."""
+    """A NodePort of one family takes only addresses of that family; :: stands for both families."""
     with_node_ports(node, node_port)
     assert is_taken(node, at) == (taken and node.kernel.names_errno)
 

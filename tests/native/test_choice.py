@@ -69,7 +69,7 @@ def test_even_numbers_choose_evenly(node: NativeNode, size: int) -> None:
 
 @given(data=some.data())
 def test_lists_of_a_block(new_node: Callable[[], NativeNode], data: some.DataObject) -> None:
-    """However a service's lists overlap in its block, a choice is from its own list."""
+    """However a service's lists overlap in its block, each choice comes from its own list."""
     everyone = [f"10.1.0.1:{n}" for n in range(1, 9)]
     subset = some.lists(some.sampled_from(everyone), unique=True, min_size=1)
     cluster, local = data.draw(subset), data.draw(subset)

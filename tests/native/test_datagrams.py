@@ -34,7 +34,7 @@ def test_a_sockets_datagrams_keep_their_backend(dns: NativeNode) -> None:
 
 
 def test_connect_and_send_agree(dns: NativeNode) -> None:
-    """Connecting a datagram socket is the same flow as sending from it."""
+    """A datagram socket that connects has the same flow as if it sends."""
     socket = dns.socket("udp")
     home = socket.connect(ADDRESS).place
     assert socket.sendmsg(ADDRESS).place == socket.connect(ADDRESS).place == home

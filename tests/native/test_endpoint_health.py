@@ -20,7 +20,7 @@ CLIENTS = POD, OTHER_POD, HOST, HOST + 9
 
 
 def told(socket: Socket, op: int, **fields: Any) -> int:
-    """Call the program as the kernel does; return which calls it asks for next."""
+    """Call the program as the kernel does; return the further calls that it requests."""
     context = socket.kernel.ffi.new("struct bpf_sock_ops *", {"op": op, **fields})
     assert socket.kernel.run("socket_opening", context, netns=1, cookie=socket.cookie) == 1
     return int(context.bpf_sock_ops_cb_flags)
@@ -61,7 +61,7 @@ def reached(node: NativeNode, *clients: int, to: str = WEB) -> None:
 
 
 def test_three_clients_that_reached_the_service_count(node: NativeNode) -> None:
-    """Each client counts once; a connection that opens clears them, and is noted."""
+    """Each client counts once; a connection that opens clears the failures, and is noted."""
     node.publish(1, [WEB], cluster=[ONE])
     reached(node, *CLIENTS)
     assert counted(node) is None

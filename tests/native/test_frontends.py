@@ -13,7 +13,7 @@ BACKEND6 = "[fd00:1::1]:8080"
 
 @pytest.fixture
 def node_port(node: NativeNode) -> NativeNode:
-    """Publish NodePort 30080 in both families, on a node with an address of each."""
+    """Publish NodePort 30080 in both families, on a node with an address in each."""
     node.owns("192.0.2.1", "2001:db8::1")
     node.publish(1, {"0.0.0.0:30080": "external"}, cluster=[BACKEND])
     node.publish(2, {"[::]:30080": "external"}, cluster=[BACKEND6])
@@ -106,7 +106,7 @@ def test_not_quite_loopback(node_port: NativeNode, to: str) -> None:
 
 
 def test_unspecified_is_no_service_ip(node: NativeNode) -> None:
-    """A NodePort's entry of the unspecified address is no frontend to connect to."""
+    """The unspecified address in a NodePort's entry is not a frontend to connect to."""
     node.publish(1, {"0.0.0.0:30080": "external"}, cluster=[BACKEND])
     assert node.socket(netns=POD).connect("0.0.0.0:30080").place == "0.0.0.0:30080"
 

@@ -171,8 +171,8 @@ def test_counts_are_the_open_connections_after_any_sequence(
 ) -> None:
     """Counts equal the number of open connections after any sequence.
 
-    A stream has one, and a datagram socket one for each frontend, until it connects elsewhere or is
-    released.
+    A stream socket has one connection, and a datagram socket one for each frontend, until it
+    connects elsewhere or is released.
     """
     node = served(new_node())
     sockets = [node.socket("tcp" if number < 3 else "udp") for number in range(6)]

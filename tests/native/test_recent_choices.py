@@ -99,7 +99,9 @@ def test_two_cpus_write_at_once(node: NativeNode, packet: Tuple) -> None:
 
 
 def test_segments_are_remembered_while_they_come(node: NativeNode) -> None:
-    """One segment in each epoch is enough; after an epoch without any, the choice is forgotten."""
+    """One segment in each epoch is enough; after an epoch without a segment the choice is
+    forgotten.
+    """
     chosen = remember(node, SEGMENT, 1, WEB)
     for _ in range(3):
         node.kernel.now += EPOCH[SEGMENT]

@@ -92,7 +92,9 @@ def check(
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
 def test_a_service_that_is_half_written_is_read_again(node: NativeNode, protocol: str) -> None:
-    """The connection goes to the service's new backend; after two half-written reads, nowhere."""
+    """The connection goes to the service's new backend; after two half-written reads it goes
+    nowhere.
+    """
     node.publish(1, [f"{WEB}/{protocol}"], cluster=[OLD])
     table = node.kernel.tables["services"]
     place = table.lookup(table.key.pack(frontend(f"{WEB}/{protocol}")))

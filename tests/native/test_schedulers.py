@@ -40,7 +40,7 @@ def test_round_robin_is_an_exact_rotation(
 def test_frontends_of_a_service_share_its_rotation(node: NativeNode) -> None:
     """All frontends of a service share one rotation.
 
-    With as many connections as backends each backend gets one.
+    If there are as many connections as backends, each backend gets one.
     """
     node.publish(1, {WEB: TURN, OTHER: TURN}, cluster=backends(4))
     met = [node.socket().connect(to).place for to in (WEB, OTHER, WEB, OTHER)]

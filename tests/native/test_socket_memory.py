@@ -55,7 +55,9 @@ def test_full_table_costs_the_name(full: NativeNode) -> None:
 
 
 def test_full_table_keeps_counts_exact(full: NativeNode) -> None:
-    """With a full table a connection counts as closed at once: no release would count it."""
+    """With a full table a connection counts as closed at once, because no release would count
+    it.
+    """
     for protocol in ("tcp", "udp"):
         socket = full.socket(protocol)
         for _ in range(3):
@@ -78,7 +80,7 @@ def test_full_table_keeps_flows(full: NativeNode) -> None:
 
 
 def test_full_table_keeps_counts_of_moved_flows(full: NativeNode) -> None:
-    """A flow that counts as closed at once does not count as closed again when it moves on."""
+    """A flow that counts as closed at once does not count as closed again when it moves."""
     full.publish(2, [f"{DNS}/udp"], cluster=[TWO])
     socket = full.socket("udp")
     assert socket.sendmsg(DNS).place == TWO

@@ -96,7 +96,9 @@ def test_place_that_is_taken_meanwhile(serving: NativeNode, protocol: str) -> No
 
 
 def test_place_of_a_datagram_socket_gets_another_backend(serving: NativeNode) -> None:
-    """A further datagram to the same frontend replaces the entry where it is, place or hash."""
+    """A further datagram to the same frontend replaces the entry where it is stored, place or
+    hash.
+    """
     sockets = pair(serving, "udp")
     for socket in sockets:
         socket.sendmsg(DNS)

@@ -39,7 +39,7 @@ class Segment(NamedTuple):
 
 
 class Side:
-    """One end of the connection; numbers do not wrap here."""
+    """One side of the connection; sequence numbers do not wrap here."""
 
     def __init__(self, number: int) -> None:
         self.first = self.acked = self.sent = self.awaits = number

@@ -46,7 +46,9 @@ def host(cluster: Cluster) -> Sockets:
 
 @pytest.fixture(params=["pod", "host"])
 def sockets(request: pytest.FixtureRequest) -> Sockets:
-    """Return the client's sockets: a pod, or the node itself, as a pod of the host's network."""
+    """Return the client's sockets: of a pod, or of the node itself, as for a pod in the host's
+    network.
+    """
     found: Sockets = request.getfixturevalue(request.param)
     return found
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of operators and CNIs with which a load balancer must work; each counts packets.
 
-Each takes a node. ``touched`` tells how many packets the rules have dropped or masqueraded.
+Each function takes a node. ``touched`` tells how many packets the rules have dropped or
+masqueraded.
 """
 
 import json

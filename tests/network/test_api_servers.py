@@ -137,7 +137,7 @@ def used(cluster: Cluster) -> set[str]:
 def loads(cluster: Cluster, *pods: Host, pause: float) -> "list[subprocess.Popen[str]]":
     """Start a client in each of these pods, in the pod "client", and on the node.
 
-    Each begins a request every ``pause`` seconds.
+    Each client begins a request every ``pause`` seconds.
     """
     program, pipe = Path(https_load.__file__), subprocess.PIPE
     return [
@@ -212,7 +212,7 @@ def reboot(cluster: Cluster) -> None:
 @pytest.mark.parametrize("kind", ["externalIPs", "status.loadBalancer"])
 def test_no_service_hides_an_api_server(cluster: Cluster, servers: Servers, kind: str) -> None:
     """If a Service claims the API servers' addresses and port, agent, node and pod still reach
-    them; also if an earlier agent's maps gave that place to the Service.
+    them, even if an earlier agent's maps gave these to the Service.
     """
     addresses, agent, group = [pod.v4 for pod in servers.pods], cluster.agent, cluster.node.cgroup
     assert agent.process

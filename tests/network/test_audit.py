@@ -42,7 +42,7 @@ def mount(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, bpffs: Path) -> Iterator[Cluster]:
-    """Yield a cluster whose agent compares five times a second, and pins in that bpffs."""
+    """Yield a cluster whose agent compares five times a second, and pins in ``bpffs``."""
     folder = tmp_path_factory.mktemp("cluster")
     with new_lab() as lab:
         made = Cluster(lab, folder, "--iptables-sync-period=200ms")
@@ -57,7 +57,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, bpffs: Path) -> Iterator[C
 
 @pytest.fixture(autouse=True)
 def ready(cluster: Cluster) -> None:
-    """Wait until all is well before each test; the log counts from here on."""
+    """Wait until everything is well before each test; log lines count from here on."""
     wait_until("it is ready", lambda: is_ready(cluster))
     cluster.logged_before = len(cluster.agent.log())  # type: ignore[attr-defined]
 

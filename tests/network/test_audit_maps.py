@@ -202,7 +202,7 @@ def test_a_place_of_an_array_is_corrected(
     changed: Callable[[Maps], tuple[int, Any]],
     name: str,
 ) -> None:
-    """An element is corrected, whoever changes it."""
+    """An array's element is corrected, whoever changes it."""
     at, value = changed(maps)
     before = maps[name].get(at)
     maps[name].write([(at, value)])
@@ -214,7 +214,7 @@ def test_a_place_of_an_array_is_corrected(
 def test_a_setting_is_corrected(
     cluster: Cluster, maps: Maps, logged: Callable[[str], bool], field: str
 ) -> None:
-    """A changed setting would change how every packet is handled."""
+    """A changed setting is corrected; it would change how every packet is handled."""
     before = maps["settings"].get(0)
     value = {"flags": before.flags ^ {"masquerade_all"}, "node_v4": UNPLANNED}.get(field)
     if field == "span_v4":

@@ -26,7 +26,7 @@ WAYS = {"silent": "drop", "refuses": "reject with tcp reset"}
 
 
 class Watched(Cluster):
-    """A cluster with three clients in pods, whose sockets the hooks see or not."""
+    """A cluster with three clients in pods, whose sockets the hooks may or may not see."""
 
     def __init__(self, lab: Lab, folder: Path, engine: Engine, *, hooked: bool) -> None:
         options = "--endpoint-health", "passive", *CLUSTER_CIDR
@@ -184,7 +184,7 @@ def test_what_it_has_not_answered_begins_again(cluster: Watched, address: str) -
 
 
 def test_a_denied_pod_is_no_weapon(cluster: Watched) -> None:
-    """The failures of a pod that reaches no endpoint count once, until it reaches one."""
+    """All failures of a pod that reaches no endpoint count once, until it reaches one."""
     denied, *others = cluster.clients
     for pod in cluster.web:
         break_input(pod, "drop", f"ip saddr {denied.v4} ")

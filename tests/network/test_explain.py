@@ -34,7 +34,6 @@ class Said:
         return json.loads(self.out)
 
     def chances(self) -> dict[str, float]:
-        """Return the chances by pod."""
         return {it["pod"]: it["chance"] for it in self.data["endpoints"] if it["chance"]}
 
 
@@ -69,7 +68,7 @@ def contents(cluster: Cluster) -> dict[str, Any]:
 
 @pytest.fixture
 def cluster(cluster: Cluster) -> Cluster:
-    """Yield the usual cluster, which serves two endpoints of IPv6 and all of IPv4."""
+    """Yield the usual cluster, which serves two IPv6 endpoints and all IPv4 ones."""
     v6 = [endpoint(pod, v6=True) for pod in cluster.web[:2]]
     cluster.publish(web(*map(endpoint, cluster.web), v6=v6, nodeport=NODEPORT))
     return cluster
@@ -122,7 +121,7 @@ def unhooked(folder: Path, engine: Engine, *options: str) -> Iterator[tuple[Clus
 
 
 def test_an_open_connection(tmp_path: Path) -> None:
-    """With the client's port, the answer has the endpoint of conntrack's entry."""
+    """If the client's port is given, the answer has the endpoint of conntrack's entry."""
     with (
         unhooked(tmp_path, Engine.NETFILTER) as (cluster, pod),
         requests.tcp_socket(cluster.sockets(pod), VIP) as client,

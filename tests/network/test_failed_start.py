@@ -208,7 +208,7 @@ with host_changes(options) as host:
 def test_an_agent_that_waits_or_is_still_being_built_is_stopped(
     node: Node, tmp_path: Path, until: str
 ) -> None:
-    """An agent waits for an API server that cannot be reached. SIGTERM ends it without an error,
+    """If an agent waits for an API server that cannot be reached, SIGTERM ends it without an error,
     and the node's settings stay.
     """
     before = node.look()[0]

@@ -130,7 +130,7 @@ def expected(requests_of: str, replies_of: str) -> dict[str, set[str]]:
 
 
 def way_in(two: TwoNodes, frontends: Frontends, endpoint: Host, send: Send, v6: bool) -> Way:
-    """Return the way from outside to a NodePort of the near node."""
+    """Return the path from outside to a NodePort of the near node."""
     client, to, node = (it.v6 if v6 else it.v4 for it in (two.outside, endpoint, two.near))
     return Way(client, to, frontends.to("nodeport", two.near, v6=v6), send, node)
 

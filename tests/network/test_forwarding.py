@@ -54,7 +54,9 @@ def is_served(node: KubeProxyNode) -> bool:
 
 
 def status(node: KubeProxyNode) -> dict[str, str]:
-    """Return status's text about FORWARD, "" for none: a reason of the verdict, and a line."""
+    """Return the two texts about FORWARD in status, a reason of the verdict and a line; "" for
+    none.
+    """
     found = json.loads(node.ebpflb("status", "-o", "json").stdout)
     reasons = [it["text"] for it in found["reasons"] if it["cause"] == "not forwarded"]
     lines = [f"{tool}: {text}" for tool, text in found["forwarding"].items()]

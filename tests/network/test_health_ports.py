@@ -27,7 +27,7 @@ class Reply(NamedTuple):
 
 
 def get(two: TwoNodes, client: Host, host: str, port: int = PORT, path: str = "/") -> Reply:
-    """Send a request. Raises OSError; ConnectionResetError also if nothing was answered."""
+    """Send a request. Raises OSError, such as ConnectionResetError if there is no answer."""
     with two.sockets(client).open(family_of(host), SOCK_STREAM) as stream:
         stream.connect((host, port))
         stream.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())

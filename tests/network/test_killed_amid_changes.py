@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent is killed while it writes other weights and schedulers, again and again, under traffic.
 
-The maps that it left serve until the next agent has written the rest; then shares and counts are
-right.
+Its maps serve until the next agent has written the rest; then shares and counts are right.
 """
 
 import signal

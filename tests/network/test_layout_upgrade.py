@@ -30,8 +30,8 @@ IDLE = 500  # Services that no one asks: their plans make the upgrade longer
 
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[TwoNodes]:
-    """Service "first" has the endpoint on the near node, "second" the one on the far node; a new
-    agent would number their backends in the other order.
+    """Publish Service "first" with the endpoint on the near node, and "second" with the one on the
+    far node; a new agent would number their backends in the other order.
     """
     folder = tmp_path / "nodes"
     with two_nodes.running(folder, *two_nodes.CLUSTER_CIDR, engine=Engine.NETFILTER) as made:
@@ -101,7 +101,9 @@ def ask(two: TwoNodes, environment: Environment, *words: str) -> "subprocess.Com
 
 
 def ask_another_build(two: TwoNodes, command: Environment) -> None:
-    """`status` and `services` get the agent's answers; other commands name the right one."""
+    """`status` and `services` get the agent's answers; other commands name the command of the right
+    build.
+    """
     status, services = ask(two, command, "status"), ask(two, command, "services", "list")
     assert (status.returncode, services.returncode) == (0, 0)
     assert "OK: " in status.stdout

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb monitor`` shows what connections do, and watching breaks nothing. This is tested for
-sockets, and for packets with both engines.
+"""``ebpflb monitor`` shows the result of connections, and watching breaks nothing. This is tested
+for sockets, and for packets with both engines.
 """
 
 import json

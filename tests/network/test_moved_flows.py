@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On the engine netfilter a UDP flow moves with its own next datagram, without a search."""
+"""On the engine netfilter a UDP flow is moved by its own next datagram, without a search."""
 
 import signal
 import time

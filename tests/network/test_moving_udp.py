@@ -56,8 +56,8 @@ def from_one_port(
 def test_udp_when_the_server_pod_cycles(
     two: TwoNodes, who: str, kind: str, policy: str, v6: bool
 ) -> None:
-    """From the same port the client reaches the new pod, which comes at once or after a while
-    without endpoints.
+    """The client reaches the new pod from the same port, whether it is added at once or after a
+    while without endpoints.
     """
     for pod in (two.here, two.twin, two.here):
         two.publish(two.service("web", 10, pod, internalTrafficPolicy=policy))

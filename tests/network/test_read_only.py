@@ -34,7 +34,7 @@ class AloneAgent(LabAgent):
     under = ("unshare", "--mount", "--propagation", "private")
 
     def make_read_only(self, *folders: Path) -> None:
-        """Make every path read-only that the agent opens from now on."""
+        """Make every path read-only that the agent opens afterwards."""
         assert self.process
         enter = [
             "nsenter",
@@ -69,7 +69,7 @@ def folders(agent: LabAgent, which: str) -> list[Path]:
 
 
 def lines(log: str) -> list[str]:
-    """Return the log lines after time and level."""
+    """Return the log lines without time and level."""
     return [line.split(" ", 2)[-1] for line in log.splitlines()]
 
 

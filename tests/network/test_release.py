@@ -17,7 +17,7 @@ ALL = [VIP, VIP6, EXTERNAL]
 
 @pytest.fixture(autouse=True)
 def service(cluster: Cluster) -> Iterator[None]:
-    """Check at the end of each test that nothing is left."""
+    """Publish a service; check at the end of each test that nothing is left."""
     v4, v6 = map(endpoint, cluster.web), [endpoint(pod, v6=True) for pod in cluster.web]
     cluster.publish(web(*v4, v6=v6, externalIPs=[EXTERNAL]))
     yield

@@ -45,7 +45,7 @@ def test_kube_proxy_is_needed_beside(some: Both) -> None:
 
 
 def test_rules_that_others_need_are_not_removed(some: Both) -> None:
-    """Cleanup refuses while the agent leaves Services to kube-proxy's rules."""
+    """Cleanup refuses to remove rules while the agent leaves Services to kube-proxy."""
     done = some.ebpflb("cleanup", "--kube-proxy")
     assert done.returncode == 1
     assert "Services outside of --" in done.stderr

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """If another host gets a removed endpoint's address, no flow to the Service reaches it.
 
-Upstream fixed the same for UDP in kube-proxy (kubernetes#139628, #141371).
+Upstream fixed the same bug for UDP in kube-proxy (kubernetes#139628, #141371).
 """
 
 import time

@@ -55,7 +55,6 @@ def go_on(clients: list[Socket], said: bytes) -> None:
 
 
 def are_answered(clients: list[Socket]) -> None:
-    """Whether an endpoint answers."""
     assert {echo(client, b"?").split()[0].decode() for client in clients} <= NAMES
 
 
@@ -99,7 +98,7 @@ def counters_of(host: Host, file: str, kind: str) -> dict[str, int]:
 
 
 def has_ended(client: Socket) -> bool:
-    """Whether the socket has lost its peer."""
+    """Whether the socket has lost its connection."""
     try:
         client.getpeername()
     except OSError as error:

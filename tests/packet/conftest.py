@@ -44,7 +44,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @contextmanager
 def loaded(compiled: Compiled, **specs: MapSpec) -> Iterator[Loaded]:
-    """Load unpinned maps by name, some changed or added; return them and the hooks' descriptors."""
+    """Load unpinned maps by name, with some changed or added; return them and the hooks'
+    descriptors.
+    """
     with ExitStack() as opened:
         tables: dict[str, Map] = {}
         for name, usual in (layout.MAPS | specs).items():

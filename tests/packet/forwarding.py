@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packets that a node forwards as a router: their outcome, and the age of the notes about them."""
+"""Packets that a node forwards as a router: their outcome, and the age of the programs' notes about
+them.
+"""
 
 from tests.packet.frames import Packet, forwarded
 from tests.packet.node import Outcome, PacketNode

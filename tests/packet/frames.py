@@ -185,7 +185,7 @@ __all__ = ["ICMP", "IP", "SCTP", "TCP", "UDP", "Ether", "IPv6", "Packet", "Raw"]
 
 
 def with_hops(packet: Packet, count: int) -> Packet:
-    """Return the packet with this number of hops left."""
+    """Return the packet with this many hops left."""
     copy = packet.copy()
     if IP in copy:
         copy[IP].ttl = count

@@ -36,7 +36,7 @@ def address(places: Places, kind: str) -> str:
 
 
 def written(places: Places, kind: str, protocol: str = "tcp") -> str:
-    """Return the address that the agent writes: a NodePort has none."""
+    """Return the address that the agent writes; for a NodePort there is none."""
     where = at(places.any, _PORTS[kind]) if kind == "nodeport" else address(places, kind)
     return f"{where}/{protocol}"
 

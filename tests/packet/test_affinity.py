@@ -46,7 +46,6 @@ def test_all_flows_of_a_client_go_to_one_backend(
 def test_a_record_older_than_the_timeout_is_ignored(
     node: PacketNode, places: Places, name: str
 ) -> None:
-    """A record that is older than the timeout is ignored."""
     where = serve(node, places, "nodeport", cluster=backends(places), affinity=1)
     client = AffinityKey(0, ip_address(places.client), 1)
     met_by_age = set()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SCTP associations behave like TCP connections: opened by INIT, kept until one side ends them."""
+"""SCTP associations behave like TCP connections: they are opened by INIT, and kept until one side
+ends them.
+"""
 
 from typing import Any
 
@@ -22,7 +24,7 @@ def answer(node: PacketNode, asked: Packet, word: str) -> str:
 
 
 def replace(node: PacketNode, places: Places, kind: str) -> None:
-    """Let another backend take new associations; the old one keeps its own."""
+    """Let another backend take new associations; the old backend keeps its existing ones."""
     there, elsewhere = at(places.there, 8080), at(places.elsewhere, 8080)
     serve(node, places, kind, "sctp", cluster=[elsewhere], leaving=[there])
 

@@ -34,7 +34,7 @@ def is_flows(node: PacketNode) -> bool:
 
 
 def asks(node: PacketNode, client: str, where: str, age: int = 0) -> Packet:
-    """Send the client's SYN; then make the attempt this old."""
+    """Send the client's SYN; then set the age of the attempt."""
     asked: Packet = node.ingress(segment(client, where)).packet
     for key, attempt in attempts(node).items():
         node.put("attempts", key, attempt._replace(since=attempt.since - age))

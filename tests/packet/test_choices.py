@@ -295,7 +295,7 @@ def test_an_init_gets_a_backend(node: PacketNode, places: Places) -> None:
 
 
 def test_flows_from_before(node: PacketNode, places: Places, protocol: str) -> None:
-    """A flow of the flow tables stays in them when the engine has changed."""
+    """A flow in the flow tables stays there when the engine changes."""
     node.settings("detect_local")
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 1)])
     client = at(places.pod, 50123)

@@ -20,7 +20,7 @@ def where(node: PacketNode, places: Places, kind: str) -> str:
 
 
 def replace(node: PacketNode, places: Places, kind: str) -> None:
-    """Let another backend take new connections; the old backend keeps its own."""
+    """Let another backend take new connections; the old backend keeps its existing ones."""
     there, elsewhere = at(places.there, 8080), at(places.elsewhere, 8080)
     serve(node, places, kind, cluster=[elsewhere], leaving=[there])
 
@@ -169,7 +169,7 @@ def test_packets_of_no_connection_pass(
 def test_flags_name_direction_and_seen_packets(
     node: PacketNode, places: Places, client: str, kind: str, where: str
 ) -> None:
-    """An entry's flags name its direction and the packets seen; a SYN alone may be forged."""
+    """An entry's flags name its direction and the packets seen so far; a lone SYN may be forged."""
     asked = node.through(segment(client, where))
     backend, near = at(places.there, 8080), source(asked)
     request, answer = f"ingress {client} > {where}", f"egress {backend} > {client}"
@@ -210,7 +210,6 @@ def test_new_and_replaced_entries_are_counted(
 
 
 def test_each_packet_updates_its_entry(node: PacketNode, client: str, where: str) -> None:
-    """Each packet updates the time of its entry."""
     asked = node.through(segment(client, where))
     wait(node, 1)
     first = node.flows()

@@ -137,7 +137,9 @@ def same_ends(explained: Ends | None, real: Ends | None) -> bool:
 
 
 def test_packets_go_where_explain_says(node: PacketNode, recorder: RecordingPrograms) -> None:
-    """Verdict, endpoint and masquerading agree, with affinity and earlier flows."""
+    """Verdict, endpoint and masquerading agree with the prediction, with affinity and earlier
+    flows.
+    """
     met: set[str] = set()
     for seed in range(STORIES):
         fresh = PacketNode(node.maps, node.hooks, node.devices)

@@ -33,7 +33,7 @@ def published(
 def test_from_outside(
     node: PacketNode, places: Places, protocol: str, kind: str, endpoints: str
 ) -> None:
-    """The packet stays as it is, gets no flow, and is counted by a verdict of its own."""
+    """The packet stays as it is, gets no flow, and is counted with its own verdict."""
     where = published(node, places, kind, protocol, endpoints)
     for number in range(3):
         request = opening(protocol, at(places.client, 50_000 + number), where)

@@ -99,7 +99,7 @@ def test_id_again(node: PacketNode, places: Places, client: str, where: str) -> 
 
 
 def test_id_of_another(node: PacketNode, places: Places, client: str, where: str) -> None:
-    """Another client's fragments with the same id wait for their own first one."""
+    """Another client's fragments with the same id wait for that client's first fragment."""
     node.through(fragments(client, where)[0])
     other = fragments(at(places.remote_pod, 50123), where)
     assert untouched(node, other[1])

@@ -108,7 +108,6 @@ def test_an_authenticated_packet_is_not_changed(node: PacketNode) -> None:
 def test_frames_of_a_vlan_are_left_to_its_device(
     node: PacketNode, places: Places, protocol: str, tags: int
 ) -> None:
-    """Frames of a VLAN are left to the VLAN's device."""
     pod, where = served(node, places, protocol)
     request = opening(protocol, pod, where)
     tagged = Ether(src=request.src, dst=request.dst)
@@ -165,7 +164,7 @@ def test_priority_tag_of_a_refused_packet(node: PacketNode, places: Places) -> N
 
 @pytest.mark.parametrize("offset", [0, 185])
 def test_priority_tag_of_a_fragment(node: PacketNode, offset: int) -> None:
-    """Fragments with a priority tag are translated like those without."""
+    """Fragments with a priority tag are translated like fragments without."""
     pod, where = served(node, V4)
     whole = opening("udp", pod, where)
     whole[IP].flags, whole[IP].id = "MF", 77
@@ -194,7 +193,7 @@ def test_not_ip(node: PacketNode) -> None:
 
 @pytest.mark.parametrize("number", [2, 4, 41, 46, 47, 50, 59, 103, 112, 136, 255])
 def test_other_protocols(node: PacketNode, places: Places, number: int) -> None:
-    """Other protocols pass, whatever stands where ports would be."""
+    """Packets of other protocols pass, whatever their bytes at the place of ports."""
     pod, where = served(node, places)
     request = opening("udp", pod, where)
     if places.version == 4:

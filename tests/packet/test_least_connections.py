@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flows of services with the scheduler least-connections: each is counted while it is open."""
+"""Flows of services with the scheduler least-connections: each flow is counted while it is open."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The event of a packet shows the entry that applied, whatever else was looked up."""
+"""The event of a packet shows the entry that decided, whatever else was looked up."""
 
 from collections.abc import Iterator
 from contextlib import closing

@@ -21,7 +21,7 @@ def test_an_unallocated_address_is_dropped(node: PacketNode, places: Places, pro
 
 
 def test_source_ranges_apply_to_the_node(node: PacketNode, places: Places, protocol: str) -> None:
-    """loadBalancerSourceRanges apply to the node too (kube-proxy.md 7)."""
+    """loadBalancerSourceRanges also apply to the node (kube-proxy.md 7)."""
     lists: dict[str, Any] = {"cluster": [at(places.there, 8080)]}
     where = serve(node, places, "balancer", protocol, "restricted", **lists)
     request = opening(protocol, at(places.node, 50123), where)
@@ -34,7 +34,9 @@ def test_source_ranges_apply_to_the_node(node: PacketNode, places: Places, proto
 
 @pytest.mark.parametrize("kind", ["cluster", "balancer"])
 def test_no_local_endpoint(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
-    """With endpoints elsewhere only the internal policy Local drops the node's packets."""
+    """If endpoints are only on other nodes, only the internal policy Local drops the node's
+    packets.
+    """
     lists: dict[str, Any] = {"cluster": [at(places.there, 8080)]}
     where = serve(node, places, kind, protocol, "local", **lists)
     request = opening(protocol, at(places.node, 50123), where)
@@ -46,7 +48,6 @@ def test_no_local_endpoint(node: PacketNode, places: Places, protocol: str, kind
 
 
 def test_segments_of_a_connection_pass(node: PacketNode, places: Places) -> None:
-    """Segments of an existing connection pass."""
     for flags in ("A", "PA", "FA", "R"):
         request = segment(at(places.node, 50123), at(places.unallocated, 80), flags)
         assert node.egress(request, into=None) == ("pass", bytes(request), {"passed": 1})

@@ -95,7 +95,9 @@ def test_device_tells_pods(node: PacketNode, places: Places, kind: str) -> None:
 
 
 def test_detector_of_one_family(node: PacketNode, places: Places) -> None:
-    """Without a prefix of a family its pods are not recognized, and no client is masqueraded."""
+    """If a family has no pod prefix, its pods are not recognized, and none of its clients is
+    masqueraded.
+    """
     node.settings("detect_local", **{f"pods_v{places.version}": NO_PREFIX})
     where = publish(node, places, "cluster", "Cluster")
     assert met(node, places, "client", where) == "L R"

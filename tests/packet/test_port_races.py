@@ -102,8 +102,9 @@ def test_a_port_that_is_being_given_is_not_taken(node: PacketNode, places: Place
 
 @pytest.mark.parametrize("ahead", ["reply", "ingress", "egress"])
 def test_datagrams_of_one_flow_share_its_port(node: PacketNode, places: Places, ahead: str) -> None:
-    """A datagram is decided on before the request's entry of another one of its flow is written,
-    which is so far ahead. It opens no second flow, which would end the first one.
+    """A second datagram of a flow may be handled before the first one's entry for requests is
+    written; only the entry for replies exists. It opens no second flow, which would end the first
+    one.
     """
     node.settings()
     where = serve(node, places, "nodeport", "udp", cluster=[at(places.there, 8080)])

@@ -59,7 +59,7 @@ def test_masquerade_ports_are_unique(node: PacketNode, places: Places, protocol:
 
 
 def drawn(node: PacketNode, protocol: str, clients: list[str], where: str) -> list[int]:
-    """Return the masquerade ports of these clients' flows, without knowledge of any flow."""
+    """Return the masquerade ports of these clients' flows, as if no other flow existed."""
     table = node.maps["tcp_flows" if protocol == "tcp" else "other_flows"]
     table.delete([packet for packet, _ in table.items()])
     return [port_of(flow(node, protocol, client, where)) for client in clients]
@@ -116,7 +116,7 @@ def test_room_after(node: PacketNode, places: Places, ending: str) -> None:
 
 
 def test_port_passed_on(node: PacketNode, places: Places) -> None:
-    """A flow does not delete the entry of another one that now has its masquerade port."""
+    """A flow does not delete the entry of another flow that now has its masquerade port."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
     client, other = at(places.client, 2001), at(places.other_client, 2002)
@@ -176,7 +176,9 @@ def test_two_flows_with_one_tuple_get_their_own_answers(
 
 @pytest.mark.parametrize("closed", ["backend", "both"])
 def test_alike_closed(node: PacketNode, places: Places, closed: str) -> None:
-    """A flow that only the backend has closed keeps its client's port; a closed flow does not."""
+    """A flow that only the backend has closed keeps its client's port; a fully closed flow does
+    not.
+    """
     backend, client = at(places.here, 8080), at(places.client, 50123)
     kinds = ("cluster", "external")
     node.settings("guard_nodeports", first_port=40_000, last_port=44_999)

@@ -113,7 +113,9 @@ def entries_counted(node: PacketNode, protocol: str) -> int:
 @IPV4
 @pytest.mark.parametrize("stands", STATES, ids=str)
 def test_sweeps_agree(node: PacketNode, places: Places, stands: Stands, where: str) -> None:
-    """The sweeps see the same state, and delete the flow when a program would take its port."""
+    """The sweeps see the same state as the programs, and delete a flow when a program would take
+    its port.
+    """
     talk(node, stands, at(places.client, 2001), where)
     for seconds, gone in ((stands.limit - 1, False), (stands.limit + 1, True)):
         idle(node, stands.protocol, seconds, stands.lasted)

@@ -99,14 +99,14 @@ def test_route_to_that_device_without_a_neighbour(
 
 
 def test_one_device(node: PacketNode, places: Places, protocol: str) -> None:
-    """If client and backend are beyond one device, the stack forwards as before."""
+    """If client and backend are reached through one device, the stack forwards as before."""
     node.settings(*ON)
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     exchange(node, protocol, at(places.client, 50123), where)
 
 
 def test_without_the_option(node: PacketNode, places: Places, protocol: str) -> None:
-    """The reply follows the routes, and is translated where it leaves."""
+    """Without the option the reply follows the routes, and is translated where it leaves."""
     packet = answer(node, places, protocol)
     with routed_from(places.here, "tunnel"):
         assert left_alone(node.ingress(packet, "pods"), packet)

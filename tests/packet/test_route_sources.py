@@ -78,7 +78,7 @@ def test_source_by_mark(node: PacketNode, places: Places, protocol: str) -> None
 
 @IPV4
 def test_first_address_elsewhere(node: PacketNode, places: Places, protocol: str) -> None:
-    """Destinations beyond another route of the device get the device's address."""
+    """Flows to destinations beyond another route of the device get the device's address."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.elsewhere, 8080)])
     with configured(second_address(places), route(places, places.there)):
         request = exchange(node, protocol, at(places.client, 50123), where)

@@ -34,7 +34,9 @@ def next_packet(protocol: str, client: str, where: str) -> bytes:
 def test_endpoint_changes(
     node: PacketNode, places: Places, protocol: str, kind: str, state: str, port: int
 ) -> None:
-    """UDP flows stay with an endpoint that serves at its old port; TCP and SCTP always stay."""
+    """UDP flows stay with an endpoint that still serves at its old port; TCP and SCTP flows always
+    stay.
+    """
     client, old, other = (
         at(places.client, 50123),
         at(places.there, 8080),

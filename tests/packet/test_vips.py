@@ -74,7 +74,9 @@ def test_pings_are_off_by_default(node: PacketNode, places: Places, kind: str) -
 def test_without_an_endpoint_a_ping_gets_no_answer(
     node: PacketNode, places: Places, kind: str, words: str, verdict: str
 ) -> None:
-    """Under policy Local, other nodes' endpoints do not count for a client outside."""
+    """A ping gets no answer without an endpoint; under policy Local, other nodes' endpoints do not
+    count for a client outside.
+    """
     node.settings("detect_local", "answer_pings")
     address = publish(node, places, kind, words, served=words != "")
     assert node.ingress(ping(places.client, address)).verdicts == {verdict: 1}
@@ -222,7 +224,7 @@ def test_open_connections_go_on(node: PacketNode, places: Places, setting: str) 
 
 
 def test_exempt_addresses_are_left_alone(node: PacketNode, places: Places, protocol: str) -> None:
-    """Rules in raw may exempt addresses from conntrack."""
+    """Addresses that rules in raw exempt from conntrack are left alone."""
     node.settings("answer_pings", *REJECT.split())
     address = publish(node, places, "balancer", "untracked")
     for request in (

@@ -38,7 +38,9 @@ FORGED = [
 def test_forged_by_client(
     node: PacketNode, client: str, where: str, flags: str, numbers: dict[str, int]
 ) -> None:
-    """A sender without the connection's numbers cannot end it; its packet is translated."""
+    """A sender who does not know the connection's numbers cannot end it; its packet is
+    translated.
+    """
     got = ends(shake(node, client, where))
     assert ends(node.through(segment(client, where, flags, **numbers))) == got
     assert ended(node) == set()

@@ -30,7 +30,7 @@ OPTIONS = (
 
 @contextmanager
 def served(cluster: Cluster, *options: str) -> Iterator[str]:
-    """Yield the address of the page of the cluster's node."""
+    """Yield the address of the page that shows the cluster's node."""
     command = [sys.executable, "-P", "-m", "ebpflb", "ui", "--listen", "127.0.0.1:0"]
     process = cluster.node.start(
         [*command, *cluster.agent.where, *options], stdout=subprocess.PIPE, stderr=sys.stderr
@@ -76,7 +76,7 @@ def chromium(cluster: Cluster) -> Iterator[Any]:
 
 
 def _end(driver: "subprocess.Popen[bytes] | None") -> None:
-    """End the driver and its browser, which are a process group of their own."""
+    """End the driver and its browser, which have their own process group."""
     if driver:
         try:
             os.killpg(driver.pid, signal.SIGKILL)

@@ -100,7 +100,7 @@ def test_no_path_is_opened(node: Node, path: str) -> None:
 
 
 def test_the_page_shows_fields_that_changes_have() -> None:
-    """Every list of a change of a Service that the page shows is in the records."""
+    """Every field of a Service's change that the page shows exists in the records."""
     text = (STATIC / "pages/history.js").read_text()
     shown = set(re.findall(r'", "(\w+)"\]', text[text.index("SIGNS =") : text.index("SOME =")]))
     assert shown and shown <= {*ServiceChange.__struct_fields__}
@@ -253,7 +253,7 @@ def test_too_many_readers_are_asked_to_come_again(node: Node) -> None:
 def test_a_question_that_hangs_holds_up_no_other(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reading without an end is given up, in words, and the next request is answered."""
+    """A reading that never ends is given up with an error, and the next request is answered."""
     from ebpflb_page import answering
 
     monkeypatch.setattr(answering, "READ_SECONDS", 0.1)

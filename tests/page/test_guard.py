@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page answers requests for this machine's names, from no other site, with the token."""
+"""The page answers only requests for this machine's names, from no other site, with the token."""
 
 import asyncio
 import logging

@@ -76,7 +76,9 @@ def test_a_client_that_never_asks_is_disconnected(port: int, sent: bytes) -> Non
 
 
 def test_too_many_clients_are_refused_until_others_have_gone(port: int) -> None:
-    """An idle client keeps its place for IDLE_SECONDS at most."""
+    """Clients beyond the limit are refused; an idle client keeps its place for at most
+    IDLE_SECONDS.
+    """
     from ebpflb_page.web_server import MOST_CONNECTIONS
 
     with ExitStack() as stack:

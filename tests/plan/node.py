@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated agent that writes plans to the maps one by one, with look-ups after each write."""
+"""A simulated agent that writes the rows of plans to the maps one by one, with look-ups after each
+write.
+"""
 
 from collections.abc import Iterator, Mapping, Set
 from functools import partial
@@ -228,8 +230,8 @@ class PlannedNode:
                 self._check_admitted(frontend, service, reader)
 
     def _check_admitted(self, frontend: Frontend, service: ServiceEntry, reader: Reader) -> None:
-        """Check that a client admitted by the service as read stays so, if the new service admits
-        it. If other frontends keep the service restricted, ranges may be removed at once.
+        """Check that a client admitted by the service as read is still admitted, if the new service
+        admits it. If other frontends keep the service restricted, ranges may be removed at once.
         """
         now = self.maps.services.get(frontend)
         others = [s for other, s in self.maps.services.items() if other != frontend]

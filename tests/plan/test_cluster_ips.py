@@ -42,7 +42,7 @@ def prefix(text: str) -> Prefix:
 
 
 def test_covering_prefixes() -> None:
-    """The prefix covers every cluster IP as soon as it is planned, and never shrinks."""
+    """The prefix covers every cluster IP as soon as the IP is planned, and never shrinks."""
     planner = Planner(CAPACITY)
     assert [covered(planner, family) for family in Family] == [NO_PREFIX, NO_PREFIX]
     for change, expected in (

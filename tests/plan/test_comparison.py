@@ -85,7 +85,7 @@ def test_a_slot_of_no_backend_goes(world: World) -> None:
 
 
 def test_planned_anew_meanwhile(world: World) -> None:
-    """An entry that was planned only when a comparison began is no drift."""
+    """An entry that was planned after a comparison began is no drift."""
     found = comparison.compare_service(world.planner, name("a"), world.read)
     assert next(found) is None
     world.plan(desired("a", [1, 2], [9]))

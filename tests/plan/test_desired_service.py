@@ -138,7 +138,7 @@ def test_restricted_vips() -> None:
 def test_vip_of_a_node_that_is_let_in(
     primary: dict[Family, Address], further: tuple[Network, ...]
 ) -> None:
-    """If the node is admitted, the service's own VIP is admitted too (kube-proxy.md 7)."""
+    """If the ranges admit the node, the service's own VIP is admitted too (kube-proxy.md 7)."""
     found = desired_service(replace(BALANCED, source_ranges=RANGES), NOBODY, primary)
     assert found.source_ranges == (*RANGES, *further)
 

@@ -68,7 +68,7 @@ def test_members_of_a_block_that_was_never_named() -> None:
 
 def test_member_that_is_nowhere() -> None:
     """A served backend whose entry in backend_slots was removed is found by its id again; netfilter
-    translates to it from the first plan on.
+    translates packets to it from the first plan on.
     """
     maps = web()
     maps.backend_slots[2] = NO_SLOT

@@ -78,7 +78,7 @@ def test_crash_anywhere(steps: list[Step]) -> None:
 @settings(max_examples=scaled(150), deadline=None)
 def test_no_pair_of_ids_comes_twice(steps: list[Step]) -> None:
     """Clients, sockets and flows remember the ids of a service and a backend. While some ids are
-    unused, no pair stands for two endpoints, even if agents end between any two writes.
+    unused, no pair of ids stands for two endpoints, even if agents end between any two writes.
     """
     node, seen = PlannedNode(), dict[tuple[int, int], tuple[PortName, Endpoint]]()
     for step in steps:
@@ -155,7 +155,9 @@ def _check_full(node: PlannedNode, before: Mapping[PortName, Sequence[DesiredBac
 
 
 def _for_any_endpoint(seen: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the flags without affinity, and without the scheduler, which may lack its table."""
+    """Return the flags without affinity, and without the scheduler, because its table may be
+    missing.
+    """
     flags, affinity_seconds, *_ = seen
     return tables.at_random(flags) - {"even"}, affinity_seconds
 

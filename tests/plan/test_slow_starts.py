@@ -34,7 +34,7 @@ def weights(found: DesiredService) -> dict[int, int]:
 
 
 class Node:
-    """Successive agents, and the maps that each leaves to the next."""
+    """Successive agents, and the maps that each leaves to the next one."""
 
     def __init__(self) -> None:
         self.programmed = NO_ENTRIES
@@ -69,7 +69,7 @@ def test_a_new_endpoint_grows_from_a_tenth_to_whole() -> None:
 
 @given(some.floats(0, SECONDS - 1))
 def test_a_restart_goes_on_from_the_weight_in_the_maps(age: float) -> None:
-    """After a restart the weights go on from those in the maps; whole weights stay whole."""
+    """After a restart weights grow on from those in the maps; whole weights stay whole."""
     node = Node()
     node.apply(0.0, 1)
     node.apply(0.0, 1, 2)

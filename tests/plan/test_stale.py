@@ -163,7 +163,7 @@ def test_a_target_port_that_changes() -> None:
 
 
 def test_what_is_searched_for() -> None:
-    """If UDP gets its first endpoint, or a frontend, untranslated flows are stale.
+    """If a UDP port gets its first endpoint, or a frontend, untranslated flows are stale.
 
     Added endpoints, and TCP, need no search.
     """

@@ -29,7 +29,7 @@ def places(scheduler: str, found: list[Weighted], count: int) -> list[Choice]:
 
 
 def shares(scheduler: str, found: list[Weighted], count: int) -> dict[int, float]:
-    """Return the share of all draws that each slot gets, from 0 to 1."""
+    """Return the share of all draws for each slot, from 0 to 1."""
     got: Counter[int] = Counter()
     for place in places(scheduler, found, count):
         below = 2**32 if place.below == ALWAYS else place.below
@@ -57,7 +57,9 @@ def test_a_round_is_bounded() -> None:
 
 
 def test_maglev_bounds_the_ratio_of_weights() -> None:
-    """A weight counts as at least a hundredth of the largest, so that no table takes seconds."""
+    """Each weight counts as at least a hundredth of the largest, so that no table takes seconds to
+    make.
+    """
     size = tables.PRIMES[-1]
     got = shares(MAGLEV, backends(1000, *[1] * 600), size)
     assert got[0] == pytest.approx(100 / 700, abs=0.01)

@@ -167,7 +167,7 @@ def test_node_that_never_existed_is_not_eligible() -> None:
 
 
 def test_body_of_healthz(health: Health, time: Time) -> None:
-    """The keys are in kube-proxy's order; with 200, lastUpdated is now."""
+    """The keys are in kube-proxy's order; with status 200, lastUpdated is the current time."""
     time.seconds = 1.5
     assert get(health).body.decode() == (
         '{"lastUpdated":"2023-11-14T22:13:21.5Z","currentTime":"2023-11-14T22:13:21.5Z",'

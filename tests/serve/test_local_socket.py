@@ -49,7 +49,6 @@ def ask(path: Path, target: str) -> str:
 
 
 def test_a_handler_gets_path_and_query(opened: LocalSocket, path: Path) -> None:
-    """A handler gets the path and the query."""
     assert ask(path, "/v1/service?name=web") == "/v1/service name=web"
 
 
@@ -77,12 +76,12 @@ def test_what_takes_no_time_waits_for_no_other_request(
 
 
 def test_for_root_alone(opened: LocalSocket, path: Path) -> None:
-    """No other user may connect."""
+    """No user other than root may connect."""
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_left_by_a_crash(path: Path, server_thread: ServerThread) -> None:
-    """A socket or file of an earlier agent is replaced."""
+    """A socket or file that an earlier agent left is replaced."""
     for left in ("socket", "file"):
         if left == "file":
             path.write_text("")

@@ -69,7 +69,7 @@ def test_buckets_are_those_of_section_14(metrics: Metrics, row: Row) -> None:
 
 @pytest.mark.parametrize("case", ["full", "partial"])
 def test_a_sync_is_observed_once_per_family(metrics: Metrics, case: str) -> None:
-    """A sync is observed once per family, as its own kind and as any, with a timestamp."""
+    """A sync is observed once per family, under its own kind and under "any", with a timestamp."""
     before = values(metrics)
     metrics.synced(0.01, full=case == "full")
     found = changes(metrics, before)

@@ -56,7 +56,7 @@ def test_one_address_is_one_family(serve: Serve, host: str, other: str) -> None:
 
 
 def test_without_ipv6_the_wildcard_is_ipv4(serve: Serve) -> None:
-    """A node with IPv6 disabled listens on IPv4."""
+    """On a node with IPv6 disabled the wildcard address listens on IPv4."""
     Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")
     serve()
     assert answers("127.0.0.1", 10256)

@@ -73,7 +73,9 @@ def test_a_service_that_does_not_fit_is_no_reason() -> None:
 
 
 def test_not_ready_before_the_first_sync() -> None:
-    """/healthz and /livez are already 200 then, as in kube-proxy."""
+    """/readyz fails before the first sync; /healthz and /livez are already 200, as in
+    kube-proxy.
+    """
     health = Health(timeout=60)
     health.set_node(builders.node())
     codes = {path: health.respond(Request(path, "")).status for path in ("/livez", "/healthz")}

@@ -48,7 +48,7 @@ def test_half_a_request_is_not_answered(open_listener: OpenListener) -> None:
 
 
 def test_refusal_after_head(open_listener: OpenListener) -> None:
-    """HEAD is answered without a body; a later refusal on the connection has one."""
+    """HEAD is answered without a body; a later refusal on the same connection has one."""
     answers = response_to(open_listener(), b"HEAD /x HTTP/1.1\r\nHost: x\r\n\r\ngarbage\r\n\r\n")
     assert answers.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"\r\n\r\nHTTP/1.1 400 Bad Request\r\n" in answers

@@ -53,7 +53,7 @@ def test_failure_closes_all_listeners_of_that_service(
 def test_failure_is_retried_without_a_sync(
     servers: HttpServers, fake_recorder: FakeRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A kube-proxy has all ports; when it ends they are opened without any change.
+    """A kube-proxy has all ports; when it ends, the agent opens them without any change.
 
     Each family has one event and one line in the log, with the reason, however often it was tried.
     """

@@ -85,7 +85,7 @@ _EXIT = bytes.fromhex("b7000000010000009500000000000000")
 
 
 def _compiled(source: str, flags: Any = (), **_: Any) -> compiler.Compiled:
-    """Return programs that do nothing: connect4 shows which maps the hooks refer to."""
+    """Return programs that do nothing; connect4 shows to which maps the hooks refer."""
     loads = b"".join(
         struct.pack("<BBhiIi", 0x18, 1 << 4, 0, compiler.MAP_NUMBERS[name], 0, 0) for name in SPECS
     )
@@ -308,7 +308,7 @@ class Life:
         return Audit(checks, on_drift, clock=self.clock)
 
     def sweep(self, end_flow: EndFlow, later: float = 0.0) -> None:
-        """Sweep as the sweeper's thread does, this many seconds later. Raises KernelError."""
+        """Sweep like the sweeper's thread, this many seconds later. Raises KernelError."""
         now = int((self.clock() + later) * 1e9)
         with patch.object(sweep, "time", SimpleNamespace(monotonic_ns=lambda: now)):
             for name in sweep.FLOW_MAPS:

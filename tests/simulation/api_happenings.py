@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ApiHappenings(Happenings):
-    """The source is the real one: ``deliver`` lets a watch's thread continue."""
+    """Steps for the real source: ``deliver`` lets a watch's thread continue."""
 
     def __init__(self, node: "SimNode") -> None:
         super().__init__(node)

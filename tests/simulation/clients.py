@@ -2,9 +2,9 @@
 """Clients' sockets at all frontends, by natively compiled hooks: their backends are checked.
 
 Between any two writes of the agent new connections use the frontends. Their results must be right
-by one of the views that the agent may have in force. Earlier results are kept if the rules say so:
-session affinity, the frontend that a connection's socket shows, the backend of a socket that sends
-datagrams.
+according to one of the views that the agent may have in force. Earlier results are kept if the
+rules say so: session affinity, the frontend that a connection's socket shows, the backend of a
+socket that sends datagrams.
 """
 
 from socket import htons
@@ -225,7 +225,7 @@ class Clients:
             raise Wrong(f"a connection to {where} has lost its frontend")
 
     def _send(self, client: Client) -> Client:
-        """Check that a socket keeps the backend of its datagrams as long as that serves."""
+        """Check that a socket keeps the backend of its datagrams as long as the backend serves."""
         where, expected = FRONTENDS[client.frontend], self.expected[client.frontend]
         self._fill(self.one, SENDMSG, where, OTHER_NETNS[0], client.cookie)
         self.lib.run(self.one)

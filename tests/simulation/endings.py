@@ -38,7 +38,9 @@ class Endings:
                 self._graces[where] = min(served.grace, self._graces.get(where, served.grace))
 
     def note(self, who: Hashable, where: Where, outcome: int, now: float) -> None:
-        """Note a connection as gone once one of the views that may be in force does not list it."""
+        """Note a connection as gone once one of the views that may be in force no longer lists
+        it.
+        """
         found = self.views.found(where)
         if found and all(each and _lists(each, outcome) for each in found):
             self._since.pop(who, None)

@@ -112,8 +112,8 @@ def _expected(
 
 
 def _between(found: Found) -> Iterable[int]:
-    """Return the state between writes: an address is a known cluster IP from before its frontends
-    until after them, so requests are refused. The ranges come before both.
+    """Return the state between writes: a cluster IP is known before its frontends are written and
+    until after they are removed, so requests are refused. The ranges are written before both.
     """
     known = [each is not None and each is not UNUSED for each in found]
     if not any(known) or all(known):

@@ -131,7 +131,7 @@ class Happenings:
     def slice(
         self, number: int, part: int, families: int, ready: int, leaving: int, weight: int
     ) -> None:
-        """Write slices in one family or, as the API's controller does for both, in each."""
+        """Write slices in one family, or in each, as the API's controller does for both."""
         leaving &= ALL_READY ^ ready
         for version in VERSIONS[families]:
             self.node.cluster.put_slice(number, part, version, ready, leaving, weight)

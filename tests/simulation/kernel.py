@@ -41,7 +41,7 @@ class SimTypes(Object):
 
 
 class SimMap(Object):
-    """A map; ``place`` is the C side's pointer to it."""
+    """A map; ``place`` is the pointer of the C side to it."""
 
     def __init__(self, number: int, library: Library, name: str, sizes: tuple[int, ...]) -> None:
         super().__init__(number)
@@ -148,7 +148,7 @@ class SimKernel:
         return self.objects
 
     def close_descriptors(self) -> None:
-        """Close all descriptors, as the end of a process does."""
+        """Close all descriptors, as when a process ends."""
         for fd in self.opened():
             os.close(fd)
         self.objects.clear()

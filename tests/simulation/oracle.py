@@ -125,8 +125,8 @@ class Known:
                 self.objects.setdefault(kind, {}).pop(key, None)
 
     def view(self) -> View:
-        """Return the view without addresses that no Service has, except: a cluster IP that lacks
-        the port, a frontend without backends; and UNUSED for an unused address of the range.
+        """Return the view. It leaves out addresses that no Service has, except a cluster IP that
+        lacks the port, a frontend without backends, and UNUSED for an unused address of the range.
         """
         if self._view is not None:
             return self._view

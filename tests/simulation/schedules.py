@@ -33,7 +33,7 @@ class Failure(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A schedule's numbers of kernel changes and agents' lives, and its failure."""
+    """A schedule's number of kernel changes, its number of agents' lives, and its failure."""
 
     changes: int
     lives: int
@@ -70,7 +70,7 @@ class Runner:
         return self._shortest(seed, steps, error) if error else None
 
     def _shortest(self, seed: int, steps: list[Step], text: str) -> Failure:
-        """Return the steps without those that do not matter."""
+        """Return only the steps that matter for the failure."""
         left, size = ATTEMPTS, len(steps) // 2
         while size and left:
             for shorter in _without(steps, size):

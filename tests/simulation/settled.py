@@ -30,7 +30,7 @@ LONG = 1e6  # seconds, after which no flow stays
 
 
 def check(node: "SimNode", life: Life) -> None:
-    """Run all checks. Raises Wrong, or AssertionError, with the failed one."""
+    """Run all checks. Raises Wrong, or AssertionError, for a failed check."""
     for kind in Kind:
         listed = dict(read(kind, each) for each in node.cluster.objects[kind].values())
         wanted = {key: found.object for key, found in listed.items()}

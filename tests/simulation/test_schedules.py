@@ -35,13 +35,13 @@ def check(runner: Runner, seeds: list[int]) -> None:
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_nothing_goes_wrong(runner: Runner, part: int) -> None:
-    """Seeds choose endpoints, services, faults, deaths and damages."""
+    """Nothing goes wrong; seeds choose endpoints, services, faults, deaths and damage."""
     check(runner, seeds(part, SCHEDULES))
 
 
 @pytest.mark.parametrize("part", range(API_PARTS))
 def test_nothing_goes_wrong_behind_an_api_server(api_runner: Runner, part: int) -> None:
-    """Lists come in pages; watches break, hang, and are 410 Gone."""
+    """Nothing goes wrong while lists come in pages, and watches break, hang, or are 410 Gone."""
     check(api_runner, seeds(part, API_SCHEDULES))
 
 
@@ -76,7 +76,9 @@ def test_a_schedule_is_replayed_exactly(runner: Runner) -> None:
 
 
 def test_each_mistake_of_test_mutations_can_still_be_made() -> None:
-    """The code that a bug replaces still exists; only the extended tests show that it is found."""
+    """The code that each deliberate bug replaces still exists; only the extended tests show that
+    the bug is found.
+    """
     for mistake in (*OF_THE_API, *OF_WRITES, *OF_ENDINGS, *OF_THE_HISTORY, *OF_CANARIES):
         with mistake():
             pass

@@ -69,7 +69,7 @@ class SimTable:
         return existed
 
     def new_agent(self) -> None:
-        """Note a new agent: no program that chose before is still running."""
+        """Note a new agent: programs that chose before are no longer running."""
         self._chosen.clear()
 
     def read(self) -> dict[int, bytes]:
@@ -126,7 +126,7 @@ def _choosable(maps: Mapping[str, SimMap]) -> Iterator[Backend]:
 
 
 class _Table:
-    """Replaces NetfilterTable; its creator owns it."""
+    """A NetfilterTable in the simulation; its creator owns it."""
 
     is_owned = True
 
@@ -147,7 +147,7 @@ class _Table:
 
 
 class _Elements:
-    """Replaces Elements: an id that is removed and added at once is replaced."""
+    """Elements in the simulation: an id that is removed and added at once is replaced."""
 
     def __init__(self, table: SimTable) -> None:
         self._table = table

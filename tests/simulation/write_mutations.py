@@ -43,7 +43,7 @@ def frontends_before_slots() -> Any:
 
 
 def deleted_before_created() -> Any:
-    """A frontend is removed, and then written with its new service."""
+    """A frontend is removed, and then written again with its new service."""
 
     def apply(self: MapWriter, plan: Plan) -> None:
         self.maps["services"].delete([frontend for frontend, _ in plan.services])
@@ -80,7 +80,7 @@ _write = ServiceSync.write
 
 
 def removed_backends_keep_their_slot() -> Any:
-    """Affinity and sockets would keep finding them."""
+    """Affinity and sockets would keep finding removed backends."""
     return patch.object(Planner, "_free_backend_id", lambda self, id: None)
 
 
@@ -183,7 +183,7 @@ _select = endpoints.select
 
 
 def tables_name_the_wrong_slot() -> Any:
-    """A place names the next slot."""
+    """A place of a table names the next slot."""
     return patch.object(tables, "in_block", lambda places, first: _in_block(places, first + 1))
 
 

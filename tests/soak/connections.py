@@ -57,7 +57,6 @@ class Counts:
         self.steps: Counter[int] = Counter()
 
     def add(self, records: list[Record], broken: list[history.Violation]) -> None:
-        """Add the counts of a round."""
         for it in records:
             if isinstance(it, Request):
                 self.answers += not it.error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of `make soak`, and a short one."""
+"""The report of `make soak`, and a short soak."""
 
 import subprocess
 import sys

@@ -56,7 +56,7 @@ table inet mine {
 
 @pytest.fixture(scope="module", autouse=True)
 def filled(maps: dict[str, Map]) -> None:
-    """Fill maps with a UDP service in both families, and a TCP one with a NodePort."""
+    """Fill maps with a UDP service in both families, and a TCP service with a NodePort."""
     services = (((UDP, UDP6), DNS, Range(0, 2)), ((TCP,), WEB, Range(2, 1)))
     for frontends, number, block in services:
         for at in frontends:

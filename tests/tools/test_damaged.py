@@ -47,7 +47,7 @@ COMMANDS: dict[str, tuple[click.Command, tuple[str, ...]]] = {
 
 @pytest.fixture
 def state() -> Iterator[StateDir]:
-    """Return an agent's state directory; commands run in a network namespace of their own."""
+    """Return an agent's state directory; commands run in a separate network namespace."""
     directory = BPFFS / f"ebpflb-test-{os.getpid()}-damaged"
     Datapath(StateDir(directory)).close()
     with nodes.fresh(directory.name):

@@ -264,7 +264,6 @@ def test_rows_of_netfilter_have_names(maps: dict[str, Map]) -> None:
 def test_a_dump_says_when_the_agent_was_writing(
     maps: dict[str, Map], writes: int, changed: bool
 ) -> None:
-    """A dump says when the agent was writing."""
     settings = maps["settings"].get(0)
     maps["settings"].write([(0, settings._replace(writes=writes))])
     assert dump_maps(maps).changed_while_reading is changed

@@ -29,7 +29,7 @@ def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def pods() -> Iterator[dict[str, str]]:
-    """Make network namespaces with names as from container runtimes, and an address."""
+    """Make network namespaces with names like those from container runtimes, and an address."""
     for name, address in PODS.items():
         Namespace(name).create()
         Namespace(name).ip(f"address add {address} dev lo")

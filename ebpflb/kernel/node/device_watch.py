@@ -58,7 +58,6 @@ class DevicesChanged(msgspec.Struct, frozen=True):
 
     @property
     def addresses(self) -> frozenset[Address]:
-        """All addresses of all devices."""
         return frozenset(address for device in self.devices for address in device.addresses)
 
 

@@ -268,7 +268,6 @@ class ProgramSet:
 
     @property
     def loaded(self) -> list[Program]:
-        """All programs that are loaded."""
         return [*self.sockets, *chain.from_iterable(self._packets.values())]
 
     def close(self) -> None:

@@ -135,7 +135,7 @@ def test_entries_to_nodeports_of_this_node_are_deleted(net: Namespace, world: Wo
 
 
 def test_others_are_left_alone(net: Namespace, world: World) -> None:
-    """Entries of other ports and addresses, and of TCP, are left alone."""
+    """Entries for other ports and addresses, and TCP entries, are left alone."""
     tracked(str(VIP.address), 54, REMOVED)
     tracked("10.96.0.11", VIP.port, REMOVED)
     tracked(str(VIP.address), VIP.port, REMOVED, protocol=Protocol.TCP)
@@ -148,9 +148,7 @@ def test_others_are_left_alone(net: Namespace, world: World) -> None:
 def test_connections_that_began_untranslated(
     net: Namespace, world: World, to: str, goes: bool, untranslated: bool
 ) -> None:
-    """An entry of a SYN that came before anything could translate it is deleted, so that the next
-    SYN is translated.
-    """
+    """An entry of an untranslated SYN is deleted, so that the next SYN is translated."""
     world.maps["services"].write([(OF_TCP, world.maps["services"].get(VIP))])
     tracked(str(VIP.address), VIP.port, to, protocol=Protocol.TCP)
     tracked("10.96.0.11", VIP.port, protocol=Protocol.TCP)
@@ -159,7 +157,7 @@ def test_connections_that_began_untranslated(
 
 
 def test_a_new_device_takes_no_list_of_all_entries(net: Namespace, world: World) -> None:
-    """Only untranslated entries are searched for: the kernel leaves out all others."""
+    """Only untranslated entries are searched for: the kernel leaves out translated ones."""
     tracked(str(VIP.address), VIP.port, REMOVED, source=4001)
     tracked(str(VIP.address), VIP.port, "", source=4002)
     world.worker.check_untranslated()
@@ -216,7 +214,7 @@ def test_what_programs_report(net: Namespace, world: World) -> None:
 
 
 def flow_of(source_port: int) -> Tuple:
-    """The flow of ``tracked`` from this port, as ingress sees it."""
+    """Return the flow of ``tracked`` from this port, as ingress sees it."""
     (entry,) = (e for e in entries() if e.original.source_port == source_port)
     return Tuple(*entry.original, UDP, Hook.INGRESS)
 
@@ -225,7 +223,7 @@ def flow_of(source_port: int) -> Tuple:
 def test_the_kernel_lists_the_entries_of_a_removed_endpoint(
     net: Namespace, world: World, v6: bool
 ) -> None:
-    """No entry of another port is read, and with IPv4 none of another address."""
+    """No entry for another port is read, and with IPv4 none for another address."""
     vip, gone, others = (
         (VIP6, "[fd00:244::7]:53", ("[fd00:244::9]:53", "[fd00:244::7]:54"))
         if v6
@@ -241,7 +239,7 @@ def test_the_kernel_lists_the_entries_of_a_removed_endpoint(
 
 
 def test_thousands_are_deleted_in_one_search(net: Namespace, world: World) -> None:
-    """Thousands of stale entries among others are deleted in one search."""
+    """Thousands of stale entries between other entries are deleted in one search."""
     backends = [
         Backend(ip_address(f"10.244.7.{n}"), 53, frozenset({"cluster"}), n, SERVICE)
         for n in range(1, 9)

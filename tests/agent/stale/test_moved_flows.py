@@ -53,7 +53,7 @@ Report = Callable[[list[Tuple]], None]
 
 @pytest.fixture
 def report(net: Namespace, world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Report]:
-    """A function that reports flows to a worker, as a program does."""
+    """Return a function that reports flows to a worker, as a program does."""
     ring = FakeRing()
     monkeypatch.setattr(stale, "Ring", lambda _: ring)
     found = world.found
@@ -71,7 +71,7 @@ def report(net: Namespace, world: World, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def flow_of(source_port: int, hook: Hook = Hook.INGRESS) -> Tuple:
-    """The flow of ``tracked`` from this port, as the hook sees it."""
+    """Return the flow of ``tracked`` from this port, as the hook sees it."""
     (entry,) = (e for e in entries() if e.original.source_port == source_port)
     ends = entry.original if hook is Hook.INGRESS else entry.reply.reversed()
     return Tuple(*ends, UDP, hook)
@@ -107,7 +107,9 @@ def test_the_search_deletes_what_a_report_could_not(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A failed deletion is logged; the thread goes on, and the search deletes the entry."""
+    """If deleting a reported entry fails, this is logged, the thread goes on, and the search
+    deletes the entry.
+    """
     tracked(str(VIP.address), VIP.port, REMOVED, source=4001)
     tracked(str(VIP.address), VIP.port, REMOVED, source=4002)
     first, second = flow_of(4001), flow_of(4002)

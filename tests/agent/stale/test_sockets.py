@@ -153,7 +153,7 @@ def silence(world: World) -> None:
 
 
 def streams(world: World, server: socket.socket) -> tuple[socket.socket, socket.socket]:
-    """Return a socket that waits for its endpoint, and one that is open."""
+    """Return two sockets: one waits for its endpoint, the other is open."""
     waits, opens = world.stream(), world.stream()
     for client, port in ((waits, SILENT), (opens, server.getsockname()[1])):
         client.connect_ex((str(HERE), port))
@@ -216,7 +216,9 @@ def test_a_socket_that_was_counted_as_closed(world: World) -> None:
 
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["no endpoint", "no Service"])
 def test_no_backend_left(world: World, is_deleted: bool) -> None:
-    """A socket is ended with the last backend, whose address another host may get."""
+    """When the last backend is removed its sockets are ended, because another host may get the
+    address.
+    """
     client = world.remember(world.direct())
     if is_deleted:
         world.maps["services"].delete([VIP])
@@ -227,7 +229,7 @@ def test_no_backend_left(world: World, is_deleted: bool) -> None:
 
 
 def test_second_pass(world: World) -> None:
-    """A socket that was inside a hook during the first search is found by the second."""
+    """A socket that was inside a hook during the first search is found by the second one."""
     client = world.direct()
 
     def remember(*_: object) -> None:

@@ -41,7 +41,9 @@ NAME = PortName("default", "web", "tcp", Protocol.TCP, Family.IPV4)
 
 
 class Idle:
-    """A worker without a thread; its searches find nothing, and fail as often as the test says."""
+    """A worker without a thread; its searches find nothing, and fail as often as the test
+    requests.
+    """
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.cpu, self.failures = 100.0, 0.0, 0
@@ -71,7 +73,7 @@ class Idle:
         return self.worker.entries.due
 
     def turn(self) -> float:
-        """Make the next search; return how much time passed before it."""
+        """Make the next search; return the time before it."""
         before, self.now = self.now, max(self.now, self.due)
         self.worker.entries.turn()
         return self.now - before

@@ -67,7 +67,7 @@ class World:
         return self.stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
 
     def stream(self) -> socket.socket:
-        """A stream socket whose connect() does not wait."""
+        """Return a stream socket whose connect() does not wait."""
         made = self.stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
         made.setblocking(False)
         return made
@@ -79,7 +79,7 @@ class World:
         return made
 
     def remember(self, one: socket.socket, is_connected: int = 1) -> socket.socket:
-        """Remember a socket as the hooks do: it asked for VIP and got the backend."""
+        """Remember a socket like the hooks: it asked for VIP and got the backend."""
         given = self.given._replace(is_connected=is_connected)
         write_elsewhere(self.maps, cookie_of(one), SocketEntry(given, SERVICE))
         self.count(OLD, 1, 0)
@@ -119,7 +119,7 @@ class World:
 
 @contextmanager
 def made(ns: Namespace, cache: Path) -> Iterator[World]:
-    """Yield a world in a namespace of its own."""
+    """Yield a world in its own network namespace."""
     ns.run("ip link set lo up")
     with small_maps(NAMES) as opened:
         world = World(opened, cache)

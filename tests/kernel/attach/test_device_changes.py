@@ -171,7 +171,7 @@ def test_a_check_asks_once_for_each_program(
 def test_replaced_program(
     agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program], newer: list[Program]
 ) -> None:
-    """A link of ours that runs another program is found, and gets our program again."""
+    """If a link of ours runs another program, it gets our program again."""
     if by == "clsact":
         pytest.skip("filters are told by their names")
     made = agent()

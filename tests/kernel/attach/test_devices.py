@@ -137,7 +137,7 @@ def test_no_gap(agent: Agent, ns: Namespace, flood: socket.socket) -> None:
 
 
 def test_devices_without_a_link_header_get_others(home: StateDir, ns: Namespace, by: str) -> None:
-    """Devices without a link header get the other programs, after all devices with one."""
+    """Devices without a link header get different programs, after all devices with one."""
     asked, programs = [], pair()
 
     def load(link_header: bool) -> list[Program]:

@@ -197,8 +197,8 @@ def test_a_new_pods_device_is_left_to_plugins_first(
     packets: list[Program],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """If both qdiscs cannot coexist, a new pod's device waits; the node's and earlier devices do
-    not.
+    """If both qdiscs cannot coexist, the device of a new pod waits; the node's devices and earlier
+    ones do not.
     """
     monkeypatch.setattr(device_programs, "PLUGIN_SECONDS", 0.3)
     made = DevicePrograms(home, lambda link_header: packets, None, lambda: None)

@@ -83,7 +83,9 @@ def test_an_upgrade_replaces_programs_at_egress_first(
 def test_ingress_leaves_first(
     agent: Agent, ns: Namespace, home: StateDir, seen: States, everything: bool
 ) -> None:
-    """Programs leave ingress everywhere before they leave egress anywhere, and at once."""
+    """Programs are removed from ingress everywhere before any is removed from egress, without a
+    wait.
+    """
     agent().update(ns.served())
     seen.clear()
     if everything:

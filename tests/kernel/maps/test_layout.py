@@ -109,7 +109,7 @@ def test_long_names_are_cut() -> None:
 
 @given(address=some.ip_addresses())
 def test_an_address_has_16_bytes(address: Address) -> None:
-    """An address has 16 bytes; an IPv4-mapped one is read as the IPv4 address."""
+    """An address has 16 bytes; an IPv4-mapped address is read as the IPv4 address."""
     packed = layout.address_bytes(address)
     assert len(packed) == 16
     assert layout.address_from(packed) == (getattr(address, "ipv4_mapped", None) or address)
@@ -140,7 +140,7 @@ def offsets() -> Iterator[tuple[str, int]]:
 
 
 def clang(claims: list[tuple[str, int]]) -> subprocess.CompletedProcess[str]:
-    """Let clang check the claims, for the machine that runs the programs."""
+    """Let clang check the claims, for the architecture that runs the programs."""
     lines = [f'_Static_assert({what} == {n}, "{what} is not {n}");' for what, n in claims]
     source = "\n".join(
         ["#include <linux/types.h>", '#include "layout.h"', '#include "record/events.h"', *lines]

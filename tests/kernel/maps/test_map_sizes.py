@@ -61,7 +61,7 @@ def test_the_error_has_the_valid_form(text: str, reason: str) -> None:
 
 
 def test_the_usual_sizes_need_no_record(tmp_path: Path) -> None:
-    """The usual sizes need no record; an unreadable record counts as none."""
+    """The usual sizes need no record; an unreadable record is treated as missing."""
     sizes = addresses.parse_map_sizes("flows=80000,slots=4096")
     state_dir.write_sizes(tmp_path, sizes)
     assert state_dir.read_sizes(tmp_path) == sizes

@@ -47,7 +47,7 @@ def table(opener: Opener) -> Map:
 
 @pytest.mark.parametrize("name", list(layout.MAPS))
 def test_kernel_agrees(all_maps: dict[str, Map], name: str) -> None:
-    """The kernel's map has the sizes, entries and flags of its line."""
+    """The kernel's map has the sizes, entries and flags of its line in bpf/maps."""
     spec, info = layout.MAPS[name], bpf.info(all_maps[name].fd, "map_info")
     assert (info.key_size, info.value_size) == (spec.key_size, spec.value_size)
     kind, entries = bpf_map.kernel_kind(spec), bpf_map.kernel_entries(spec)
@@ -126,7 +126,7 @@ def per_cpu(*numbers: int) -> bytes:
 
 
 def test_a_counter_is_the_sum_over_all_cpus(opener: Opener) -> None:
-    """A counter is the sum over all CPUs, field by field; zeroing it zeroes them all."""
+    """A counter is the sum over all CPUs, field by field; setting it to zero zeroes all of them."""
     spec = layout.MAPS["flow_stats"]._replace(entries=4)
     counters = opener(spec)
     assert isinstance(counters, Counters)

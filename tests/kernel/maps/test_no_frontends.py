@@ -41,7 +41,7 @@ def is_none(opened: MappedArray, frontend: Frontend) -> bool:
 
 
 def test_a_new_map_says_nothing(opened: MappedArray) -> None:
-    """Programs look everything up until the agent has written the map."""
+    """Until the agent has written the map, programs look everything up."""
     made = NoFrontends(opened)
     assert not is_none(opened, WEB)
     made.repair()
@@ -58,7 +58,7 @@ def test_a_frontend_of_an_earlier_agent(opened: MappedArray) -> None:
 
 
 def test_changed_by_others(opened: MappedArray) -> None:
-    """The audit finds each wrong word and corrects it."""
+    """The audit finds each wrong word of the map and corrects it."""
     made = NoFrontends(opened)
     made.before_writing([WEB])
     made.repair()

@@ -28,7 +28,7 @@ CLOSED = ("request seen fin", "request masquerade seen fin", "seen fin", "seen f
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Map]]:
-    """Small maps, at a fixed time."""
+    """Return small maps, at a fixed time."""
     monkeypatch.setattr("ebpflb.kernel.maps.sweep.time.monotonic_ns", lambda: NOW)
     with small_maps((*sweep.FLOW_MAPS, "flow_stats", "sweeps", "flow_gate")) as made:
         yield made
@@ -93,7 +93,6 @@ def test_hooks_have_the_numbers_of_the_header() -> None:
 
 
 def test_kinds_equal_those_of_the_header() -> None:
-    """The kinds of entries equal those of the header."""
     assert {kind.value: kind.name.lower() for kind in FlowKind} == layout.names(
         "flow_kind", "FLOW_"
     )
@@ -194,7 +193,7 @@ def test_gone_meanwhile(table: SweptTable) -> None:
 
 @pytest.mark.parametrize("removed", [False, True])
 def test_killed_meanwhile(table: SweptTable, removed: bool) -> None:
-    """Entries that a killed agent had deleted do not count as evicted for the next agent."""
+    """The next agent does not count entries as evicted that a killed agent had deleted."""
     end_flow = table.end_flow
 
     def die(data: bytes) -> int:

@@ -21,7 +21,7 @@ FRAME = bytes(12) + b"\x08\x00" + b"\x45" + bytes(50)  # a malformed packet
 
 
 class Watched:
-    """The program at ingress, with a small ring."""
+    """The monitored program at ingress, with a small ring."""
 
     def __init__(self, maps: dict[str, Map], program: Program) -> None:
         self.maps, self._program = maps, program

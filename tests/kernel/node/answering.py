@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand-ins for a kube-proxy: a process of its name, or a server at its port."""
+"""Stand-ins for a kube-proxy: a process with its name, or a server at its port."""
 
 import subprocess
 from collections.abc import Iterator

@@ -30,7 +30,7 @@ KERNEL = {  # its own defaults
 
 
 class Sysctls:
-    """A kernel made of files, with four CPUs."""
+    """A kernel's sysctls as files, with four CPUs."""
 
     def __init__(self, folder: Path) -> None:
         self.proc, self.hash_size = folder / "netfilter", folder / "hashsize"

@@ -199,7 +199,7 @@ def test_sources_are_in_the_kernels_order(ip: Ip) -> None:
 
 
 def test_peers_are_not_ours(ip: Ip) -> None:
-    """On a point-to-point link our own address counts, never the other end's."""
+    """On a point-to-point link our own address counts, never the peer's."""
     ip("address add 192.0.2.1 peer 192.0.2.9 dev d0")
     ip("address add 2001:db8::1 peer 2001:db8::9 dev d0 nodad")
     assert list_devices().addresses == addresses("192.0.2.1", "2001:db8::1")
@@ -252,7 +252,9 @@ def test_a_change_asks_for_no_other_device(
 
 
 def test_a_device_is_removed_between_two_questions(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing fails if a device is gone when its addresses are read; its removal follows."""
+    """Nothing fails if a device is gone when its addresses are read; an event about its removal
+    follows.
+    """
     table = DeviceTable()
     table.read()
     ip("link add d1 type bridge")

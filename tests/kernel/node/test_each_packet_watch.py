@@ -123,7 +123,7 @@ def test_a_routing_rule_by_mark(watched: Watched, family: str) -> None:
 
 
 def test_rules_that_keep_changing(watched: Watched) -> None:
-    """While rules change they are unknown, and not read."""
+    """While rules keep changing they count as unknown, and are not read."""
     run("nft", TABLE)
     assert watched.look() == [()]
     reads = watched.reads

@@ -53,7 +53,7 @@ def made() -> Iterator[None]:
 
 @pytest.mark.usefixtures("made")
 def test_answered_connections_enter_the_flowtable() -> None:
-    """Answered and translated connections to a frontend enter the flowtable, behind all filters."""
+    """Answered and translated connections to a frontend enter the flowtable, after all filters."""
     flowtable.write(TABLE, with_frontends(WEB, DNS))
     said = run("nft", "list", "table", *TABLE)
     for ip, name in (("ip", "frontends-v4"), ("ip6", "frontends-v6")):

@@ -28,7 +28,9 @@ DEVICES = {"lo": 1}
 
 
 class FakeKernel:
-    """A flowtable, or none; ``reads`` counts comparisons, ``writes`` complete writes."""
+    """A kernel with or without a flowtable; ``reads`` counts comparisons, ``writes`` complete
+    writes.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.contents: Contents | None = None
@@ -123,7 +125,9 @@ def test_flows_end_and_the_content_stays(kernel: FakeKernel, it: FlowtableSync) 
 
 
 def test_rules_for_each_packet(kernel: FakeKernel, it: FlowtableSync) -> None:
-    """While --fast-forward=auto has a reason there is no table, and the reason is shown."""
+    """While --fast-forward=auto has a reason against it there is no table, and the reason is
+    shown.
+    """
     it.catch_up(needed=True)
     whole = kernel.contents
     it.allow("a rule logs each packet")

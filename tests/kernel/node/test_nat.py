@@ -53,7 +53,7 @@ def test_a_kernel_without_nat(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_table_stays_as_long_as_it_is_used() -> None:
-    """The table is removed when no connection is translated; a missing one counts as removed."""
+    """The table is removed when no connection is translated; a missing table counts as removed."""
     watch.keep_nat_hooks()
     nodes.translate("127.0.0.7", 53)
     assert not watch.release_when_unused(watch.HOLD)

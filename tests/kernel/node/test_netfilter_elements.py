@@ -110,7 +110,7 @@ def test_endpoints_are_counted(elements: Elements) -> None:
 
 
 def test_a_missing_table(elements: Elements) -> None:
-    """Adding is refused; after the table is built again everything can be written."""
+    """Adding to a missing table is refused; after it is built again everything can be written."""
     elements.write([WEB])
     run("nft", "flush", "ruleset")
     with pytest.raises(Refused):

@@ -110,7 +110,7 @@ def table(network: None) -> Iterator[NetfilterTable]:
 
 @pytest.fixture
 def elements(table: NetfilterTable) -> Elements:
-    """Backend 1 is the endpoint's IPv4 address, backend 2 its IPv6 address."""
+    """Return two elements: backend 1 is the endpoint's IPv4 address, backend 2 its IPv6 address."""
     written = Elements(table.session, OPTIONS)
     written.write([_backend(1, V4.endpoint), _backend(2, V6.endpoint)])
     return written
@@ -409,7 +409,7 @@ def test_differences_are_noticed_and_repaired(
 
 
 def test_other_options(plain: NetfilterTable) -> None:
-    """Other options make another table, which keeps all elements that still fit."""
+    """Other options make another table, which keeps all elements that are still valid."""
     options = TableOptions(0x8000, ((30000, 30999),), drops_invalid=False, sctp=False)
     with closing(nodes.SharedTable(options)) as other:
         assert other.differences()

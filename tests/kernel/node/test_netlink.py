@@ -26,7 +26,7 @@ class Kernel:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is open."""
+        """Do nothing: no descriptor is open."""
 
     def send(self, _: bytes) -> None:
         """Accept any request: all are the same."""

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.usefixtures("fresh_netns")
 
 
 def test_only_tables_of_ip_families_are_listed() -> None:
-    """Only tables of the IP families are listed, each with its family."""
     for family in ("ip", "ip6", "inet", "arp", "bridge"):
         run("nft", "add", "table", family, "mine")
     assert nft.tables() == {Name("ip", "mine"), Name("ip6", "mine"), Name("inet", "mine")}
@@ -34,7 +33,9 @@ def test_a_chain_belongs_to_table_and_family() -> None:
 
 
 def test_an_unreadable_table_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table that cannot be read is not reported as missing; without nf_tables there is none."""
+    """A table that cannot be read is not reported as missing; without nf_tables there is no
+    table.
+    """
     refusal = OSError(EMFILE, "Too many open files")
 
     def refused() -> None:
@@ -50,7 +51,7 @@ def test_an_unreadable_table_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_table_is_deleted_whole() -> None:
-    """A table is deleted with its content; a missing one is no error."""
+    """A table is deleted with its content; a missing table is no error."""
     run("nft", "-f", "-", said="table ip mine {\n chain c {\n jump d\n }\n chain d {\n }\n}\n")
     for _ in range(2):
         nft.delete(Name("ip", "mine"))

@@ -71,7 +71,7 @@ def test_the_clock_of_a_time_namespace(
     ],
 )
 def test_whose_processes_are_seen(tmp_path: Path, own: str, first: str, sees: bool) -> None:
-    """The first process of a PID namespace shows whether it is the machine's."""
+    """The first process of a PID namespace shows whether this is the machine's namespace."""
     (tmp_path / "self/ns").mkdir(parents=True)
     (tmp_path / "self/ns/pid").touch()
     (tmp_path / "1").mkdir()

@@ -74,7 +74,7 @@ def test_an_address_in_use(node: Namespace, family: Family) -> None:
 
 
 def test_it_ends_with_a_killed_process(node: Namespace) -> None:
-    """Device and namespace end with a process that is killed."""
+    """Device and namespace disappear when their process is killed."""
     command = [sys.executable, "-P", "-c", KILLED]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout

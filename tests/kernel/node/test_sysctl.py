@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where sysctls are written: at the host's mount in a container, else in /proc/sys."""
+"""Where sysctls are written: through the host's mount in a container, otherwise in /proc/sys."""
 
 import errno
 import json
@@ -87,7 +87,7 @@ def test_other_range(record: Path) -> None:
 
 
 def test_other_namespace(record: Path) -> None:
-    """Ports added in another network namespace are not removed here."""
+    """Ports that were added in another network namespace are not removed here."""
     sysctls.reserve_ports(record, 20000, 20009)
     with nodes.fresh(f"ebpflb-test-{os.getpid()}-other"):
         sysctls.RESERVED.write_text("20000-20009\n")

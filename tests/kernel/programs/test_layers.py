@@ -16,7 +16,7 @@ LEVELS = {
 
 
 def test_nothing_above_is_included() -> None:
-    """The layers are, from above: hooks, path, engine or sockets, rules, core, net."""
+    """The layers are, from the top: hooks, path, engine or sockets, rules, core, net."""
     upwards, seen = [], 0
     for source in SOURCES.rglob("*.[ch]"):
         level = LEVELS.get(source.relative_to(SOURCES).parts[0])

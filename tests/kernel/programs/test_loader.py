@@ -55,7 +55,7 @@ def test_a_signal_during_verification(cache: Path, all_maps: dict[str, Map]) -> 
 
 def test_sockets_are_counted_atomically(compiled: Compiled) -> None:
     """An interrupted program loses no count: the counting program has no plain store to a map,
-    except to a place that it has locked. By the counts the agent knows whether a backend may have
+    except to a place that it has locked. From the counts the agent knows whether a backend may have
     open sockets.
     """
     code, is_locked, stores = compiled.programs["sock_release"], False, list[tuple[int, int]]()

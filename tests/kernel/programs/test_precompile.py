@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytecode of an installation needs no compiler, and nothing else is loaded.
+"""Bytecode of an installation needs no compiler, and no other bytecode is loaded.
 
-Here BCC is missing and the cache is empty, unless a test says otherwise.
+In these tests BCC is missing and the cache is empty, unless a test says otherwise.
 """
 
 import os

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node like RHEL 10: no x_tables modules, no iptables, no nft, conntrack not loaded.
 
-Only in the kernel lab, whose machine is thrown away: make test-kernel-without-iptables.
+It runs only in the kernel lab, whose machine is thrown away: make test-kernel-without-iptables.
 """
 
 import os

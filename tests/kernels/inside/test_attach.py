@@ -73,7 +73,6 @@ def ids(found: list[Program]) -> dict[str, int]:
 def test_links_attach_at_a_cgroup(
     home: StateDir, cgroup: Path, loaded: Loaded, source: str, variant: str
 ) -> None:
-    """Links attach the programs at a cgroup."""
     found = loaded(source, variant)
     cgroup_links.attach(home, cgroup, found)
     assert cgroup_links.attached(home) == ids(found)

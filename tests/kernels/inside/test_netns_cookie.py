@@ -48,7 +48,7 @@ def test_namespaces_differ(cache: Path, inside: Path) -> None:
 
 
 def test_without_mark(cache: Path) -> None:
-    """While the program is attached, other sockets are unaffected."""
+    """While the program is attached, other sockets behave as without it."""
     with (
         cgroup_links.cookie_program(cache),
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,

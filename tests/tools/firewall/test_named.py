@@ -50,7 +50,9 @@ def with_rules(rules: str) -> list[Table]:
 
 @pytest.mark.parametrize(("rule", "title"), NAMED)
 def test_a_rule_that_drops_requests(rule: str, title: str) -> None:
-    """One line names the rule, its chain and the first frontend, in front of netfilter's NAT."""
+    """One line names the rule, its chain and the first frontend that it drops, before netfilter's
+    NAT.
+    """
     table, *texts = rule.split("\n")
     (found,) = search(with_rules(rule), services())
     _, chain, shown = texts[-1].split(" ", 2)
