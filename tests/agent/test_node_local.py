@@ -66,6 +66,7 @@ def test_the_query_is_one_for_dns() -> None:
 
 
 DNS = Listener(ip_address("169.254.20.10"), 53, Protocol.UDP)
+DNS6 = Listener(ip_address("fd00::10"), 53, Protocol.TCP)
 ANSWERS, NOBODY = [frozenset({DNS})], [frozenset[Listener]()]
 
 
@@ -109,6 +110,13 @@ def test_silence_counts_twice_and_a_refusal_at_once(monkeypatch: pytest.MonkeyPa
     asked.wanted = frozenset()
     assert asked.turn(None) == []
     assert not asked.watch.wanted.is_set()
+
+
+def test_listeners_of_both_families_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A DNS cache has an address of each family, and may answer by TCP too."""
+    asked = Asked(monkeypatch)
+    asked.wanted = both = frozenset({DNS, DNS6, DNS._replace(protocol=Protocol.TCP)})
+    assert [asked.turn(it) for it in ("", None, "refused")] == [[], [both], NOBODY]
 
 
 def test_an_earlier_agents_listener_serves_until_it_is_asked(

@@ -171,6 +171,19 @@ def test_the_namespace_is_default_unless_said(manifests: Manifests) -> None:
     assert isinstance(found.object, Service) and found.object.metadata.namespace == "default"
 
 
+def test_null_and_empty_are_the_defaults(manifests: Manifests) -> None:
+    """They mean what is not written, as for the API server, which fills in its defaults."""
+    web = service("a")
+    manifests.write(web)
+    usual = manifests.only_service()
+    for blank in (None, ""):
+        words = ("type", "sessionAffinity", "internalTrafficPolicy", "externalTrafficPolicy")
+        web["spec"] |= dict.fromkeys((*words, "healthCheckNodePort", "externalIPs"), blank)
+        web["spec"]["ports"][0] |= dict.fromkeys(("name", "nodePort", "protocol"), blank)
+        manifests.write(web)
+        assert Manifests(manifests.path).only_service() == usual
+
+
 def test_an_object_said_twice_in_a_file_counts_once(
     manifests: Manifests, caplog: pytest.LogCaptureFixture
 ) -> None:
