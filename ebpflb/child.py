@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Child processes, whatever directory and environment this process was started with.
 
-The agent is root: a program that loads modules from the working directory, or from where a variable
-of the environment says, could run anyone's code.
+The agent is root: a program that loads modules from the working directory, or from a path in an
+environment variable, could run anyone's code.
 """
 
 import errno

@@ -39,8 +39,8 @@ def escaped(text: str, kept: str = "") -> str:
 
 
 def one_line(text: str) -> str:
-    """Make foreign text fit for a message: one line of bounded length, no control characters,
-    encodable.
+    """Make foreign text fit for a message: one line of bounded length, without control characters,
+    that can be encoded.
     """
     words = " ".join(text[: 4 * LONGEST_LINE].split())
     shown = escaped(words)
@@ -48,7 +48,7 @@ def one_line(text: str) -> str:
 
 
 def some_lines(texts: Iterable[str]) -> tuple[str, ...]:
-    """Return the first of these texts, each as one line, and the number of the others.
+    """Return the first of these texts, each as one line, and the number of the remaining ones.
 
     An object may have an error in each of 100,000 entries.
     """
@@ -147,7 +147,7 @@ def log_once(say: Callable[[str, str], None], line: str, reason: str, last: str 
 
 
 def in_json_words(reason: str) -> str:
-    """Return msgspec's message about a value, in the words of the file or object."""
+    """Return msgspec's message about a value, in terms of JSON instead of Python."""
 
     def renamed(quoted: re.Match[str]) -> str:
         return re.sub(r"\w+", lambda word: _JSON_TYPES.get(word[0], word[0]), quoted[1])

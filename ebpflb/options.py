@@ -179,7 +179,7 @@ def _show_share(share: float) -> int:
 
 
 def _filled(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return ``parse`` that refuses empty text, which an unset shell variable leaves."""
+    """Return a ``parse`` that refuses empty text, which an unset shell variable leaves."""
 
     def parse_filled(text: str) -> Any:
         if not text.strip():
@@ -696,7 +696,7 @@ class Options:
 
     @property
     def has_flowtable(self) -> bool:
-        """Whether --fast-forward can have an effect: the engine flows has no fast path."""
+        """Whether --fast-forward can have an effect: the engine `flows` has no fast path."""
         return self.fast_forward != FORWARD_OFF and self.packet_path != Engine.FLOWS
 
     @property

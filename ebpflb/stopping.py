@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens when a part of the agent fails, and the steps that end the agent."""
+"""The consequences when a part of the agent fails, and the steps that end the agent."""
 
 import logging
 import threading
@@ -35,7 +35,7 @@ class Parts:
 
     A part that fails must not stop the others: it is tried again, and is a condition of the agent
     (serve/conditions.py) until it succeeds. If it fails for END_AFTER the agent ends, because a new
-    process may not have the fault. A command has no agent: there failures are only logged.
+    process may not have the fault. A command has no agent, so its failures are only logged.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

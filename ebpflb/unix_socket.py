@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sockets in a directory: an address holds 107 bytes, and a directory's path may be longer.
+"""Sockets in a directory: an address holds 107 bytes, but a directory's path may be longer.
 
-So the directory is opened, and the socket addressed by that descriptor.
+So the directory is opened, and the socket is addressed through that descriptor.
 """
 
 import os

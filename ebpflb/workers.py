@@ -36,7 +36,7 @@ _Readable = TypeVar("_Readable", bound=int | HasFileno)
 
 
 def readable(sources: Iterable[_Readable], seconds: float) -> list[_Readable]:
-    """Return the sources that can be read; wait at most ``seconds`` until one of them can.
+    """Return the sources that can be read; wait at most ``seconds`` until a source can.
 
     Any descriptor works, while select(2) fails from number 1,024 on.
     """
@@ -198,7 +198,7 @@ class StepWorker:
         self._thread.start()
 
     def halt(self) -> None:
-        """Drop the remaining steps; return when none is being taken."""
+        """Drop the remaining steps; return when no step is being taken."""
         self._halted.set()
         if self._thread:
             self._thread.join()
@@ -279,8 +279,8 @@ _MOST_THREADS = 4  # the longest call takes as long as all others in two or thre
 def side_by_side(calls: Iterable[Callable[[], T]], discard: Callable[[T], object]) -> list[T]:
     """Run the calls in several threads; return their results in order.
 
-    If a call raises, calls that have not begun are dropped, the results of the others are passed to
-    ``discard``, and the first error is raised.
+    If a call raises, calls that have not begun are dropped, the results of finished calls are
+    passed to ``discard``, and the first error is raised.
     """
     with ThreadPoolExecutor(min(usable_cores(), _MOST_THREADS), "side-by-side") as threads:
         futures = [threads.submit(call) for call in calls]

@@ -37,7 +37,7 @@ def as_shown(value: Any) -> Any:
 
 
 def as_json(value: Any, status: int = 200) -> Response:
-    """Return a value as a response with JSON."""
+    """Return a value as a JSON response."""
     body = msgspec.json.encode(as_shown(msgspec.to_builtins(value)))
     return Response(body, status, media_type="application/json")
 

@@ -45,8 +45,8 @@ Respond = Callable[[Request], Awaitable[Response | EventsResponse]]
 class _Point(NamedTuple):
     """One moment in the overview: unused endpoints, and how full the fullest map is.
 
-    ``received``: the seconds since the API last sent an object, for the kind that was silent for
-    longest.
+    ``received``: the seconds since the API sent the last object, for the kind that has been silent
+    the longest.
     """
 
     at: float
@@ -183,8 +183,8 @@ class Api:
 
 
 def oldest(status: Mapping[str, Any]) -> float:
-    """Return the seconds since the source last sent an object, for the kind that was silent for
-    longest.
+    """Return the seconds since the source sent the last object, for the kind that has been silent
+    the longest.
     """
     now, times = datetime.now(UTC), status.get("last_received") or {}
     return max(
@@ -291,7 +291,7 @@ def list_query(request: Request) -> ListQuery:
 
 
 def service_name(name: str) -> tuple[str, str]:
-    """Split a NAMESPACE/NAME. Raises BadInput if it is not one."""
+    """Split a NAMESPACE/NAME. Raises BadInput for other text."""
     namespace, _, service = name.partition("/")
     if not (namespace and service) or "/" in service:
         raise BadInput(f'"{name}" is not NAMESPACE/NAME such as default/web')
@@ -320,7 +320,7 @@ def moment(words: str) -> float:
 
 
 def event_filter(request: Request) -> EventFilter:
-    """Return which events are wanted. Raises BadInput."""
+    """Return the filter for the wanted events. Raises BadInput."""
     service, client = text(request, "service", ""), text(request, "client", "")
     if service:
         service_name(service)

@@ -27,7 +27,7 @@ ENDED = "the agent has stopped or reloaded its programs: choose Watch again"
 
 
 class ToldBatch(NamedTuple):
-    """Events (None for one that no filter passed), and how many the agent has lost."""
+    """Events, with None for an event that no filter passed, and how many the agent has lost."""
 
     events: Iterator[Told | None]
     lost: int
@@ -63,7 +63,7 @@ class EventFeed:
                 self._watched.end()
 
     def take(self) -> dict[str, Any]:
-        """Return the events since the last call; the numbers count from the beginning."""
+        """Return the events since the last call; the counters count from the beginning."""
         with self._lock:
             events = [*self._kept]
             self._kept.clear()

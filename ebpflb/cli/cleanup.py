@@ -130,7 +130,7 @@ def _require_namespace(state: Path) -> None:
     """Raise NodeError if the agent serves another network namespace: its filters and tables would
     stay.
 
-    If that namespace is gone, they are gone too.
+    If that namespace is gone, its filters and tables are gone too.
     """
     with pins.maps_if_any(state) as maps:
         if maps and namespaces.by_cookie(maps["settings"].get(0).host_netns):

@@ -106,7 +106,7 @@ def shell(host: str) -> None:
 
 
 def _user() -> int:
-    """Return the user who called sudo, or this process's own."""
+    """Return the user who called sudo, or else the user of this process."""
     return int(os.environ.get("SUDO_UID") or os.geteuid())
 
 

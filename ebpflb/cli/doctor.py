@@ -78,7 +78,7 @@ def doctor(
 
 
 def _results(paths: Paths, cgroup: Path | None, *, canary: bool) -> Iterator[CheckResult]:
-    """Yield all results. Raises NodeError in another network namespace than the agent's."""
+    """Yield all results. Raises NodeError if the agent serves another network namespace."""
     with ExitStack() as opened:
         maps, lacking = None, ""
         try:
@@ -124,8 +124,8 @@ def _verdict(paths: Paths) -> Iterator[CheckResult]:
 
 
 def _audit(paths: Paths) -> Iterator[CheckResult]:
-    """Yield the agent's findings: its copies against the cluster's objects, the kernel against its
-    plan.
+    """Yield the agent's findings: differences between its copies and the cluster's objects, and
+    between the kernel and its plan.
     """
     try:
         report = ask.audit(paths)

@@ -73,7 +73,7 @@ def history(
 
 
 def _items(change: Change) -> Iterator[dict[str, Any]]:
-    """Return the rows as data: the changes, and all causes."""
+    """Return the rows as data, with the changes and all causes."""
     causes = [asdict(each) for each in change.causes]
     rows = _rows(change, wide=True)
     for number, row in enumerate(rows):
@@ -83,7 +83,7 @@ def _items(change: Change) -> Iterator[dict[str, Any]]:
 
 
 def _rows(change: Change, *, wide: bool) -> list[dict[str, str]]:
-    """Return a row for each service, or one for a record without services."""
+    """Return a row for each service, or one row for a record without services."""
     age = span(datetime.now().astimezone() - datetime.fromisoformat(change.time))
     words = [(it.service, _service(it, wide=wide)) for it in change.services]
     return [

@@ -94,7 +94,8 @@ def last_error(format: str) -> Iterator[None]:
 def name_api_credentials(record: logging.LogRecord) -> bool:
     """Begin each message with "API credentials". Used as a filter of the root logger.
 
-    Only the Kubernetes client logs there: why a credential plugin failed, in Python's words.
+    Only the Kubernetes client logs there: it reports why a credential plugin failed, in Python's
+    words.
     """
     record.msg, record.args = f"API credentials: {plain(record.getMessage())}", None
     return True
@@ -103,8 +104,9 @@ def name_api_credentials(record: logging.LogRecord) -> bool:
 def act_on_signals() -> None:
     """From now on SIGUSR1 logs all stacks, and SIGUSR2 turns details on or off.
 
-    A thread of its own waits for them, so that they work while the loop hangs in a system call.
-    Start no thread before this call: it would not block these signals, which would end the process.
+    A separate thread waits for these signals, so that they work while the loop hangs in a system
+    call. Start no thread before this call: it would not block these signals, which would end the
+    process.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     threading.Thread(target=_wait_for_signals, name="signals", daemon=True).start()

@@ -91,7 +91,9 @@ def _print_counts(dumped: Dump, output: Output) -> None:
 
 
 def _print(dumped: Dump, output: Output) -> None:
-    """Print a table for each map that has entries; of several maps, each row names its map."""
+    """Print a table for each map that has entries; if there are several maps, each row names its
+    map.
+    """
     if output.is_data:
         items = [{"map": name} | row for name, rows in dumped.maps.items() for row in rows]
         notes = [CHANGED] if dumped.changed_while_reading else []
@@ -113,5 +115,5 @@ _COUNTERS = {*ServiceCounters._fields, *BackendCounters._fields, "open"}
 
 
 def _columns(row: Row, output: Output) -> dict[str, object]:
-    """Return the columns; without counters, unless all are wanted."""
+    """Return the columns, without counters unless all are wanted."""
     return {key: it for key, it in row.items() if output.is_wide or key not in _COUNTERS}

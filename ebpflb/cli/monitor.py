@@ -159,7 +159,7 @@ class _Watch:
         self._shown = self._lost = 0
 
     def run(self, verdicts: tuple[str, ...], count: int | None) -> bool:
-        """Show events; return True if the user ended this, False if the agent did."""
+        """Show events; return True if the user stopped the monitor, False if the agent ended."""
         wanted = {DECISIONS[word] for word in verdicts or USUAL}
         try:
             for part in self._stream.parts():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How every command prints: as kubectl does.
+"""How every command prints, in the style of kubectl.
 
 A table has a line for each row, upper-case headings, columns that are as wide as their content and
 two blanks apart. Nothing is cut. ``-o`` prints the same as data.
@@ -37,7 +37,7 @@ class Output(NamedTuple):
 
     @property
     def is_data(self) -> bool:
-        """Whether it is JSON or YAML."""
+        """Whether the output is JSON or YAML."""
         return self.form in ("json", "yaml")
 
     @property

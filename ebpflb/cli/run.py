@@ -105,7 +105,7 @@ def _with_removed_settings(options: Options) -> Options:
 
 
 def _options(config: KubeProxyConfiguration, values: dict[str, Any]) -> Options:
-    """Return the agent's options from the configuration, and ebpflb's own options."""
+    """Return the agent's options: the configuration's fields, and ebpflb's own options."""
     by_configuration = translate(config)
     if values["manifests"]:
         by_configuration["kubeconfig"] = None
@@ -157,8 +157,8 @@ def serve_until_stopped(
 def _stop_on_signals_and_changes(stop: Callable[[], None], watch: ConfigWatch | None) -> None:
     """Stop the agent on SIGTERM and SIGINT, and when the configuration file has changed.
 
-    This comes before any change of the host, so that a half-built agent's changes are undone too.
-    Without it, the first process of a container would ignore SIGTERM.
+    This is set up before any change of the host, so that a half-built agent's changes are undone
+    too. Without a handler, the first process of a container would ignore SIGTERM.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of ``ebpflb run``: kube-proxy's flags, and those that kube-proxy does not have."""
+"""The options of ``ebpflb run``: kube-proxy's flags, and ebpflb's own."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -43,7 +43,7 @@ _FILE_FLAGS = {"config", "kubeconfig", "write-config-to"}
 
 
 def kube_proxy_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator that adds all flags of kube-proxy, except --version."""
+    """Add all flags of kube-proxy, except --version, to the decorated command."""
     for parameter in reversed(PARAMETERS):
         if parameter.flags and parameter.flag != "version":
             command = _flag(parameter)(command)
@@ -127,7 +127,9 @@ def _split(kind: Any, value: Any) -> Any:
 
 
 def ebpflb_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator that adds the options that kube-proxy does not have; None means not given."""
+    """Add the options that kube-proxy does not have to the decorated command; None means not
+    given.
+    """
     for kind in (Paths, Options):
         for _, flag, default in reversed(list(flags_of(kind))):
             command = _own_option(flag, default)(command)

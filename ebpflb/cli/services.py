@@ -67,7 +67,7 @@ def _problems(problems: list[str]) -> str:
 
 
 def show_page(page: ServicePage, output: Output, limit: int) -> None:
-    """Print the frontends and the endpoints; at most ``limit`` rows of used and of other
+    """Print the frontends and the endpoints; at most ``limit`` rows of used and of unused
     endpoints.
     """
     if output.is_data:

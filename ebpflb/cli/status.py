@@ -38,7 +38,8 @@ SERVED = "this node is served"
 def headline(verdict: Verdict, reasons: list[VerdictReason], left: str = "") -> Iterator[str]:
     """Return the verdict in words: a line for each reason, the most serious first.
 
-    Each names its heading in docs/runbook.md. A last line names what is ``left`` to kube-proxy.
+    Each line names its heading in docs/runbook.md. A last line names what is ``left`` to
+    kube-proxy.
     """
     if not reasons:
         besides = f", except what is left to kube-proxy: {left}" if left else ""
@@ -84,7 +85,7 @@ def groups(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def fact_lines(name: str, value: Any) -> Iterator[str]:
-    """Yield a line for each item of a mapping, or one line for any other value; none if it is
+    """Yield a line for each item of a mapping, or one line for any other value; no line if it is
     empty.
     """
     label = f"  {name.replace('_', ' '):{_LABEL}} "

@@ -4,7 +4,7 @@
 hosts       nodes, pods and outside hosts, with their processes; all are removed at the end
 netns       a network namespace: devices, routes, sysctls, packet filters
 router      the network that connects nodes and outside hosts
-cni         three kinds of pod networks
+cni         a pod network, as the CNI plugin bridge builds it
 traffic     runs on hosts: servers that send their name, clients that count the replies
 agents      `ebpflb run` on a node of the lab
 manifests   Services and EndpointSlices as manifests

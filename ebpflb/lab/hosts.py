@@ -2,10 +2,11 @@
 """Hosts made of namespaces and cgroups; a Lab removes all that it has created.
 
 A node is a network namespace with an uplink to the lab's router (see ``router``) and a pod network
-(see ``cni``); a pod is a namespace in it; an outside host is one beyond the router. All processes
-of a node and its pods are in one cgroup, to which the node's agent attaches its programs; on a real
-node that is the root cgroup. The agents, and pods that are not ``hooked``, are in the lab's cgroup.
-Namespaces are entered with nsenter: ``ip netns exec`` would hide cgroup v2 and the bpffs.
+(see ``cni``); a pod is a namespace in it; an outside host is a host beyond the router. All
+processes of a node and its pods are in one cgroup, to which the node's agent attaches its programs;
+on a real node that is the root cgroup. The agents, and pods that are not ``hooked``, are in the
+lab's cgroup. Namespaces are entered with nsenter: ``ip netns exec`` would hide cgroup v2 and the
+bpffs.
 """
 
 import errno
@@ -51,7 +52,7 @@ def start(
 ) -> "subprocess.Popen[str]":
     """Start a process in a namespace and a cgroup.
 
-    A shell enters the cgroup: a signal during a ``preexec_fn`` would be lost.
+    A shell enters the cgroup, because a signal during a ``preexec_fn`` would be lost.
     """
     enter = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup / "cgroup.procs")]
     words = [*enter, "nsenter", f"--net={NETNS / netns}", "--", *command]
@@ -69,7 +70,7 @@ class Host(Namespace):
     v6: str
 
     def start(self, command: Sequence[str], **options: object) -> "subprocess.Popen[str]":
-        """Start a process on this host; the caller ends it, or else the Lab does."""
+        """Start a process on this host; the caller or, at the latest, the Lab ends it."""
         return start(self.netns, self.cgroup, command, **options)
 
     def python(self, program: Path, *words: str, **options: object) -> "subprocess.Popen[str]":
@@ -84,7 +85,7 @@ class _Node:
 
 
 class Lab:
-    """Creates hosts and removes them all, also those of a lab that was killed."""
+    """Creates hosts and removes all of them, also the hosts of a lab that was killed."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix

@@ -21,7 +21,7 @@ def service(
     ingress: Iterable[str | Manifest] | None = (),
     **spec: Any,
 ) -> Manifest:
-    """Return a Service; of both families if ``ips`` has two addresses.
+    """Return a Service, which has both families if ``ips`` has two addresses.
 
     ``ingress`` has the addresses of its load balancer, or whole entries of the status.
     """

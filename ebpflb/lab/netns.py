@@ -46,7 +46,7 @@ class Namespace:
 
     @property
     def enter(self) -> list[str]:
-        """Return the words that make a command run in the namespace."""
+        """Return the command prefix that enters the namespace."""
         return ["nsenter", f"--net={NETNS / self.netns}", "--"]
 
 

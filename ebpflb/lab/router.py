@@ -78,5 +78,7 @@ class Router(Namespace):
 
 
 def lasting_mac(number: int) -> str:
-    """Return a MAC address for a bridge; the kernel's would change with the bridge's ports."""
+    """Return a MAC address for a bridge; the kernel's own choice would change with the bridge's
+    ports.
+    """
     return f"02:00:00:00:00:{number:02x}"

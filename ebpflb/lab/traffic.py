@@ -92,7 +92,9 @@ def request_by_tcp(family: int, where: tuple[str, int]) -> Reply:
 
 
 def request_by_udp(family: int, where: tuple[str, int]) -> Reply:
-    """Ask with an unconnected socket, as a resolver does: it checks the address of the reply."""
+    """Send a request from an unconnected socket, like a resolver, which checks the address of the
+    reply.
+    """
     with socket.socket(family, socket.SOCK_DGRAM) as client:
         client.settimeout(_TIMEOUT)
         client.sendto(b"?", where)

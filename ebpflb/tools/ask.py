@@ -57,7 +57,7 @@ def pulse(paths: Paths) -> Pulse | None:
 
 
 def audit(paths: Paths) -> AuditReport:
-    """Return what an audit by the agent finds now. Raises NoAnswer or Hangs with the reason."""
+    """Return the findings of an audit that the agent makes now. Raises NoAnswer or Hangs."""
     until = time.monotonic() + AUDIT_SECONDS
     while time.monotonic() < until:
         if report := _get(paths, "/v1/audit", AuditAnswer).report:
@@ -114,7 +114,7 @@ def hold_canary(paths: Paths, nodeport: int) -> CanaryLease:
 
 
 def end_canary(paths: Paths) -> None:
-    """Withdraw the canary now, or leave it to the agent, which soon withdraws it by itself."""
+    """Withdraw the canary now. If that fails, the agent soon withdraws it by itself."""
     with suppress(NoAnswer):
         _get(paths, "/v1/canary/end", CanaryLease)
 

@@ -262,7 +262,7 @@ class _Canary:
     def _tried(
         self, path: str, fault: Fault, targets: list[tuple[Address, int]]
     ) -> Iterator[CheckResult]:
-        """Try each target by each protocol; yield one result if all are alike."""
+        """Try each target with each protocol; yield one result if all results are equal."""
         what, bad, untried = f"canary: {path}", list[str](), list[str]()
         for (address, port), protocol in product(targets, CANARY_PROTOCOLS):
             self._hold()

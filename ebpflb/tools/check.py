@@ -75,8 +75,8 @@ def _one_packet_a_cpu() -> CheckResult:
     """Return whether the kernel handles one packet at a time on a CPU.
 
     A program keeps its data about a packet in map `scratch`, which has one element for each CPU.
-    The kernel runs these programs with softirqs disabled, so no other one starts on the same CPU
-    before it has ended. With PREEMPT_RT this needs a lock, which is optional since 6.18.
+    The kernel runs these programs with softirqs disabled, so no other program starts on the same
+    CPU before it has ended. With PREEMPT_RT this needs a lock, which is optional since 6.18.
     """
     detail, config = "yes", _kernel_config() if files.says_one(REALTIME) else ""
     if config is None:

@@ -148,7 +148,7 @@ def _by_key(entry: tuple[Any, Any]) -> str:
 
 
 def _by_flow(entry: tuple[Any, Any]) -> tuple[Any, ...]:
-    """Sort the oldest flow first, and the entries of a flow together."""
+    """Return a sort key: the oldest flow first, and the entries of a flow together."""
     key, flow = entry
     return flow.created, "request" not in flow.flags, key.hook
 

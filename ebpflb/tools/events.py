@@ -89,7 +89,9 @@ class EventNames:
         return self._owners[netns]
 
     def pods(self) -> Iterator[NetnsOwner]:
-        """Yield the owners of the node's network namespaces. Call it in the node's own."""
+        """Yield the owners of the node's network namespaces. This thread must be in the node's
+        own.
+        """
         names = {place: name for place, _, name in namespaces.host_names() if name}
         for path in namespaces.linked():
             with suppress(NodeError):
@@ -183,8 +185,8 @@ class Told(msgspec.Struct):
 
 
 class EventFilter(NamedTuple):
-    """The wanted events. ``service`` is NAMESPACE/NAME, None for all; ``namespace`` is the
-    Service's, "" for all.
+    """The wanted events. ``service`` is NAMESPACE/NAME, or None for all; ``namespace`` is that of
+    the Service, or "" for all.
     """
 
     service: str | None = None
@@ -201,7 +203,7 @@ class _Ends(NamedTuple):
 
 
 class Teller:
-    """Turns events that pass the filter into words."""
+    """Describes in words the events that pass the filter."""
 
     def __init__(self, names: EventNames, wanted: EventFilter) -> None:
         self._names, self._wanted = names, wanted
@@ -267,7 +269,9 @@ def _ends_of_call(event: MonitorEvent) -> _Ends:
 
 
 def _ends_of_packet(event: MonitorEvent) -> _Ends:
-    """Return the addresses and ports of a packet: its flow's (bpf/layout/flow.h), or its own."""
+    """Return the addresses and ports of a packet's flow (bpf/layout/flow.h), or else of the
+    packet.
+    """
     source = event.tuple.source, event.tuple.source_port
     destination = event.tuple.destination, event.tuple.destination_port
     entry = event.address, event.port

@@ -37,7 +37,7 @@ def overruled(state: Path) -> str:
 def unattended(state: Path) -> str:
     """Return, in words, when an agent was last seen, if its programs run without one.
 
-    "" if an agent runs, or if no programs are attached to sockets.
+    Return "" if an agent runs, or if no programs are attached to sockets.
     """
     if files.is_locked(state) or not cgroup_links.attached(StateDir(state)):
         return ""

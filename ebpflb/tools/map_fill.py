@@ -28,7 +28,7 @@ class MapFill(msgspec.Struct):
 def map_fill(maps: Mapping[str, Map]) -> list[MapFill]:
     """Return the fill of the maps that the agent plans, and of the flow tables at the last sweep.
 
-    The fullest map is first. Of arrays, only the elements that Services use are counted. Raises
+    The fullest map is first. In arrays, only the elements that Services use are counted. Raises
     KernelError.
     """
     services = [entry for _, entry in maps["services"].items()]

@@ -63,7 +63,7 @@ def _firewall(state_directory: Path) -> Iterator[CheckResult]:
 def _each_packet(rules: list[str]) -> CheckResult:
     """Return the rules for each packet and the routing by marks, which a flowtable bypasses.
 
-    They are a fault only if there is a flowtable.
+    These are a fault only if there is a flowtable.
     """
     try:
         found, bypassed = rules + marked_routes(), nft.exists(flowtable.TABLE)
@@ -81,8 +81,8 @@ def _each_packet(rules: list[str]) -> CheckResult:
 def _other_hooks(state_directory: Path, cgroup: Path | None) -> CheckResult:
     """Return the other programs at the socket hooks.
 
-    Of two load balancers at the same hook the second one sees only the first one's choice. What
-    such a program does is unknown.
+    If two load balancers are at the same hook, the second one sees only the first one's choice. The
+    function of such a program is unknown.
     """
 
     def foreign() -> Mapping[str, list[str]]:

@@ -131,7 +131,7 @@ def _fill(fill: MapFill) -> CheckResult:
 
 
 def _read(name: str) -> str:
-    """Return the value of a sysctl, "" if the kernel does not have it."""
+    """Return the value of a sysctl, or "" if the kernel does not have it."""
     with suppress(OSError):
         return sysctls.sysctl_path(name).read_text().strip()
     return ""
@@ -276,8 +276,8 @@ def _try(feature: str, attempt: Callable[[], str], remedy: str) -> CheckResult:
 
 
 def _bpf() -> CheckResult:
-    """Return whether a map can be made; if the capabilities are there, only a filter can refuse
-    every bpf(2).
+    """Return whether a map can be made. If the capabilities are there, only a filter can refuse all
+    bpf(2) calls.
     """
     if _refuses_all() and namespaces.has_seccomp_filter():
         detail = "refused by the seccomp profile of this container"

@@ -49,7 +49,7 @@ class NodeStatus(NamedTuple):
 
 
 def read_status(paths: Paths) -> NodeStatus:
-    """Return the state. Raises NodeError if the state directory cannot be seen; KernelError or
+    """Return the state. Raises NodeError if the state directory cannot be seen, KernelError or
     OSError.
     """
     facts = facts_of(paths)

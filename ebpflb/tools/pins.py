@@ -62,7 +62,7 @@ def why_elsewhere(maps: Mapping[str, Map]) -> str:
     """Return a sentence with the remedy if the agent of these maps serves another network
     namespace.
 
-    "" if it serves this one, or if the kernel does not tell (before 5.14).
+    Return "" if it serves this one, or if the kernel does not tell (before 5.14).
     """
     served, here = maps["settings"].get(0).host_netns, namespaces.own_cookie()
     if not served or here in (None, served):

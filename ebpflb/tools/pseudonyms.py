@@ -41,7 +41,7 @@ class Pseudonyms:
         self._address = cache(self._address)  # type: ignore[method-assign]
 
     def replace(self, text: str) -> str:
-        """Return the text with pseudonyms. Keys of JSON stay, unless they are of the form A/B."""
+        """Return the text with pseudonyms. Keys of JSON stay, unless they have the form A/B."""
         return _TOKEN.sub(self._token, text)
 
     def _token(self, found: re.Match[str]) -> str:
@@ -77,7 +77,7 @@ class Pseudonyms:
         return text
 
     def _address(self, address: Address) -> Address:
-        """Flip each bit by a hash of the bits before it."""
+        """Flip each bit or not, by a hash of the bits before it."""
         if address.is_loopback or address.is_unspecified or address.is_multicast:
             return address
         value, length, made = int(address), address.max_prefixlen, 0

@@ -156,14 +156,14 @@ def _archive(texts: dict[str, str]) -> bytes:
 
 
 def _ebpflb(paths: Paths, *words: str) -> str:
-    """Return what a command prints about the same directories."""
+    """Return the output of a command about the same directories."""
     given = {name: value for name, value in os.environ.items() if name.startswith("EBPFLB_")}
     given |= {"EBPFLB_STATE_DIR": str(paths.state), "EBPFLB_RUN_DIR": str(paths.run)}
     return _output([sys.executable, "-P", "-m", "ebpflb", *words], given)
 
 
 def _output(command: list[str], variables: dict[str, str] | None = None) -> str:
-    """Return what a program prints, up to the limit. Raises NodeError with its message."""
+    """Return a program's output, up to the limit. Raises NodeError with its message."""
     environment = {**child.environment(), **(variables or {})}
     with (
         TemporaryFile() as errors,
@@ -199,7 +199,9 @@ def _page(paths: Paths, path: str) -> str:
 
 
 def _explained(source: Source) -> str:
-    """Return what `explain` says about some Services, for a client on the node and one outside."""
+    """Return the output of `explain` for some Services, with a client on the node and one
+    outside.
+    """
     named = source.services or tuple(islice(_ports(source.paths), 10))
     parts = []
     for name in named:

@@ -77,7 +77,7 @@ class Snapshot:
 
 
 def require_service(maps: Mapping[str, Map], wanted: str) -> None:
-    """Raise NotFound, with the names most like it, if no port of NAMESPACE/NAME is served here."""
+    """Raise NotFound, with the most similar names, if no port of NAMESPACE/NAME is served here."""
     known = {str(name.owner) for _, name in maps["service_names"].items()}
     if wanted not in known:
         hint = likely_service(wanted, known)

@@ -31,7 +31,7 @@ def asked(harness: Harness) -> Handler:
 
 
 def begin(harness: Harness) -> None:
-    """The agent serves one Service."""
+    """Let the agent serve one Service."""
     harness.start()
     harness.send(
         listed(Kind.SERVICE, service("web", "10.96.0.3")),

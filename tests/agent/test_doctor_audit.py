@@ -50,7 +50,7 @@ class Lists:
 
 @pytest.fixture
 def lists(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> Lists:
-    """Return lists whose objects the agent knows all."""
+    """Return lists in which the agent knows every object."""
     harness.start()
     harness.send(*EVENTS)
     harness.wait_for(lambda status: status.in_sync)

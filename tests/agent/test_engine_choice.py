@@ -52,7 +52,7 @@ class Node:
 
 @pytest.fixture(autouse=True)
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[Family, bool]:
-    """Whether bridges hand packets to netfilter; they do not."""
+    """Return the setting with which bridges hand no packets to netfilter."""
     found = dict.fromkeys(Family, False)
     monkeypatch.setattr(engine, "bridge_calls", lambda: found)
     return found

@@ -30,8 +30,8 @@ def test_events_after_a_failed_write(serving: Harness, monkeypatch: pytest.Monke
 
 
 def test_full_map(harness: Harness) -> None:
-    """A full map keeps no other map from being written; only the programs wait: they are attached
-    once everything is written. That is still a full sync.
+    """A full map does not keep other maps from being written. Only the programs wait; they are
+    attached once everything is written. That is still a full sync.
     """
     harness.datapath.full["node_addresses"] = FULL
     harness.start()

@@ -82,7 +82,7 @@ def test_healthz_waits_for_the_nodes_devices(harness: Harness, engine: Engine, w
 
 
 def test_covering_prefix_grows_first(harness: Harness) -> None:
-    """Before a cluster IP outside the covering prefix is written, a prefix that contains it is."""
+    """A prefix that contains a new cluster IP is written before the cluster IP."""
     start(harness)
     harness.send(changed(Kind.SERVICE, service("b", "10.96.0.2")))
     settings = harness.datapath.settings_at_plans[-1]
@@ -170,8 +170,8 @@ def test_families_of_the_node(harness: Harness) -> None:
 
 
 def test_family_that_the_kernel_lacks(harness: Harness, one_family: None) -> None:
-    """The agent also ends if the kernel lacks the primary family, even if --bind-address sets
-    that.
+    """The agent also ends if the kernel lacks the primary family, even if --bind-address chose this
+    family.
     """
     options = configured(harness, bind_address="fd00::7")
     harness.options = replace(options, bind_address=ip_address("fd00::7"))

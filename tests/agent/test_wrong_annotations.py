@@ -49,8 +49,8 @@ def test_of_a_service(
 
 @pytest.mark.parametrize("name", ["schedular", "nodeport-source-range", "ports", HOSTILE])
 def test_of_a_name_that_none_has(harness: Harness, name: str) -> None:
-    """A misspelt or removed annotation with our prefix: all removed ones are named, but only the
-    first misspelt one.
+    """Unknown annotations with our prefix: all removed ones are named, but only the first misspelt
+    one.
     """
     names = {objects.OURS + name: "maglev", objects.OURS + "zzz": "1", "example.org/weight": "1"}
     web = service("a", "10.96.0.1")

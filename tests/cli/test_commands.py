@@ -57,7 +57,7 @@ def test_an_agent_imports_only_what_it_uses() -> None:
 
 
 def imported(code: str) -> set[str]:
-    """Return the modules that a process has imported after running this."""
+    """Return the modules that a process has imported after running this code."""
     words = [sys.executable, "-c", f"import sys, ebpflb.cli as c; {code}; print(*sys.modules)"]
     return set(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split())
 

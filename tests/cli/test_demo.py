@@ -57,7 +57,7 @@ def processes(session: int) -> list[str]:
 
 
 def left(session: int) -> list[object]:
-    """Return every remain of a demo."""
+    """Return everything that is left of a demo."""
     return [*processes(session), *places()]
 
 

@@ -85,7 +85,7 @@ def error_of(kubeconfig: Path) -> str:
 
 @pytest.mark.parametrize("between", ["\n", "\0", "é", "\r\nX-Evil: 1"])
 def test_an_unusable_token_is_not_quoted(api: FakeApiServer, tmp_path: Path, between: str) -> None:
-    """No error quotes an unusable token; http.client's own error would."""
+    """No error quotes an unusable token, though http.client's own error would."""
     user = {"token": f"{TOKEN}{between}{TOKEN}"}
     reason = error_of(change(api.kubeconfig(tmp_path), "user", user))
     assert "the token has characters that cannot be sent" in reason

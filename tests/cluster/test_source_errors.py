@@ -162,7 +162,7 @@ def test_pauses_grow_with_failures_and_begin_again_after_success(
 def test_a_kind_that_recovers_ends_the_pauses_of_the_others(
     api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
 ) -> None:
-    """After an outage a kind of object without changes is not listed later than others."""
+    """After an outage every kind of object is listed at once, even a kind without changes."""
 
     def days_for_services() -> float:
         return 1e8 if threading.current_thread().name == "watch Service" else 0.0

@@ -82,7 +82,7 @@ STEPS = [
 def test_a_little_at_a_time(
     tmp_path: Path, name: str, wanted: list[list[str]], nodes: dict[str, str]
 ) -> None:
-    """Each step sets the agent's options for its own nodes, and for no other step's."""
+    """Each step sets the agent's options for its own nodes only."""
     for tool, script in (("helm", 'printf "%s\\n" "$*" >> said'), ("kubectl", "true")):
         (tmp_path / tool).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / tool).chmod(0o755)

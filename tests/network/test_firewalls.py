@@ -99,8 +99,8 @@ def rules(way: Way) -> str:
 
 
 def seen(two: TwoNodes, way: Way, who: Host, name: str) -> dict[str, set[str]]:
-    """Return what counters at the hooks saw of one request and its reply, by hook, and of
-    conntrack.
+    """Send one request; return what the counters at each hook, and conntrack, saw of it and its
+    reply.
     """
     two.near.nft(rules(way))
     try:

@@ -98,7 +98,9 @@ def test_client_port_again(node: PacketNode, where: str, client: str) -> None:
 def test_other_packets_leave_no_note(
     node: PacketNode, places: Places, where: str, client: str
 ) -> None:
-    """Packets of a flow, to no frontend, with SYN, or by another device leave no note."""
+    """Packets that belong to a flow, are for no frontend, have SYN, or leave by another device
+    leave no note.
+    """
     unknown = segment(client, where, "A")
     for packet, into in (
         (unknown, "pods"),

@@ -87,7 +87,7 @@ def opened_by_the_page(page: Page) -> dict[str, str]:
 
 
 def test_a_service_shows_the_numbers_of_the_maps(page: Page, cluster: Cluster) -> None:
-    """The page updates them without a click when connections are made."""
+    """The page updates a Service's numbers without a click when connections are made."""
     page.open("/service/default/web")
     before = opened_by_the_maps(cluster)
     page.wait(f"endpoints: {before}", lambda: opened_by_the_page(page) == before)

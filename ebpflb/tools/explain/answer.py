@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The complete answer: the way of a connection, each endpoint with its chance, and the verdict."""
+"""The complete answer: the path of a connection, each endpoint with its chance, and the verdict."""
 
 import random
 from collections.abc import Iterator
@@ -156,7 +156,9 @@ def _facts(state: StateDir, maps: PrivateMaps) -> MapFacts:
 
 
 def copy_memory(maps: PrivateMaps, facts: MapFacts, asked: Frontend, client: Client) -> list[str]:
-    """Copy the programs' state of this client and this service: session affinity, and flows."""
+    """Copy what the programs remember of this client and this service: session affinity, and
+    flows.
+    """
     ids = facts.service_ids(asked)
     for is_packet in (True, False):
         for number in ids:
@@ -182,7 +184,7 @@ def copy_memory(maps: PrivateMaps, facts: MapFacts, asked: Frontend, client: Cli
 def _way(
     recorder: RecordingPrograms, facts: MapFacts, asked: Frontend, client: Client, port: int
 ) -> Way:
-    """Return the way of the socket's call, if hooks see it, and of its packets, if any."""
+    """Return the path of the socket's call, if hooks see it, and of its packets, if any."""
     way = Way()
     if client.hooked:
         way = call(recorder, facts, asked, client)

@@ -205,7 +205,7 @@ class MapFacts:
             yield Share(chance, where, name.target, name.node, name.zone, slot, note)
 
     def _chances(self, service: ServiceEntry, candidates: Range) -> dict[int, float]:
-        """Return slot -> probability, drawn from the slots or from the service's table."""
+        """Return the probability of each slot, drawn from the slots or from the service's table."""
         if not service.table.size:
             slots = range(candidates.base, candidates.base + candidates.size)
             return dict.fromkeys(slots, 1 / max(1, candidates.size))

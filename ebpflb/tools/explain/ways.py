@@ -24,7 +24,7 @@ _TYPES = {Protocol.TCP: 1, Protocol.UDP: 2, Protocol.SCTP: 1}  # SOCK_STREAM, SO
 
 
 class Way(Struct):
-    """The steps so far; ``noted`` comes from the program that decided."""
+    """The steps so far; ``noted`` has the steps of the program that decided."""
 
     rows: list[Row] = []
     noted: Words | None = None
@@ -62,7 +62,7 @@ def call(recorder: RecordingPrograms, facts: MapFacts, asked: Frontend, client: 
 
 
 class PacketWay:
-    """A packet's way, in the node's network namespace."""
+    """The path of a packet, in the node's network namespace."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class PacketWay:
         self.way = Way()
 
     def go(self) -> Way:
-        """Follow the whole way. Raises KernelError, NodeError or OSError."""
+        """Follow the whole path. Raises KernelError, NodeError or OSError."""
         if self.client.kind == NODE_CLIENT:
             self._from_node()
         else:

@@ -31,7 +31,8 @@ Endpoint = tuple[Address, int]
 class Dropping(NamedTuple):
     """The traffic that one tool's rules drop.
 
-    ``now``: the drop happens already; otherwise ebpflb may cause it, or that is unknown.
+    ``now`` is true if the rules drop it already, and false if ebpflb may cause the drop, or if this
+    is unknown.
     """
 
     tool: str
@@ -70,7 +71,7 @@ def _judged(table: Table, state_directory: Path) -> Iterator[Dropping]:
 
 
 def _result(table: Table, chain: Chain, packet: Packet) -> Dropping | None:
-    """Return the traffic that is certainly dropped, unless by a rule for this pod alone."""
+    """Return the traffic that is certainly dropped, except by a rule for this pod only."""
     found = fates(table, chain, packet)
     if found.keys() != {Fate.DROP}:
         return None

@@ -63,7 +63,7 @@ def survey(state_directory: Path) -> FirewallSurvey:
 class Frontend(NamedTuple):
     """A frontend for clients outside that has an endpoint; ``title`` names it and its Service.
 
-    ``is_early``: requests have the endpoint's address from the first rule on, by the flow tables.
+    ``is_early``: the flow tables give requests the endpoint's address before the first rule.
     """
 
     protocol: int
@@ -109,7 +109,7 @@ def is_early(protocol: int, service: Flags, settings: Flags) -> bool:
 
 
 class Search:
-    """The search for rules that drop requests; ``ways``: how requests come, by IP version.
+    """The search for rules that drop requests; ``ways`` has the way of requests by IP version.
 
     A rule is compared with the frontends that have its address or port, not with all.
     """

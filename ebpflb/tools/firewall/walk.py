@@ -130,9 +130,7 @@ class _Walk:
         return {}, True
 
     def _of_jump(self, rule: Rule, found: Fates) -> tuple[Fates, bool]:
-        """Return the fates after a jump, from which the packet comes back, or a goto, from which it
-        does not.
-        """
+        """Return the fates after a jump, which may return, or a goto, which does not."""
         comes_back = Fate.NEXT in found and "-g" not in rule.names
         if comes_back:
             del found[Fate.NEXT]
@@ -194,7 +192,7 @@ def _has_state(states: set[str], packet: Packet) -> bool:
 
 
 def _is_client(network: str, packet: Packet) -> bool | None:
-    """Whether the client is in this network; None if it may be. Raises ValueError."""
+    """Whether the client is in this network; None if this is unknown. Raises ValueError."""
     parsed = parse_network(network)
     if parsed.version != packet.address.version:
         return False

@@ -53,9 +53,7 @@ def pin_other(path: Path, fd: int) -> None:
 
 
 def test_only_maps_of_the_same_layout_are_adopted(home: StateDir, opening: Open) -> None:
-    """Of another layout's maps only those persistent maps are adopted whose own layout is the
-    same.
-    """
+    """If the layout differs, only persistent maps whose own layout is the same are adopted."""
     specs = {name: SPEC._replace(name=name) for name in ("small", "other")}
     specs["persistent"] = SPEC._replace(name="persistent", persistent=True)
     former = {name: map_id(opened) for name, opened in opening(specs).items()}

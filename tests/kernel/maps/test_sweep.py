@@ -193,7 +193,7 @@ def test_gone_meanwhile(table: SweptTable) -> None:
 
 @pytest.mark.parametrize("removed", [False, True])
 def test_killed_meanwhile(table: SweptTable, removed: bool) -> None:
-    """The next agent does not count entries as evicted that a killed agent had deleted."""
+    """Entries that a killed agent deleted are not counted as evicted by the next agent."""
     end_flow = table.end_flow
 
     def die(data: bytes) -> int:
