@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Services in maps that a test fills, as the planner would lay them out.
 
-Everything is written as text: a frontend is "172.30.0.1:80/udp" (a NodePort "0.0.0.0:30080"), a
+Tests write everything as text: a frontend is "172.30.0.1:80/udp" (a NodePort "0.0.0.0:30080"), a
 backend "10.1.0.1:8080", flags are words.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of random draws rarely fail on correct draws, and rarely pass on wrong draws.
 
-Both chances are computed over all outcomes.
+The two chances are computed over all outcomes.
 """
 
 import pytest

@@ -20,7 +20,7 @@ NAMES = [".".join(package.relative_to(ROOT).parts) for package in PACKAGES]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_module_has_a_line(name: str) -> None:
-    """Each module of a package has a line in its docstring, and nothing else has one."""
+    """A package's docstring has a line for each of its modules, and no other lines."""
     folder = ROOT.joinpath(*name.split("."))
     words = import_module(name).__doc__ or ""
     listed = re.findall(r"^`{0,2}(\w+)`{0,2}  +\S", words, re.MULTILINE)

@@ -43,7 +43,7 @@ def datapath(directory: Path, cgroup: Path, ns: Namespace, cache: Path) -> Itera
 
 @pytest.fixture
 def others(datapath: Datapath, cache: Path) -> Make:
-    """Load further programs; which variant they are does not matter here."""
+    """Load further programs, of any variant."""
     return lambda: ProgramSet(datapath.compile(cache), datapath.maps)
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A few parameter sets of each test: no test is left out altogether, many values are included."""
+"""A few parameter sets of each test are run: no test is left out altogether, many values are
+included.
+"""
 
 import os
 import subprocess
@@ -64,7 +66,7 @@ def output(folder: Path, *options: str) -> str:
     ],
 )
 def test_in_pytest(tmp_path: Path, options: list[str], many: int) -> None:
-    """Every network is included; of sets that only one test varies few are kept."""
+    """Every network is included; of the sets that only one test varies, few are kept."""
     (tmp_path / "test_it.py").write_text(TESTS)
     names = [line.partition("::")[2] for line in collected(tmp_path, *options)]
     counts = [sum(word in name for name in names) for word in ("bridge", "routed", "TestOne")]

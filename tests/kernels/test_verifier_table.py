@@ -42,7 +42,7 @@ def test_stack_has_a_limit() -> None:
 
 
 def test_not_there() -> None:
-    """A program or a kernel without a budget fails, with instructions how to get one."""
+    """A program or a kernel without a budget fails, with instructions for adding one."""
     for table in ({}, {ROW: {"6.1": "1000"}}):
         [line] = verifier.complaints({ROW: 1}, table, "5.10")
         assert line.endswith("not in the table yet: make verifier-table")

@@ -11,8 +11,8 @@ def items(text: str) -> list[dict[str, Any]]:
 
 
 def results(text: str) -> list[dict[str, Any]]:
-    """Return the results of check and doctor, with the names of CheckResult; ``required``: a
-    missing feature is wrong, not a warning.
+    """Return the results of check and doctor, with the names of CheckResult; With ``required`` a
+    missing feature is wrong instead of a warning.
     """
     names = {"check": "feature", "found": "detail", "what_to_do": "remedy"}
     return [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The history of the fake API server, and the events of it that a watch with selectors gets."""
+"""The history of the fake API server, and the events that a watch with selectors gets from it."""
 
 from typing import Any, NamedTuple
 

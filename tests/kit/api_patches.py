@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Patches of Nodes, applied like an API server applies the two kinds that the agent sends."""
+"""Patches of Nodes, applied as an API server does, for the two kinds that the agent sends."""
 
 import copy
 from typing import Any

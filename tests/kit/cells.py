@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients on two nodes meet, as cells of a table.
+"""The results of clients on two nodes, as cells of a table.
 
-A cell names the endpoints that answer, "here there"; with "here=client there=node" also whom each
-sees: the client, the far node, or the near one, by the address of the device that leads to the
-endpoint. "one of here there" is one of them, the same one for all requests. With "lost" some
+A cell names the endpoints that answer, "here there"; "here=client there=node" also tells whom each
+endpoint sees: the client, the far node, or the near node, by the address of the device that leads
+to the endpoint. "one of here there" is one of them, the same one for all requests. With "lost" some
 requests are not answered. REFUSED, SILENT and UNANSWERED are the result of all requests: an error
 at once, neither an error nor an answer, or either of these.
 

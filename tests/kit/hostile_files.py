@@ -19,7 +19,9 @@ def holes(path: Path) -> None:
 
 
 def lay(make: Callable[[Path], object], path: Path) -> None:
-    """Put such a file there; skip the test if the file system or the kernel lacks its kind."""
+    """Put a file of this kind there; skip the test if the file system or the kernel lacks the
+    kind.
+    """
     try:
         make(path)
     except OSError as error:

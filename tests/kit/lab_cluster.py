@@ -73,8 +73,8 @@ class LabCluster:
     def write(self, *said: Manifest | list[Manifest]) -> None:
         """Replace all manifests like ``publish``, without waiting.
 
-        A marker Service shows ``in_force`` the end: the agent plans it last in its namespace, which
-        is that of nearly all Services of tests.
+        By a marker Service ``in_force`` recognizes the end: the agent plans the marker last in its
+        namespace, to which nearly all Services of tests belong.
         """
         self.published += 1
         marker = [{"name": "it", "port": self.published}]

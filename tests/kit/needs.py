@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests need from the kernel: without it they are skipped, with the reason."""
+"""The kernel features that tests need; without them tests are skipped, with the reason."""
 
 from collections.abc import Callable
 from contextlib import closing

@@ -123,8 +123,8 @@ V4_GATEWAY, V6_GATEWAY = Routed.gateways
 
 
 class Ptp(Routed):
-    """A network where a pod knows the gateway by its route, and no one answers ARP or ND for
-    others.
+    """A network where a pod knows the gateway by its route, and no host answers ARP or ND for
+    another one.
     """
 
     def plug(self, host: Namespace, node: int, pod: Namespace, number: int) -> None:
@@ -262,7 +262,7 @@ class SourceRules(Routed):
             host.ip(f"route add default via {gateway} dev eth0 table {TABLE}")
 
     def reach(self, host: Namespace, node: int, other: int) -> None:
-        """Add routes as a network that knows where each pod is: here the other node, in both
+        """Add routes like a network that knows where each pod is: at the other node, in both
         tables.
         """
         for there, gateway in zip(cni.network(other), NODES.addresses(other), strict=True):
@@ -414,7 +414,7 @@ class BridgeUplink(Routed):
     does not run at the port ``up0``.
 
     As a pod's veth may be a bridge's only port too, the port is a device of another kind, on top of
-    eth0. The agent has to leave eth0 out (OPTIONS): that is the cable, which no real node has.
+    eth0. The agent has to leave out eth0 (OPTIONS), because it stands for the cable.
     """
 
     OPTIONS = ("--devices", "!eth0")

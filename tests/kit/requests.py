@@ -60,7 +60,7 @@ def tcp(sockets: Sockets, host: str, port: int = PORT) -> Answer:
 
 
 def udp(sockets: Sockets, host: str, port: int = PORT) -> Answer:
-    """Ask from an unconnected socket; the peer in the answer is that of recvfrom."""
+    """Send a request from an unconnected socket; the peer in the answer is that of recvfrom."""
     with udp_socket(sockets, host) as client:
         return exchange(client, host, port)
 
@@ -96,8 +96,8 @@ KINDS: dict[str, Send] = {"tcp": tcp, "udp": udp, "connected-udp": connected_udp
 def backends(
     sockets: Sockets, host: str, times: int = 40, send: Send = tcp, port: int = PORT
 ) -> Counter[str]:
-    """Count the answers of each backend. Of three backends, 40 requests miss one once in 4 million
-    times.
+    """Count the answers of each backend. If there are three backends, 40 requests miss one of them
+    once in 4 million times.
     """
     return Counter(send(sockets, host, port).name for _ in range(times))
 

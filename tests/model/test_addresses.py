@@ -154,7 +154,7 @@ def test_an_invalid_duration_is_rejected(text: str) -> None:
 
 
 def test_a_number_alone_lacks_its_unit() -> None:
-    """For a number without a unit, the most frequent mistake, the error says so."""
+    """The error for a number says that the unit is missing, which is the most frequent mistake."""
     with pytest.raises(ValueError, match="the unit is missing"):
         parse_duration("30")
 

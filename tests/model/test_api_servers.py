@@ -63,7 +63,7 @@ def test_what_is_kept_is_what_was_received() -> None:
 
 @pytest.mark.parametrize("how", ["empty", "not ready", "removed", "not in the list"])
 def test_an_outage_does_not_empty_them(how: str) -> None:
-    """The last endpoint stays until another endpoint exists."""
+    """During an outage the last endpoint stays until another endpoint exists."""
     made = serving(slice_of(ONE))
     key = changed(slice_of(ONE)).key
     outages: dict[str, Any] = {

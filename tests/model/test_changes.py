@@ -136,7 +136,7 @@ def test_another_proxys_label_on_a_slice(cluster: ClusterState) -> None:
 
 
 def test_removed_port(cluster: ClusterState) -> None:
-    """A port that is removed from a Service takes only its own records along (16.3)."""
+    """A port that is removed from a Service loses only its own records (16.3)."""
     both = [{"name": "a", "port": 80}, {"name": "b", "port": 81}]
     say(cluster, WEB, builders.service(ports=both))
     say(

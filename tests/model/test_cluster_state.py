@@ -94,8 +94,8 @@ def test_unreadable_range(cluster: ClusterState) -> None:
 
 
 def test_an_object_that_was_never_valid_has_no_good_state(cluster: ClusterState) -> None:
-    """The line about a never valid object says that it is ignored, not that an earlier state
-    stays.
+    """For an object that was never valid the line says that it is ignored, not that an earlier
+    state stays.
     """
     unreadable = ReadObject(InvalidObject("spec.ports", "no array"), "test.yaml")
     for kind in (Kind.SERVICE, Kind.ENDPOINT_SLICE, Kind.SERVICE_CIDR, Kind.NODE):

@@ -64,8 +64,8 @@ def test_an_exclusion_always_wins(patterns: tuple[str, ...], names: str) -> None
 
 @pytest.mark.parametrize("patterns", [(), ("ifb*",)])
 def test_a_shapers_queue_is_not_served(patterns: tuple[str, ...]) -> None:
-    """A device of a shaper's queue is not served: packets with a choice pass it between our ingress
-    and the stack.
+    """A shaper's queue device is not served: packets pass it with a choice, between our ingress and
+    the stack.
     """
     assert not served((replace(device(6, "ifb0"), kind="ifb"),), patterns)
 
@@ -122,9 +122,7 @@ def test_served_with_a_bridge(
 @pytest.mark.parametrize("kind", ["", "veth", "tun"])
 @pytest.mark.parametrize("patterns", [(), ("!d8",)])
 def test_served_with_a_second_port(kind: str, patterns: tuple[str, ...]) -> None:
-    """All ports have programs if frames may go from one to another, whether or not these are
-    served.
-    """
+    """All ports, served or not, have programs if frames may go from one port to another."""
     port, second = device(7, "eth1", master=9), replace(device(8, "d8", master=9), kind=kind)
     assert port in served((UPLINK_BRIDGE, port, second), patterns)
 

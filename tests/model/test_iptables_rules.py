@@ -34,7 +34,7 @@ def removal(text: str) -> Removal:
 
 
 def test_chains_and_rules_are_read() -> None:
-    """Chains are read, the kernel's chains with their policy, and rules without counters."""
+    """All chains are read, the kernel's with their policy, and all rules without counters."""
     (table,) = parse_rules(NAT)
     assert table.name == "nat"
     assert [name for name, own in table.chains.items() if own] == ["PREROUTING", "POSTROUTING"]

@@ -40,7 +40,9 @@ def test_annotation_takes_precedence(text: str | None, admitted: list[str]) -> N
 
 
 def test_unreadable_annotation_admits_nobody_new() -> None:
-    """The Service is invalid, because an annotation that restricts must not open anything."""
+    """An unreadable annotation makes the Service invalid, because an annotation that restricts must
+    not open anything.
+    """
     with pytest.raises(InvalidObject, match="nodeport-source-ranges"):
         ranges("10.0.0.0/8,everybody")
     assert annotations.parse_networks("10.0.0.0/8") == (ip_network("10.0.0.0/8"),)

@@ -84,7 +84,7 @@ def test_a_manifest_without_node_port() -> None:
     ids=["IPv4", "IPv6", "both", "the first counts", "clusterIP alone", "IPv6 clusterIP alone"],
 )
 def test_cluster_ips_match_ip_families(spec: dict[str, Any], found: dict[int, str]) -> None:
-    """clusterIPs is paired with ipFamilies; clusterIP counts only without clusterIPs (1.3)."""
+    """clusterIPs is paired with ipFamilies; clusterIP is used only without clusterIPs (1.3)."""
     parsed = services.parse(builders.service(**spec))
     assert {port.name.family: str(port.cluster_ip) for port in parsed.ports} == found
     assert not parsed.warnings

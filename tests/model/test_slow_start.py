@@ -27,7 +27,7 @@ def test_the_annotation_says_in_which_time(text: str | None, seconds: float) -> 
 
 @pytest.mark.parametrize("text", ["", "30", "fast", "-1s", "2h"])
 def test_what_cannot_be_read_is_named_and_the_service_is_served(text: str) -> None:
-    """With an unreadable value new endpoints get their whole weight at once."""
+    """If the value cannot be read, new endpoints get their whole weight at once."""
     (port,), (warning,) = parsed(text)
     assert port.slow_start == 0.0
     assert warning.startswith(f'{WHERE}: "{text}"')

@@ -39,7 +39,7 @@ def test_each_endpoint_is_used_or_has_a_reason(
 
 
 def without(each: Endpoint, reason: UnusedReason) -> Endpoint:
-    """Return the endpoint without this reason against it."""
+    """Return the endpoint changed so that this reason no longer holds."""
     match reason:
         case UnusedReason.NOT_LOCAL:
             return msgspec.structs.replace(each, local=True)

@@ -23,7 +23,9 @@ def goes(node: NativeNode, *, netns: int = POD, to: str = SERVICE) -> str:
 
 
 def test_a_namespace_keeps_its_backend(node: NativeNode) -> None:
-    """All sockets of a namespace get one backend; all except the first count as affinity's."""
+    """All sockets of a namespace get one backend; all except the first count as chosen by
+    affinity.
+    """
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     assert len({goes(node) for _ in range(20)}) == 1
     assert node.kernel.get("service_stats", 1)[:2] == (20, 19)

@@ -34,8 +34,8 @@ def busy(node: NativeNode) -> NativeNode:
 
 
 def test_each_hook_call_has_one_verdict(busy: NativeNode) -> None:
-    """Each hook call ends in one verdict; a bind only if it failed, a restored address only if it
-    was restored.
+    """Each hook call ends in one verdict; a bind is counted only if it failed, a reply only if its
+    address was restored.
     """
     expected = {
         "translated": 5,

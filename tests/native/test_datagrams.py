@@ -34,7 +34,7 @@ def test_a_sockets_datagrams_keep_their_backend(dns: NativeNode) -> None:
 
 
 def test_connect_and_send_agree(dns: NativeNode) -> None:
-    """A datagram socket that connects has the same flow as if it sends."""
+    """A connect of a datagram socket and a send from it belong to the same flow."""
     socket = dns.socket("udp")
     home = socket.connect(ADDRESS).place
     assert socket.sendmsg(ADDRESS).place == socket.connect(ADDRESS).place == home
@@ -61,7 +61,7 @@ def test_kept_while_it_serves(dns: NativeNode, serving: str) -> None:
 
 
 def test_kept_by_the_last_one(dns: NativeNode) -> None:
-    """A flow is kept even if a new flow would be refused."""
+    """An existing flow is kept even if a new one would be refused."""
     socket = dns.socket("udp")
     home = socket.sendmsg(ADDRESS).place
     dns.publish(1, [DNS], leaving=[home])

@@ -115,7 +115,7 @@ def test_a_socket_that_its_owner_closes_has_not_failed(node: NativeNode) -> None
 
 
 def test_only_connections_to_services_are_watched(node: NativeNode) -> None:
-    """The calls are requested in addition to those that other programs requested."""
+    """Our calls are requested in addition to those that other programs requested."""
     node.publish(1, [WEB, f"{WEB}/udp"], cluster=[ONE])
     served, direct, datagrams = node.socket(), node.socket(), node.socket("udp")
     served.connect(WEB)

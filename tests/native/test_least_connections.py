@@ -37,7 +37,7 @@ def counted(node: NativeNode) -> dict[int, int]:
 
 
 def held(node: NativeNode) -> dict[int, int]:
-    """Return how many elements name each backend id; for stream sockets, how many entries."""
+    """Return how many elements name each backend id; for stream sockets, how many entries do."""
     streams = (each for each in node.kernel.sockets().values() if is_counted_stream(each))
     named = [each.backend for each in node.kernel.items("connections").values()]
     return dict(Counter([*named, *(each.peer.backend for each in streams)]))

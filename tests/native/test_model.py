@@ -79,7 +79,9 @@ def text(key: tuple[Address, int, str]) -> str:
 
 
 def publish(node: NativeNode, cluster: Cluster, service: Service) -> None:
-    """Publish to both. If two services want a frontend, the later service gets it."""
+    """Publish to both the hooks and the model. If two services want a frontend, the later service
+    gets it.
+    """
     former = cluster.services.pop(service.number, None)
     for other in cluster.services.values():
         for key in service.frontends.keys() & other.frontends.keys():

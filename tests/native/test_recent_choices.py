@@ -87,7 +87,7 @@ def test_its_backend(node: NativeNode, packet: Tuple, becomes: str) -> None:
 
 @both
 def test_two_cpus_write_at_once(node: NativeNode, packet: Tuple) -> None:
-    """A place that two CPUs have half written each matches no tuple."""
+    """A place that holds halves of two CPUs' writes matches no tuple."""
     remember(node, packet, 1, WEB)
     ((place, one),) = node.kernel.items("recent_choices").items()
     remember(node, packet._replace(source=OTHER), 2, DNS)

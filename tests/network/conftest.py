@@ -20,8 +20,8 @@ from tests.kit.two_nodes import TwoNodes
 
 
 def breadth(fixture_name: str, config: pytest.Config) -> Literal["session", "module"]:
-    """Let files share a cluster that a lane names: in the kernel lab a cluster takes 20 s or
-    more.
+    """Let the files that a lane names share a cluster, because a cluster takes 20 s or more in the
+    kernel lab.
     """
     return "session" if "EBPFLB_TEST_SHARED" in os.environ else "module"
 

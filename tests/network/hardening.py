@@ -30,7 +30,7 @@ def strict_reverse_path(node: Host) -> None:
 
 
 def drop_invalid(node: Host) -> None:
-    """Drop ``ct state invalid`` at every hook; ICMP redirects always are, or may be, invalid."""
+    """Drop ``ct state invalid`` at every hook; ICMP redirects may be invalid."""
     for hook in ("input", "forward", "output"):
         node.nft(f"""
             table inet tracked {{

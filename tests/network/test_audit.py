@@ -117,7 +117,7 @@ def names_nothing(cluster: Cluster) -> bool:
 
 
 def put_back(cluster: Cluster, named: str) -> None:
-    """Wait until the log has named the part since the test began, and the part is restored."""
+    """Wait until the log names the part, since the test began, and the part is restored."""
     wait_until(f"{named} is said", lambda: named in said(cluster))
     wait_until("it is ready", lambda: is_ready(cluster))
     wait_until("its status names nothing", lambda: names_nothing(cluster))
@@ -263,7 +263,9 @@ def elsewhere(paths: Paths) -> Paths:
 
 @pytest.mark.extended
 def test_not_ready_while_another_answers_on_10256(tmp_path: Path) -> None:
-    """Even beside a kube-proxy that has the port and answers 200, readiness is the agent's own."""
+    """Readiness is the agent's own, even beside a kube-proxy that has port 10256 and answers
+    200.
+    """
     with running(tmp_path) as made:
         made.publish(web(*map(endpoint, made.web)))
         wait_until("it is ready", lambda: is_ready(made))

@@ -101,7 +101,7 @@ def settled(cluster: Cluster, logged: Callable[[str], bool], named: str) -> None
 
 @pytest.mark.extended
 def test_each_map_is_compared_or_the_programs_own() -> None:
-    """A new map must be in one of the two lists, and gets its test here."""
+    """Each map is in one of the two lists; a new one also gets its test here."""
     arrays = {"slots", "backend_slots", "choices", "settings", "secret", "no_frontends"}
     assert set(layout.MAPS) == {*HASHES, *arrays, *NOT_PLANNED}
 

@@ -113,7 +113,7 @@ def test_an_endpoint_that_does_not_answer_is_set_aside(
     """After three clients failed, only other endpoints are used, until the time of the failed one
     has passed.
 
-    That time grows, so that a slow machine sees it too.
+    This time grows, so that even a slow machine notices it.
     """
     dead = cluster.web[0]
     others, place = NAMES - {dead.name}, f"[{dead.v6}]" if ":" in address else dead.v4
@@ -147,7 +147,7 @@ def test_an_endpoint_that_does_not_answer_is_set_aside(
 
 
 def waiting(sockets: Sockets, address: str) -> Socket:
-    """Return a socket whose connection is not answered, from among some whose connections are."""
+    """Return a socket whose connection is not answered, after opening several."""
     while True:
         client = requests.tcp_socket(sockets, address)
         client.setblocking(False)

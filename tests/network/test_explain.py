@@ -45,8 +45,8 @@ def ask(cluster: Cluster, *words: str, output: str = "json", netns: str | None =
 
 
 def contents(cluster: Cluster) -> dict[str, Any]:
-    """Return every map, byte for byte, without the effects of packets of no one, such as
-    neighbours', and without the agent's notes about sweeps and recently removed endpoints.
+    """Return every map, byte for byte, except what changes without a question: effects of other
+    packets, such as neighbours', and the agent's notes about sweeps and recently removed endpoints.
     """
     found: dict[str, Any] = {}
     left_out = {"scratch", "moved_flows"}
@@ -141,8 +141,8 @@ def test_an_open_connection(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", list(Engine))
 @pytest.mark.parametrize("options", [(), ("--masquerade-all",)], ids=["client", "masqueraded"])
 def test_whom_the_endpoint_sees(tmp_path: Path, engine: Engine, options: tuple[str, ...]) -> None:
-    """The answer says that the endpoint sees this node exactly if it does, for a client in a pod
-    and for a process of the node, which is never masqueraded.
+    """The answer says that the endpoint sees this node if and only if it does, for a client in a
+    pod and for a process of the node, which is never masqueraded.
     """
     with unhooked(tmp_path, engine, *options) as (cluster, pod):
         sockets = cluster.sockets(pod)

@@ -2,7 +2,7 @@
 """A Service that another cluster serves at the same addresses: failover by routing (KEP-6272).
 
 The router leads clients to the node `near`, as long as it has not heard that no endpoint is there.
-Packets from a node it leads to `site`, which has the addresses and a server, as if the other
+It leads packets from a node to `site`, which has the addresses and a server, as if the other
 cluster had the better route. Answers of `site` do not pass the node.
 """
 

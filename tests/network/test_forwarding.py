@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node whose FORWARD drops by default, and accepts requests to pods only by kube-proxy's rules.
-Every command that checks this says so, before and after ebpflb serves, until a rule accepts the
-requests.
+Every command that checks this reports it, before and after ebpflb starts to serve, until a rule
+accepts the requests.
 """
 
 import json
@@ -54,8 +54,8 @@ def is_served(node: KubeProxyNode) -> bool:
 
 
 def status(node: KubeProxyNode) -> dict[str, str]:
-    """Return the two texts about FORWARD in status, a reason of the verdict and a line; "" for
-    none.
+    """Return the two texts about FORWARD in status, the reason of the verdict and the line; "" if
+    there is none.
     """
     found = json.loads(node.ebpflb("status", "-o", "json").stdout)
     reasons = [it["text"] for it in found["reasons"] if it["cause"] == "not forwarded"]

@@ -41,7 +41,9 @@ pytestmark = both_engines
 
 
 def others(chance: Random) -> list[Manifest]:
-    """Return unused Services whose scheduler and weights change too; all their tables fit."""
+    """Return unused Services whose scheduler and weights change too; the maps have room for all
+    their tables.
+    """
     found = []
     for number in range(OTHERS):
         port = [{"name": "tcp", "port": 80, "protocol": "TCP"}]

@@ -77,7 +77,7 @@ def _forget_sizes(header: Path) -> None:
 
 
 def ways(two: TwoNodes) -> Iterator[tuple[str, str, tuple[str, int]]]:
-    """Yield the client, the name that must come back, and the address and port."""
+    """Yield each client, the name of the expected backend, and the address and port to ask."""
     for who, kind in (("outside", "nodeport"), ("unhooked", "cluster"), ("hooked", "cluster")):
         for name, frontends in (("here", FIRST), ("there", SECOND)):
             for v6 in (False, True):

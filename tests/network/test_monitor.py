@@ -77,8 +77,8 @@ def test_events_are_filtered(cluster: Cluster, pod: Sockets, host: Sockets, tmp_
 
 
 def test_a_killed_monitor_leaves_the_usual_programs(cluster: Cluster, tmp_path: Path) -> None:
-    """During a monitor all hooks have other programs, which no audit reports and status mentions;
-    after kill -9 they have exactly their former programs.
+    """During a monitor all hooks have other programs; no audit reports this, and status mentions
+    it. After kill -9 the hooks have exactly their former programs.
     """
     before = monitors.programs(cluster.agent)
     with watching(cluster.agent, tmp_path) as first:

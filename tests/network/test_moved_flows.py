@@ -75,7 +75,7 @@ def of_udp(two: TwoNodes, name: str, number: int, *pods: Host) -> list[Manifest]
 
 def test_an_id_that_was_free_when_the_agent_was_killed(two: TwoNodes, opened: ExitStack) -> None:
     """The sockets of a Service never reach another Service's endpoint, even if that endpoint is the
-    first after a start that found no backend with the last given ids.
+    first one after a start that found no backend with the last given ids.
     """
     two.publish(of_udp(two, "a", 10, two.here, two.there), of_udp(two, "b", 20))
     to = FRONTENDS.to("nodeport", two.near)

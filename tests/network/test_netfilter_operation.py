@@ -74,8 +74,8 @@ FIREWALLS = Path(__file__).parents[2] / "docs/firewalls.md"
 
 
 def test_saved_rules(node: ServingOutside, tmp_path: Path) -> None:
-    """A file with the rules of all tables cannot be loaded; the command in docs/firewalls.md saves
-    only the operator's own rules, which can.
+    """A saved file with the rules of all tables cannot be loaded; the command in docs/firewalls.md
+    saves only the operator's own rules, which can be loaded.
     """
     needs.owned_tables()
     node.node.nft("table inet own { chain c { type filter hook input priority 0; }; }")

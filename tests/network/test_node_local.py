@@ -136,7 +136,9 @@ def answer(two: TwoNodes, host: Host, send: Send, v6: bool) -> str:
 def test_what_rules_in_raw_exempt_goes_to_the_listener(
     listening: Listening, tool: str, send: Send
 ) -> None:
-    """As with kube-proxy, packets go to an endpoint again when the rules are removed."""
+    """Exempt packets go to the listener, and to an endpoint again when the rules are removed, as
+    with kube-proxy.
+    """
     two = listening.two
     two.publish(service(two, two.here))
     clients = [(two.near, two.unhooked), (listening.theirs, listening.pod)]

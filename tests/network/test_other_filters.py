@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """tc programs of other software before and after ours, and packet fields that both use.
 
-Our programs write a choice into the packet's priority; Cilium's keep flags in some bits of its
-tc_index.
+Our programs write a choice into the packet's priority; Cilium's programs keep flags in some bits of
+its tc_index.
 """
 
 import os

@@ -35,7 +35,7 @@ def service(two: TwoNodes) -> None:
 
 @pytest.fixture(scope="module")
 def late(two: TwoNodes) -> Host:
-    """Add an unhooked pod after the agent's start."""
+    """Add an unhooked pod after the agent has started."""
     return two.lab.pod(two.near, "late", 50, hooked=False)
 
 

@@ -2,8 +2,8 @@
 """A rolling update on two nodes, of pods without `preStop` that end at once with SIGTERM.
 
 Kubernetes tells the kubelet and writes the EndpointSlice at the same time. ebpflb can act only
-after the slice: no connection that is opened after it fails. Connections that the pod has accepted
-before are the pod's own.
+after the slice is written: no connection that is opened afterwards fails. Connections that the pod
+has accepted before are the pod's own.
 """
 
 import signal

@@ -47,8 +47,8 @@ def add_addresses(two: TwoNodes) -> None:
 
 
 def move_addresses(two: TwoNodes) -> None:
-    """Move the addresses from eth0 to loopback; for these only IPv4 answers the neighbours that ask
-    at eth0.
+    """Move the addresses from eth0 to loopback. Neighbours that ask for them at eth0 get an answer
+    only with IPv4.
     """
     near, far = two.near, two.far
     near.ip(
@@ -85,7 +85,7 @@ def two(
 
 
 def nodes(name: str) -> pytest.MarkDecorator:
-    """Return a fixture of nodes that were prepared like this, with each engine."""
+    """Return a fixture of nodes that were prepared by this function, with each engine."""
     each = [pytest.param((engine, name), id=str(engine)) for engine in ENGINES]
     return pytest.mark.parametrize("two", each, indirect=True)
 

@@ -27,7 +27,9 @@ pytestmark = both_engines
 def test_a_round_of_round_robin_has_each_endpoint_as_often_as_its_weight(
     two: TwoNodes, who: str, protocol: str, v6: bool
 ) -> None:
-    """Any consecutive connections match the weights exactly, in the same order in every round."""
+    """In any consecutive connections each endpoint comes exactly as often as its weight says, in
+    the same order in every round.
+    """
     its = dict(zip(ENDPOINTS, chances.UNEVEN, strict=True))
     two.publish(weighted(two, "round-robin", its.values()))
     part = gcd(*its.values())

@@ -114,8 +114,8 @@ def test_connections_are_counted_where_they_are_chosen(cluster: ServingOutside) 
 
 
 def test_refusals_are_counted_by_their_verdict(cluster: ServingOutside) -> None:
-    """A socket and a packet are refused without any endpoint, and dropped without one on this node
-    under policy Local.
+    """Requests without any endpoint are counted as refused, for a socket and for a packet; without
+    an endpoint on this node, under policy Local, as dropped.
     """
     for sockets, where in (
         (cluster.sockets(cluster.client), (EMPTY, PORT)),

@@ -161,8 +161,8 @@ def silent(pod: Host) -> Iterator[None]:
 def test_an_unanswered_connection_starts_again_at_another_endpoint(
     two: TwoNodes, place: Place, leaver: Host, who: str, kind: str, v6: bool
 ) -> None:
-    """A connection that the removed endpoint has not answered starts again at another endpoint if
-    it is of packets; a socket's connection fails at once.
+    """If the removed endpoint has not answered, a connection of packets starts again at another
+    endpoint, and a socket's connection fails at once.
     """
     where = FRONTENDS.to(kind, two.near, v6=v6)
     two.publish(two.service("web", NUMBER, leaver))

@@ -83,8 +83,8 @@ def test_no_connection_fails_in_a_takeover(node: KubeProxyNode, load: Load) -> N
 
 
 def segments_lost(host: Host) -> int:
-    """Return the number of this host's retransmitted segments, without spurious ones: an emulated
-    machine may exceed the first time-out.
+    """Return the number of segments that this host sent again, without spurious ones, because an
+    emulated machine may exceed the first time-out.
     """
     counters = counters_of(host, "snmp", "Tcp:") | counters_of(host, "netstat", "TcpExt:")
     return counters["RetransSegs"] - counters["TCPDSACKRecv"]

@@ -120,7 +120,9 @@ def test_a_second_syn_at_once_is_no_failure(node: PacketNode, places: Places) ->
 
 
 def test_a_syn_in_an_open_connection_is_no_failure(node: PacketNode, places: Places) -> None:
-    """The backend answers the SYN with an ACK, not a SYN; another backend may be chosen for it."""
+    """The backend answers such a SYN with an ACK, not a SYN; another backend may be chosen for the
+    SYN.
+    """
     backend = at(places.there, 8080)
     where = serve(node, places, "nodeport", cluster=[backend])
     client = clients_of(places)[0]

@@ -224,7 +224,7 @@ def test_each_packet_updates_its_entry(node: PacketNode, client: str, where: str
 def test_frontends_in_turn(node: PacketNode, places: Places, first: str) -> None:
     """A new connection by another frontend replaces all entries of an ended one with the same port.
 
-    By a NodePort it is masqueraded, by a cluster IP it is not.
+    The new connection is masqueraded by a NodePort, but not by a cluster IP.
     """
     client, backend = at(places.pod, 50123), at(places.there, 8080)
     serve(node, places, "nodeport", service=1, cluster=[backend])

@@ -24,7 +24,7 @@ def backend(places: Places) -> str:
 
 @pytest.fixture
 def where(node: PacketNode, places: Places, client: str, backend: str) -> str:
-    """Return a cluster IP to which the client is connected, and so a connection to the backend."""
+    """Return a cluster IP through which the client is connected to the backend."""
     found = serve(node, places, "cluster", cluster=[backend])
     shaken = node.through(segment(client, found), "pods", "uplink")
     node.through(reply(shaken), "uplink", "pods")

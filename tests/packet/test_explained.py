@@ -128,7 +128,9 @@ def verdict_of(counted: dict[str, int]) -> str:
 
 
 def same_ends(explained: Ends | None, real: Ends | None) -> bool:
-    """Whether the ends are equal; a port that is drawn at random must be one of the candidates."""
+    """Whether addresses and ports are equal; a port that is drawn at random must be one of the
+    candidates.
+    """
     if explained is None or real is None or explained == real:
         return explained is real or explained == real
     ports = {explained.source_port, real.source_port}

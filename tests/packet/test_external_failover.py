@@ -73,7 +73,9 @@ def test_from_a_pod(
 def test_from_the_node(
     node: PacketNode, places: Places, protocol: str, kind: str, endpoints: str
 ) -> None:
-    """The node's packet has the result of a pod's; otherwise the socket would be translated."""
+    """The node's packet has the same result as a pod's; otherwise the socket would be
+    translated.
+    """
     where = published(node, places, kind, protocol, endpoints)
     request = opening(protocol, at(places.node, 50123), where)
     expected = {"passed": 1} if endpoints == "elsewhere" else {"passed_through": 1}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TCP packets to a frontend that belong to no flow, and come and go by one device: a router's
-connections, and lost ones.
+"""TCP packets to a frontend that belong to no flow, and come and go by one device: from connections
+through a router, and from lost connections.
 
 With kube-proxy a connection that conntrack knows continues; any other is reset by the endpoint to
 which it is DNATed in its middle (kube-proxy.md 12).

@@ -64,7 +64,9 @@ def established(node: PacketNode, protocol: str, client: str, where: str) -> Pac
 
 @pytest.mark.parametrize("answered", [False, True], ids=["unanswered", "answered"])
 def test_established_connection_stays(node: PacketNode, places: Places, answered: bool) -> None:
-    """Even more half-open connections than there is room for evict no established connection."""
+    """No established connection is evicted, even by more half-open connections than there is room
+    for.
+    """
     where = serve(node, places, "cluster", cluster=[at(places.there, 8080)])
     client, forged = at(places.pod, 50123), at("172.16.0.0", 4000)
     got = established(node, "tcp", client, where)
@@ -80,8 +82,8 @@ def test_established_connection_stays(node: PacketNode, places: Places, answered
 
 
 def test_answered_datagrams_stay(node: PacketNode, places: Places) -> None:
-    """Even more datagrams without a reply than there is room for delete no flow that had a
-    reply.
+    """No flow with a reply is deleted, even by more datagrams without a reply than there is room
+    for.
     """
     where = serve(node, places, "cluster", "udp", cluster=[at(places.there, 53)])
     client = at(places.pod, 50123)

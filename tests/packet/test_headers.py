@@ -91,7 +91,7 @@ def test_ipv6_extension_headers_are_skipped(node: PacketNode, headers: list[Pack
 
 
 def test_too_many_extensions(node: PacketNode) -> None:
-    """More extension headers than anyone sends are not skipped."""
+    """A packet with more extension headers than anyone sends is left alone."""
     pod, where = served(node, V6)
     assert untouched(node, extended(pod, where, [IPv6ExtHdrDestOpt()] * (WALKED + 1)))
 
@@ -140,7 +140,9 @@ def test_priority_tag_is_taken_off(
 
 
 def test_vlan_behind_a_priority_tag(node: PacketNode, places: Places, protocol: str) -> None:
-    """A VLAN's id makes the frame the VLAN's, even behind or in front of a priority tag."""
+    """A frame with a VLAN's id belongs to the VLAN, even if there is a priority tag before or
+    behind it.
+    """
     pod, where = served(node, places, protocol)
     request = opening(protocol, pod, where)
     for tags in ([0, 5], [5, 0]):

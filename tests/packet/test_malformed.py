@@ -68,7 +68,7 @@ def test_a_packet_without_a_whole_header_is_malformed(
 
 
 def test_length_inside(node: PacketNode, places: Places, protocol: str, request_: Packet) -> None:
-    """The bytes exist, but by the IP header's length they are not part of the packet."""
+    """A packet whose bytes exist, but end earlier by the IP header's length, is malformed."""
     needed = {"tcp": 20, "udp": 8, "sctp": 12}[protocol]
     network = header(places) - ETHERNET
     lengths = [*range(network, network + needed), len(request_) - ETHERNET + 1, 0xFFFF]

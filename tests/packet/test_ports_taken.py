@@ -185,7 +185,9 @@ def test_closed_port_rests(node: PacketNode, places: Places, stands: Stands, whe
 def test_resting_port_comes_free(
     node: PacketNode, places: Places, stands: Stands, where: str
 ) -> None:
-    """The port is free after two minutes, and before that as the last resort."""
+    """The port of a closed connection is free after two minutes, and before that as the last
+    resort.
+    """
     talk(node, stands, at(places.client, 2001), where)
     node.settings("detect_local", first_port=PORT + 1, last_port=PORT + 1)
     node.through(opening("tcp", at(places.client, 2001), where))

@@ -142,7 +142,7 @@ def test_endpoints_elsewhere(node: PacketNode, places: Places, protocol: str) ->
 def test_refusals_beyond_the_limit_are_silent(
     node: PacketNode, places: Places, protocol: str
 ) -> None:
-    """Refusals beyond the limit are silent until time has passed."""
+    """A refusal beyond the limit sends no answer until time has passed."""
     where = serve(node, places, "cluster", protocol)
     request = opening(protocol, at(places.client, 50123), where)
     assert {node.ingress(request).action for _ in range(10)} == {"redirect"}

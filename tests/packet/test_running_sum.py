@@ -47,7 +47,7 @@ def test_the_sum_is_right_both_ways(
 
 @pytest.mark.parametrize("sender", ["pod", "client"])
 def test_no_checksum(node: PacketNode, places: Places, sender: str) -> None:
-    """Without a UDP checksum, only the sum accounts for the changed addresses."""
+    """Without a UDP checksum, the device's sum alone reflects the changed addresses."""
     client = at(getattr(places, sender), 50123)
     where = serve(node, places, "cluster", "udp", cluster=[at(places.there, 5353)])
     asked = node.through(datagram(client, where, chksum=0))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flows that survive a change of endpoints (kube-proxy.md 11.1): upstream's 72 entries.
 
-kube-proxy deletes the conntrack entries of stale UDP flows; here the next datagram notices. Two
-results differ from kube-proxy's. A flow whose service has no endpoint left is refused, not sent to
-a dead address. A flow whose service was deleted passes unchanged.
+kube-proxy deletes the conntrack entries of stale UDP flows; here the next datagram moves the flow.
+Two results differ from kube-proxy's. A flow whose service has no endpoint left is refused, not sent
+to a dead address. A flow whose service was deleted passes unchanged.
 """
 
 from typing import Any

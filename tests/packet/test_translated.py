@@ -35,7 +35,7 @@ def one_processor() -> Iterator[None]:
 
 
 def last_cookie() -> int:
-    """Return the CPU's last cookie, with space in its batch for the next ones."""
+    """Return the CPU's last cookie; its batch has space for the next ones."""
     while True:
         with socket.socket() as one:
             cookie = int.from_bytes(one.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8), "little")
@@ -44,7 +44,7 @@ def last_cookie() -> int:
 
 
 def remember(node: PacketNode, to: str) -> None:
-    """Remember future sockets as connected to a frontend, and so to this address and port."""
+    """Remember future sockets as connected to a frontend at this address and port."""
     peer = PeerFrontend(NO_FRONTEND, 7, ip_address(host_of(to)), port_of(to))
     begin = last_cookie() + 1
     node.write("sockets", [(begin + n, SocketEntry(peer, 3)) for n in range(AHEAD)])

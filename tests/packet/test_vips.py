@@ -103,7 +103,7 @@ def test_source_ranges_hold_for_pings(node: PacketNode, places: Places) -> None:
 def test_the_nodes_own_addresses_are_left_to_its_kernel(
     node: PacketNode, places: Places, protocol: str
 ) -> None:
-    """A load balancer's address that is assigned to the node is left to its kernel."""
+    """Packets to a load balancer's address that is assigned to the node are left to its kernel."""
     node.settings("answer_pings", *REJECT.split())
     address = publish(node, places, "balancer")
     node.has(address)
@@ -177,8 +177,8 @@ def test_unknown_ports(
 def test_unknown_ports_on_netfilter(
     node: PacketNode, places: Places, protocol: str, setting: str, verdict: str
 ) -> None:
-    """Datagrams to unknown ports are not handled by their tuple (path/repeated.h), as most others
-    are.
+    """Datagrams to unknown ports are not handled by their tuple (path/repeated.h), unlike most
+    other datagrams.
     """
     node.settings("detect_local", "netfilter", *setting.split())
     address = publish(node, places, "balancer")
@@ -204,8 +204,8 @@ def test_passed_by_another_device(node: PacketNode, places: Places, protocol: st
 def test_a_pods_packets_may_leave_for_another_node(
     node: PacketNode, places: Places, protocol: str, setting: str
 ) -> None:
-    """The address may belong to the other node, as with load balancers that are the nodes
-    themselves.
+    """A pod's packet may leave for another node that has the address, as with load balancers that
+    are the nodes themselves.
     """
     node.settings("detect_local", *setting.split())
     address = publish(node, places, "balancer")

@@ -25,7 +25,7 @@ class Got(NamedTuple):
 
 
 class Node:
-    """A node that returns the answers that a test has set; an exception is raised."""
+    """A node that returns, or raises, the answers that a test has set."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Any] = {"status": {"verdict": "OK", "reasons": []}}

@@ -104,7 +104,7 @@ class Page:
         self.driver, self.url = driver, url
 
     def open(self, where: str) -> None:
-        """Open the page from the beginning, with an empty storage of the tab."""
+        """Open the page afresh, with an empty storage of the tab."""
         self.driver.get("about:blank")
         self.driver.get(f"{self.url}/#{where}")
 

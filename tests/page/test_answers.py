@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answer of each path: values as from the commands, and errors as a sentence."""
+"""The answer of each path: a value as from a command, or an error as a sentence."""
 
 import re
 import subprocess
@@ -107,7 +107,7 @@ def test_the_page_shows_fields_that_changes_have() -> None:
 
 
 def test_history_can_be_of_one_service(node: Node) -> None:
-    """The history can be limited to one Service and to the time since a moment."""
+    """The history can be limited to one Service, and to changes since a given time."""
     node.answers["history"] = {"begins": "then", "changes": [], "earlier": 0, "notes": []}
     said = get(guarded(node), "/api/history", service="default/web", since="10m").said
     assert said == node.answers["history"]
@@ -356,8 +356,8 @@ def found(**query: Any) -> Any:
     ],
 )
 def test_services_with_a_problem_come_first(sort: str, order: list[str]) -> None:
-    """By default Services with a problem come first. In reverse order equal Services are still
-    sorted by name.
+    """By default Services with a problem come first. In reverse order, Services with equal values
+    are still sorted by name.
     """
     assert chosen(sort=sort) == order
     assert sort != "open" or chosen(sort=sort, is_reverse=True)[-1] == "a/web"

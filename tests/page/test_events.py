@@ -23,7 +23,7 @@ def event(number: int) -> Any:
 
 
 class Agent:
-    """An agent that emits this many events, then waits for the end or has an end of its own."""
+    """An agent that emits this many events, then waits for the end or ends by itself."""
 
     def __init__(self, count: int, *, ends: bool = False) -> None:
         self.count, self.ends, self.ended = count, ends, threading.Event()

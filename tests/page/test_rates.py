@@ -96,8 +96,8 @@ def test_endpoints_are_averages_of_a_minute_in_a_fixed_order(node: Counters) -> 
 
 
 def test_a_graph_has_a_line_for_each_endpoint(node: Counters) -> None:
-    """The lines are ordered by address; the busiest endpoints have lines, the others share one; so
-    do refusals.
+    """The lines are ordered by address; the busiest endpoints have a line each, all others share
+    one, and refusals have one.
     """
     from ebpflb_page.rate_meter import MOST_LINES, OTHERS, REFUSED
 

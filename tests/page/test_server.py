@@ -105,8 +105,8 @@ def started(*options: str) -> "subprocess.Popen[str]":
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_ends_by_signal_without_a_word(nowhere: list[str], number: signal.Signals) -> None:
-    """The server ends by a signal without output; without an agent it says so, as `ebpflb status`
-    does.
+    """The server ends by a signal without output; the page says if there is no agent, as `ebpflb
+    status` does.
     """
     process = started(*nowhere)
     try:

@@ -93,8 +93,8 @@ class PlannedNode:
             self.write_rows(list(writes(self.planner.take_ahead())))
 
     def restart(self, stop: int | None = None, *, damaged: bool = False) -> Plan:
-        """Start a new agent on the same maps, with the same desired state. It makes netfilter's
-        table from the maps: no program that chose before is still running then.
+        """Start a new agent on the same maps, with the same desired state. The agent makes
+        netfilter's table from the maps, because no program that chose before is still running.
 
         ``damaged``: someone else has changed the entries that decide about the table.
         """
@@ -170,7 +170,9 @@ class PlannedNode:
                 raise WrongLookup(f"netfilter does not translate to {backend}")
 
     def _check_frontends(self, before: Lookups, after: Lookups) -> None:
-        """Check that each frontend leads to the same as before the plan, or as after it."""
+        """Check that each frontend leads to its target from before the plan, or to that from after
+        it.
+        """
         now = self.maps.lookups()
         for frontend in before.keys() | after.keys():
             found = now.get(frontend)

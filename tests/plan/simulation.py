@@ -66,9 +66,9 @@ class NamedBackend(NamedTuple):
 
 
 def writes(plan: Plan) -> Iterator[Write]:
-    """Return the single writes of a plan in its documented order, but all that netfilter needs
-    first, as MapWriter does, which gives this part to NetfilterSync in one piece. An id may be
-    added and removed in one plan.
+    """Return the single writes of a plan in the documented order, except that netfilter's part
+    comes first: MapWriter gives it to NetfilterSync in one piece. An id may be added and removed in
+    one plan.
     """
     yield from (("last_ids", row) for row in plan.last_ids)
     new = {each.id for each in plan.translations}
@@ -90,8 +90,8 @@ def translation(backend: Backend) -> Translation:
 
 
 def matches(range: SourceRange, service: int, client: Address) -> bool:
-    """Whether the longest-prefix match applies: first the bits of the service, then those of the
-    address, IPv4 as v4-mapped IPv6.
+    """Whether the longest-prefix match applies: first to the bits of the service, then to those of
+    the address, with IPv4 as v4-mapped IPv6.
     """
     difference = _bits(range.service, range.address) ^ _bits(service, client)
     return not range.nodeport and difference >> (64 + 128 - range.length) == 0
@@ -176,7 +176,7 @@ class Maps:
         return tuple(found)
 
     def find(self, service: int, number: int) -> Backend | None:
-        """Find a backend like backend_find, by which affinity and datagram flows find theirs."""
+        """Find a backend like backend_find, which affinity and datagram flows use."""
         found = self.slots.get(self.backend_slots.get(number, 0), ZERO)
         return found if (found.service, found.id) == (service, number) else None
 

@@ -122,7 +122,7 @@ def test_used_ranges(runs: list[Range]) -> None:
 
 
 def test_rests_a_second() -> None:
-    """Freed numbers can be given again a second after the plan was written, and only once."""
+    """Freed numbers become available once, a second after the plan was written."""
     quarantine, back = Quarantine(), list[str]()
     quarantine.add(lambda: back.append("slot"))
     quarantine.start(8.0)

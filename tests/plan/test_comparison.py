@@ -96,7 +96,7 @@ def test_a_source_range_that_is_missing_is_found_when_all_are_read(world: World)
     """A missing source range is found when all are read, unless a range was removed during the
     reading.
 
-    A range may have been added again behind the reader.
+    In that case a range may have been added again at a place that was already read.
     """
     network = ip_network("192.0.2.0/24")
     flags = frozenset({"endpoints", "external", "restricted"})

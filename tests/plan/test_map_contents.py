@@ -54,7 +54,7 @@ def restarted(maps: Maps, *ports: DesiredService, damaged: bool = False) -> Plan
 
 
 def test_members_of_a_block_that_was_never_named() -> None:
-    """Ids lead to the used block again; the slots to which they led stay until then."""
+    """Ids lead to the used block again; their former slots stay until then."""
     maps = web()
     write_block(maps, 1, NEW)
     contents = maps.read_back()

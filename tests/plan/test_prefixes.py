@@ -28,7 +28,9 @@ def number(address: Address) -> int:
 
 @given(networks, addresses)
 def test_prefix_means_the_network(network: Network, address: Address) -> None:
-    """An address is equal under the mask if and only if the network contains it, in 128 bits."""
+    """In 128 bits, an address equals the prefix under the mask if and only if the network contains
+    it.
+    """
     prefix = prefix_of(network)
     equal = not (number(address) ^ number(prefix.address)) & int(prefix.mask)
     assert equal == (number(network[0]) <= number(address) <= number(network[-1]))

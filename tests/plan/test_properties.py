@@ -143,7 +143,7 @@ def test_full_maps(steps: list[Step]) -> None:
 
 
 def _check_full(node: PlannedNode, before: Mapping[PortName, Sequence[DesiredBackend]]) -> None:
-    """Check the service ports; ``before`` has the backends that each one had."""
+    """Check the service ports; ``before`` has the former backends of each."""
     desired, view = from_nothing(node).view(), node.maps.view()
     for frontend, owner in node.planner.frontends.owners.items():
         if owner in node.not_programmed:
@@ -163,7 +163,7 @@ def _for_any_endpoint(seen: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _is_what_fits(*lists: Sequence[DesiredBackend]) -> bool:
-    """Whether a port has all of its former entries that are still wanted, and no unwanted ones."""
+    """Whether a port has all of its former entries that are still wanted, and no others."""
     now, had, wanted = ({each.endpoint for each in backends} for backends in lists)
     return had & wanted <= now <= wanted
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which connections are stale: after each change of a service port, and because of on-removal."""
+"""Which connections are stale after each change of a service port, and because of on-removal."""
 
 import math
 from collections.abc import Iterable
@@ -198,7 +198,7 @@ def test_where_the_first_local_endpoint_comes() -> None:
     ids=["nobody's frontend", "its hook knows", "it changes", "no endpoint", "it terminates"],
 )
 def test_by_the_maps_alone(serving: Endpoints | None, is_socket: bool, ends: Ends) -> None:
-    """UDP flows are stale according to the maps only, as at the start of an agent."""
+    """At the start of an agent, UDP flows are judged stale from the maps only."""
     stale = Stale(lambda _: serving, lambda key: (key,), ())
     assert stale.ends(at(1), ONE.endpoint, is_socket=is_socket) is ends
 
@@ -274,7 +274,7 @@ class Searches:
 
 
 def test_the_grace_begins_when_the_endpoint_is_missed() -> None:
-    """The grace ends once: after that only a removal makes another search due."""
+    """The grace period ends once; after that only a removal makes another search due."""
     searches = Searches(ONE, TWO)
     assert searches.resets.update(NAME, watched(ONE, TWO), 0.0), "after a start it may be gone"
     assert searches.search(0.0) == set()

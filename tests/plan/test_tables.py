@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables that a service draws from: each backend has its share, equal on every node."""
+"""Tables from which a service draws: each backend has its share, equal on every node."""
 
 from collections import Counter
 from itertools import pairwise
@@ -102,8 +102,8 @@ def test_every_node_has_the_same_table(order: list[int]) -> None:
 
 @pytest.mark.parametrize("count", [5, 20, 50])
 def test_a_change_of_maglev_moves_little_else(count: int) -> None:
-    """If one of N backends is removed (the paper's 5.3), its places move, and at most 1 in 12 of
-    the other places. The table's size stays the same.
+    """If one of N backends is removed (section 5.3 of the paper), its places move, and at most 1 in
+    12 of the other places. The table's size stays the same.
     """
     before = backends(*[100] * count)
     gone = before[count // 2]

@@ -129,7 +129,7 @@ def value(made: Metrics, name: str, /, **labels: str) -> float:
 
 
 def changes(made: Metrics, before: Any) -> dict[str, dict[str, float]]:
-    """Return the difference by sample and labels' values, only of changed ones."""
+    """Return the difference by sample and labels' values, for changed samples only."""
     found: dict[str, dict[str, float]] = {}
     for (name, labels), now in values(made).items():
         then = before.get((name, labels), 0.0)

@@ -130,7 +130,9 @@ def test_closing_listener_ends_every_connection(server_thread: ServerThread, tur
 
 
 def test_stop_ends_connections() -> None:
-    """A thread that stops ends every connection; it can be stopped twice, or without a start."""
+    """When the thread is stopped, every connection ends; it can be stopped twice, or without a
+    start.
+    """
     ServerThread().stop()
     server_thread = ServerThread()
     server_thread.start()

@@ -124,7 +124,9 @@ def test_first_sight_of_the_zone_label_queues_an_update(health: Health, time: Ti
 
 
 def test_livez_ignores_eligibility(time: Time) -> None:
-    """/livez is 200 on a node that is about to be deleted, and its body does not mention it."""
+    """/livez is 200 on a node that is about to be deleted, and its body does not mention the
+    deletion.
+    """
     health = Health(TIMEOUT, now=time.now, monotonic=time.monotonic)
     assert codes(health) == {"/healthz": 503, "/livez": 200}
     assert "nodeEligible" not in body(health, "/livez")

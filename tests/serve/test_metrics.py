@@ -91,7 +91,7 @@ def test_after_closing_no_map_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_close_waits_for_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When close returns the maps may be closed: a running scrape ends first."""
+    """close() waits for a running scrape, so the maps may be closed when it returns."""
     made = Metrics()
     maps = fake_maps()
     reading, go_on = threading.Event(), threading.Event()

@@ -95,7 +95,7 @@ def test_sync_failed(metrics: Metrics) -> None:
 
 
 def test_last_queued(metrics: Metrics) -> None:
-    """The metric is the time of the last request for a sync, in both families."""
+    """The metric has the time of the last request for a sync, in both families."""
     before = values(metrics)
     metrics.queued()
     assert changes(metrics, before) == {
@@ -133,7 +133,7 @@ def test_network_programming_latency(metrics: Metrics) -> None:
 
 
 def test_no_local_endpoints_is_a_gauge(metrics: Metrics) -> None:
-    """The metric, by policy and family, can also fall."""
+    """The number of services without local endpoints, by policy and family, can also fall."""
     name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total"
     at = {"traffic_policy": "external", "ip_family": "IPv6"}
     for count in (3, 1):

@@ -29,7 +29,7 @@ def in_force(**more: Any) -> AgentStatus:
 
 
 def test_everything_in_force_is_ready() -> None:
-    """If nothing is missing, there is no reason."""
+    """If nothing is missing, there is no reason against readiness."""
     assert not_ready(in_force()) == []
 
 

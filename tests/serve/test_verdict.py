@@ -94,8 +94,8 @@ def test_each_problem_alone_is_degraded(fields: dict[str, Any], cause: Cause, wo
 
 @pytest.mark.parametrize("runs", [True, False])
 def test_what_forward_drops(runs: bool) -> None:
-    """Packets that FORWARD drops now are a reason, packets that it may drop later are not, with or
-    without an agent.
+    """If FORWARD drops packets now, that is a reason; if it only may drop them later, it is none,
+    with or without an agent.
     """
     forwarding = {"iptables-nft: drops": True, "iptables-legacy: unknown": False}
     _, reasons = judge(facts(status(), runs=runs, forwarding=forwarding))
@@ -130,8 +130,8 @@ def test_every_fault_that_an_agent_publishes_counts() -> None:
 
 
 def test_what_is_claimed_twice() -> None:
-    """A frontend that is claimed twice is a fault of the operator's manifests; with an API server
-    it is none, because a tenant could degrade every node.
+    """A frontend that is claimed twice is a fault if manifests are used, which the operator writes.
+    With an API server it is no fault, because a tenant could degrade every node.
     """
     twice = {"10.96.0.1:80/TCP": "default/web has it, not default/rival"}
     assert judge(facts(status(claimed_twice=twice)))[0] is Verdict.OK
@@ -190,7 +190,7 @@ def test_nothing_is_here() -> None:
 
 
 def test_a_starting_agent_is_down_until_it_serves() -> None:
-    """The agent has published and attached nothing yet."""
+    """An agent that has published and attached nothing yet is DOWN."""
     verdict, (reason,) = judge(facts(None, socket_hooks=[]))
     assert (verdict, reason.cause) == (Verdict.DOWN, Cause.NO_SOCKET_HOOKS)
 

@@ -95,7 +95,7 @@ def _compiled(source: str, flags: Any = (), **_: Any) -> compiler.Compiled:
 
 
 class FastTimeouts(Timeouts):
-    """Timeouts of a tenth of the usual ones, and a few of the programs' 300 entries."""
+    """Timeouts that are a tenth of the usual ones, and a table of few flows instead of 300."""
 
     @cached_property
     def seconds(self) -> Any:
@@ -227,7 +227,7 @@ def _options(state: Any, folder: Path) -> Options:
 
 
 class _EndedConnections(EndedConnections):
-    """The program that ends connections; its function is the library's."""
+    """The program that ends connections; its function comes from the library."""
 
     end: Callable[[bytes], None]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scripted API server, and the real source, whose threads run one at a time, as steps say.
+"""A scripted API server, and the real source, whose threads run one at a time, as the steps say.
 
 Each thread of the source waits before a request, before the next line of a watch, and in a pause.
 ``advance`` lets one of them go on until it waits again. So the schedule decides the order of all
@@ -64,7 +64,7 @@ class ScriptedApi:
         self._position: dict[Kind, int] = {}  # what has been told, by lists and watches
 
     def advance(self, kind: Kind) -> bool:
-        """Let a thread continue, unless what it waits for has not happened."""
+        """Let a thread continue, if the thing that it waits for has happened."""
         if not self._can_run(kind):
             return False
         self.threads[kind].may_run.release()

@@ -39,7 +39,9 @@ def in_families(address: str) -> dict[Family, Address]:
 
 
 class Doctor:
-    """``canary`` is what doctor must find in the maps, by the agent's answers."""
+    """``canary`` has the service ports that doctor must find in the maps, by the agent's
+    answers.
+    """
 
     def __init__(self, node: "SimNode") -> None:
         self.node = node

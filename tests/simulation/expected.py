@@ -24,8 +24,8 @@ class Wrong(BaseException):
 
 
 class Expected(NamedTuple):
-    """The expected results. ``allowed``: what may be found. ``sticky``: the backends that affinity
-    keeps, of the one service of ``services``, which are those with affinity. ``kept``: the backends
+    """The expected results. ``allowed``: what may be found. ``services``: the services with
+    affinity; ``sticky``: the backends that affinity keeps, of one of these. ``kept``: the backends
     that sockets and flows keep for their datagrams. ``may_keep``: all that they may keep; None: no
     service has the frontend, so any.
     """

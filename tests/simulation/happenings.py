@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The actions of steps, each in the method of its name; and the source of objects that steps drive.
+"""The actions of steps, each in a method with the step's name; and the source of objects that steps
+drive.
 
 Each kind of object has a cursor in its history: ``deliver`` sends the changes that follow it, so
 the kinds reach the agent in any order relative to each other, as with separate watches.
@@ -143,7 +144,7 @@ class Happenings:
     # The node
 
     def fail(self, after: int, times: int, which: int) -> None:
-        """Let some of the agent's changes of the kernel fail, from a later one on."""
+        """Let some of the agent's changes of the kernel fail, starting from a later one."""
         from tests.simulation.node import ERRNOS
 
         self.node.fail_at = self.node.changes + after

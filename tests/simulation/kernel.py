@@ -41,7 +41,7 @@ class SimTypes(Object):
 
 
 class SimMap(Object):
-    """A map; ``place`` is the pointer of the C side to it."""
+    """A map; ``place`` is the C side's pointer to the map."""
 
     def __init__(self, number: int, library: Library, name: str, sizes: tuple[int, ...]) -> None:
         super().__init__(number)

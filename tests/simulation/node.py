@@ -236,7 +236,7 @@ class SimNode:
             self.queue.append(Stop())
 
     def _between_turns(self) -> None:
-        """Check after a turn in which the loop has done all that it could."""
+        """Check after a turn of the loop, when nothing more can be done at once."""
         assert self.life
         if self.known.complete and self.life.health.ready:
             self.doctor.all_is_written(has_canary=self.life.service_sync.has_canary)

@@ -35,11 +35,11 @@ _NAMED = {"node": NODE_ADDRESS} | {each.name: each.address for each in SENDERS}
 class Served(NamedTuple):
     """The result of a frontend.
 
-    ``inside``: the backends of local clients, ``outside``: those of others (kube-proxy.md 4).
-    ``cluster``, ``local``: those of either policy, in force or not. ``serving`` keep their
-    datagrams; ``used``: all that get new connections by any frontend of the service. ``has_any``:
-    some node has an endpoint. ``admits``: the clients by name; None: all. ``external`` and
-    ``local_only`` decide who is masqueraded (kube-proxy.md 5.1). ``grace``: when connections to
+    ``inside``: the backends of local clients, ``outside``: those of all other clients
+    (kube-proxy.md 4). ``cluster``, ``local``: those of either policy, in force or not. ``serving``
+    keep their datagrams; ``used``: all that get new connections by any frontend of the service.
+    ``has_any``: some node has an endpoint. ``admits``: the clients by name; None: all. ``external``
+    and ``local_only`` decide who is masqueraded (kube-proxy.md 5.1). ``grace``: when connections to
     removed endpoints are reset, in seconds; None: never. ``is_there``: false for a port that the
     service with this cluster IP does not have.
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients' packets to all frontends, by the natively compiled device hooks.
 
-A flow's first packet must go where one of the views allows; an open flow keeps its backend whatever
-the agent does, and its replies come from the frontend. Datagrams get another backend only if their
-own is gone.
+A flow's first packet must go to an endpoint that one of the views allows; an open flow keeps its
+backend whatever the agent does, and its replies come from the frontend. Datagrams get another
+backend only if their own is gone.
 """
 
 from itertools import cycle

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the schedules of seeds; for a failing one find the shortest that fails in the same way."""
+"""Run the schedules of seeds; for a failing schedule find the shortest one that fails in the same
+way.
+"""
 
 import gc
 import logging

@@ -143,8 +143,8 @@ def _counted(life: Life) -> set[int]:
 
 
 def _connections(life: Life) -> list[tuple[int, int, int]]:
-    """Return the socket's cookie or the flow's number, the backend, and its generation for each
-    connection.
+    """Return for each connection the socket's cookie or the flow's number, the backend, and the
+    backend's generation.
     """
     maps = life.datapath.maps
     return [

@@ -63,7 +63,7 @@ def test_nothing_is_found_in_the_product_as_it_is(runner: Runner, api_runner: Ru
 
 
 def test_is_found(runner: Runner, broken: None) -> None:
-    """One of the first schedules finds the bug, or a schedule made for a rare bug."""
+    """One of the first schedules, or a schedule made for a rare bug, finds the bug."""
     schedules = chain(MADE, map(draw, range(MOST)))
     assert any(runner.run(steps).error for steps in schedules)
 

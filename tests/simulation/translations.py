@@ -43,7 +43,7 @@ class SimTable:
         self._chosen: dict[int, float] = {}  # id -> when programs could choose it last
 
     def patches(self) -> list[tuple[object, str, Any]]:
-        """Return the patches of the calls by which NetfilterSync reaches the kernel."""
+        """Return patches for the calls by which NetfilterSync reaches the kernel."""
         return [
             (engine, "NetfilterTable", lambda options: _Table(self)),
             (engine, "Elements", lambda session, options: _Elements(self)),

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client of the soak: client.py LAB PROTOCOL HOST PORT PAUSE HISTORY ABOUT.
 
-LAB is the folder of ebpflb.lab. It sends requests until its input ends, and prints "ready" after
-the first one. HISTORY gets a line of JSON for each request, with the fields ABOUT: bench.history,
-Request.
+LAB is the folder of ebpflb.lab. The client sends requests until its input ends, and prints "ready"
+after the first one. HISTORY gets a line of JSON for each request, with the fields ABOUT:
+bench.history, Request.
 """
 
 import json

@@ -52,7 +52,9 @@ GOOD: tuple[Record, ...] = (
     ],
 )
 def test_a_broken_promise(kind: str, added: Record) -> None:
-    """Each broken promise is found and shown; faults excuse only what they may affect."""
+    """Each broken promise is found and shown; a fault excuses only the Services that it may
+    affect.
+    """
     late = [Applied(95, 4)] if isinstance(added, Endpoints) else []
     assert history.check(GOOD) == []
     (broken,) = history.check([*GOOD, added, *late])

@@ -124,7 +124,7 @@ def filled(maps: dict[str, Map]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def remembered(maps: dict[str, Map], filled: None) -> None:
-    """Write entries like the datapath."""
+    """Write entries as the datapath does."""
     address, now = ip_address("10.1.0.1"), time.monotonic_ns()
     maps["affinity"].write(
         [
@@ -223,8 +223,8 @@ def test_every_map(maps: dict[str, Map]) -> None:
 
 
 def test_every_row_is_as_recorded(maps: dict[str, Map]) -> None:
-    """Every row equals the recorded one, in order: `EBPFLB_RECORD=1 pytest` of this file records
-    them.
+    """Every row equals the recorded one, in order. `EBPFLB_RECORD=1 pytest` of this file records
+    the rows.
     """
     found = dump_maps(maps, tuple(ROWS.keys() - {"translations", "devices"})).maps
     shown = json.loads(json.dumps({each: found[each] for each in sorted(found)}))

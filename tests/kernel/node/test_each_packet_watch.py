@@ -89,8 +89,8 @@ def test_a_rule_that_open_connections_meet(watched: Watched, commands: tuple[str
 
 
 def test_rules_that_open_connections_do_not_meet(watched: Watched) -> None:
-    """Rules for new connections, after the acceptance of established ones, or at another hook are
-    no change.
+    """Rules for new connections, after the acceptance of established ones, or at another hook do
+    not count as a change.
     """
     run("nft", TABLE)
     run("nft", "insert rule inet operator c ct state established accept")

@@ -154,8 +154,8 @@ def test_what_differs_is_named(kernel: FakeKernel, it: FlowtableSync, report_onl
 
 
 def test_a_missing_existing_device_is_a_difference() -> None:
-    """A device that the kernel removed is no difference; a device that exists and is missing from
-    the table is.
+    """A device that the kernel removed is no difference; an existing device that the table lacks
+    is.
     """
     made = Contents({"lo": 1, "gone0": 7}, packed(WEB))
     assert differences(Contents(DEVICES, packed(WEB)), made) == []

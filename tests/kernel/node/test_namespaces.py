@@ -67,8 +67,8 @@ def cookie_of(name: str) -> int:
 
 
 def test_by_cookie(named: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only namespaces with the wanted cookies are entered for the function; once all cookies are
-    found, no other namespace is entered.
+    """The function runs only in namespaces with the wanted cookies; once all of these are found, no
+    other namespace is entered.
     """
     wanted, entered = cookie_of(f"{PREFIX}-1"), list[str]()
 
@@ -89,8 +89,8 @@ def test_by_cookie(named: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cookie_that_is_nowhere(named: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a cookie is not found all namespaces are searched: a new namespace may have a former one's
-    identity.
+    """If a cookie is not found all namespaces are searched, because a new namespace may have the
+    identity of a former one.
     """
     wanted, every = cookie_of(f"{PREFIX}-1"), Namespaces()
     monkeypatch.setattr(namespaces, "own_cookie", lambda: 1)

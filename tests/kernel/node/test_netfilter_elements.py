@@ -76,7 +76,9 @@ def test_backends_are_added_and_removed(elements: Elements) -> None:
 
 @pytest.mark.parametrize("new", ["10.0.0.9", "10.0.0.2", "fd00::9"])
 def test_an_id_gets_another_endpoint(elements: Elements, new: str) -> None:
-    """An id is removed and added with another endpoint, also with one of the other family."""
+    """An id can be removed and added with another endpoint, also with an endpoint of the other
+    family.
+    """
     elements.write([WEB, DNS])
     replaced: Backend = (1, parse_address(new), 9090)
     elements.write([replaced], [WEB])

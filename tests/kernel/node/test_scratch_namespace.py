@@ -64,8 +64,8 @@ def test_both_ways(node: Namespace, family: Family) -> None:
 
 @pytest.mark.parametrize("family", Family)
 def test_an_address_in_use(node: Namespace, family: Family) -> None:
-    """Two namespaces with one address would take each other's packets: an error, and the second is
-    not made.
+    """A second namespace with the same address is refused, because the two would take each other's
+    packets.
     """
     with closing(ScratchNamespace([ADDRESSES[family]])):
         with pytest.raises(NodeError, match="no other `ebpflb doctor` runs"):

@@ -24,7 +24,7 @@ def test_on_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sysctl that the mount has is written there; any other sysctl in /proc/sys."""
+    """A sysctl that the mount has is written there; any other sysctl is written in /proc/sys."""
     monkeypatch.setattr(sysctls, "HOST", tmp_path)
     (tmp_path / "net/ipv4").mkdir(parents=True)
     (tmp_path / NAME).touch()
@@ -103,7 +103,7 @@ def test_not_writable(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_refused_port_is_not_removed_later(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A port that could not be added is not removed later; a port that was added is."""
+    """A port that could not be added is not removed later; only added ports are."""
 
     def refuse(*_: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")

@@ -37,7 +37,7 @@ class Watched:
         monkeypatch.setattr(untracked, "untracked", counted)
 
     def turn(self) -> list[bool]:
-        """Take a turn; return whether DNS is exempt, from each of its messages."""
+        """Take a turn; for each of its messages, return whether DNS is exempt."""
         self.emitted.clear()
         self.watch.turn()
         rules = (Untracked(each.values) for each in self.emitted)

@@ -131,7 +131,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, cache: Path) -
 
 
 def test_check_asks_for_bcc_only_where_bytecode_is_missing(brought: Path) -> None:
-    """A node that runs the image has no BCC, and needs none."""
+    """A node that runs the image has no BCC, and does not need it."""
     assert node_checks.bcc_requirement().ok
     place(brought).unlink()
     assert node_checks.bcc_requirement().result == node_checks.WRONG

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module", autouse=True)
 def profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Load the profile. The lab's root is a chroot, where paths begin at the machine's root."""
+    """Load the profile, with paths relative to the chroot that is the lab's root."""
     if not (SECURITY / "apparmor").exists():
         subprocess.run(["mount", "-t", "securityfs", "securityfs", SECURITY], check=True)
     text = (DEPLOY / "apparmor/ebpflb").read_text()

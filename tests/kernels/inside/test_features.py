@@ -46,8 +46,8 @@ def test_exactly_missing_features_are_reported(results: list[CheckResult]) -> No
 
 
 def test_each_says_what_is_lost(results: list[CheckResult]) -> None:
-    """A missing feature names its first kernel version and the loss; a present feature names
-    neither.
+    """A missing feature names its first kernel version and what does not work; a present feature
+    names neither.
     """
     for result in results:
         assert bool(result.remedy) != result.ok, result

@@ -24,7 +24,7 @@ print(cgroup_links.cookie_by_program(Path(sys.argv[1])), namespaces.own_cookie()
 
 @pytest.fixture(autouse=True)
 def cgroup_root(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attach the program to a cgroup of only this process and its children."""
+    """Attach the program to a cgroup that has only this process and its children."""
     monkeypatch.setattr(cgroup_links, "cgroup_root", lambda: inside)
 
 

@@ -48,7 +48,7 @@ WAYS = {
 
 
 def search(tables: Iterable[Table], served: Iterable[Frontend]) -> list[str]:
-    """Return what is named in these tables, all of whose rules can be read."""
+    """Return the rules that are named in these tables, all of whose rules can be read."""
     made = Search(served, WAYS)
     found = [line for table in tables for line in made.named(table)]
     assert not made.unread

@@ -28,7 +28,7 @@ TABLE = {"POSTROUTING": "mangle", "PREROUTING": "mangle"}
 
 
 def found(chain: str, *texts: str, before: str = "") -> list[str]:
-    """Return the result for these rules of a chain; chain "before" has rules too."""
+    """Return the findings for these rules of a chain; chain "before" has rules too."""
     saved = "".join(f"-A {chain} {text}\n" for text in texts)
     chains = f":{chain} ACCEPT [0:0]\n:before - [0:0]\n"
     chains += f"-A before {before}\n" if before else ""
@@ -47,7 +47,9 @@ def test_rules_that_work_on_each_packet_are_named(chain: str, text: str, done: s
 
 @pytest.mark.parametrize(("chain", "text"), OPENINGS)
 def test_rules_for_openings_are_not(chain: str, text: str) -> None:
-    """Rules for opening packets miss nothing: fast forward begins when a flow has been answered."""
+    """Rules for opening packets are not named: fast forward begins after a flow has been
+    answered.
+    """
     assert not found(chain, text)
 
 

@@ -120,7 +120,7 @@ def test_the_flow_tables_translate_without_conntrack() -> None:
 
 @pytest.mark.parametrize("policy", ["ACCEPT", "DROP"])
 def test_a_drop_for_one_pod_is_that_pods(policy: str) -> None:
-    """A drop in a chain for the pod, or by a rule for it, as network policies have it, concerns
+    """A drop in a pod's own chain, or by a rule for the pod, such as a network policy's, concerns
     that pod only.
     """
     assert DROP_OF_ONE in outcome(table("ACCEPT", *KUBE_ROUTER))
