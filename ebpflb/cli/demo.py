@@ -129,7 +129,7 @@ def _remove_ended(say: Callable[[str], None]) -> bool:
                 say(f"{name} is still running: end its process {pid} first")
             else:
                 _remove(name)
-                click.echo(f"removed: {name}, which an earlier demo left")
+                click.echo(f"removed: {name}, left by an earlier demo")
         return bool(demos)
     finally:
         os.close(lock)

@@ -17,7 +17,7 @@ def ip(*words: str) -> None:
 
 @dataclass(frozen=True)
 class Namespace:
-    """A named namespace of ip(8)."""
+    """A network namespace with a name that ip(8) knows."""
 
     netns: str
 

@@ -278,7 +278,7 @@ def _kernel(_: Source) -> str:
 
 
 def _lines(path: str) -> list[str]:
-    """Return a file's lines; a kernel without modules, or an image, may not have the file."""
+    """Return a file's lines; none if the kernel or the image does not have the file."""
     return Path(path).read_text().splitlines() if Path(path).exists() else []
 
 

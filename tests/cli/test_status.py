@@ -108,7 +108,7 @@ def on_the_node(cluster: Cluster) -> Iterator[None]:
 
 
 def states_of_threads(pid: int) -> set[str]:
-    """Return the states as in proc(5): "T" is stopped."""
+    """Return the threads' states as in proc(5), where "T" means stopped."""
     stats = Path(f"/proc/{pid}/task").glob("*/stat")
     return {stat.read_text().rpartition(")")[2].split()[0] for stat in stats}
 

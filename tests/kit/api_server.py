@@ -49,8 +49,8 @@ class _HttpServer(ThreadingHTTPServer):
 
 
 class FakeApiServer:
-    """``with FakeApiServer() as api:`` serves until the end of the block; with a ``token``, only
-    clients that send it.
+    """``with FakeApiServer() as api:`` serves until the end of the block. With a ``token`` only
+    clients that send the token are served.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ Met = set[tuple[str, str]]  # names of endpoints, or what went wrong, and the so
 
 
 class Row(NamedTuple):
-    """Clients that ask a service by some kinds of frontends, and their result.
+    """The clients of a service, the kinds of frontends that they ask, and the result.
 
     ``kube_proxy`` is kube-proxy's cell, if it differs.
     """

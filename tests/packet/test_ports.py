@@ -32,8 +32,8 @@ def flow(node: PacketNode, protocol: str, client: str, where: str) -> str:
 
 
 def opened(node: PacketNode, protocol: str, client: str, where: str) -> str:
-    """Return the source that the backend sees for an open flow: both sides have sent, then the
-    client again; with UDP for a while.
+    """Return the source that the backend sees for an open flow, in which both sides and then the
+    client have sent, for 10 s.
     """
     source_seen = flow(node, protocol, client, where)
     if protocol != "udp":

@@ -202,8 +202,8 @@ def ending_at(*endpoints: tuple[Address, int]) -> Selection:
 
 
 def place(frontend: Frontend) -> ApiPlaces:
-    """Return the address and port of an API server that the frontend would take; a NodePort takes
-    those of this node.
+    """Return API servers' places that include the frontend's address and port; for a NodePort, at
+    this node's address.
     """
     if frontend.address.is_unspecified:
         address = ip_address("192.0.2.9")

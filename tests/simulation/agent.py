@@ -95,7 +95,7 @@ def _compiled(source: str, flags: Any = (), **_: Any) -> compiler.Compiled:
 
 
 class FastTimeouts(Timeouts):
-    """Timeouts that are a tenth of the usual ones, and a table of few flows instead of 300."""
+    """Timeouts that are a tenth of the usual ones, in a table with only a few entries."""
 
     @cached_property
     def seconds(self) -> Any:

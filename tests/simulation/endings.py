@@ -14,7 +14,7 @@ from tests.simulation.places import Where, packed, spelled
 
 
 class Endings:
-    """The connections; call ``note`` for each open one after each turn of the agent."""
+    """The open connections; call ``note`` for each of them after each turn of the agent."""
 
     def __init__(self) -> None:
         self.views = Views([{}])
