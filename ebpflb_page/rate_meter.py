@@ -142,7 +142,7 @@ class Line(msgspec.Struct):
 
 
 class Graph(msgspec.Struct):
-    """New connections a second of a Service's endpoints, and refused connections if there were any.
+    """New connections per second by endpoint, and refused connections if there were any.
 
     ``ages`` are in seconds, the oldest first.
     """

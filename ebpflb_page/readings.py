@@ -58,8 +58,9 @@ class ListQuery(NamedTuple):
 
 
 class ServiceRows(msgspec.Struct):
-    """Some of the matching Services; ``more`` counts the rest, ``namespaces`` has those of all
-    Services.
+    """Some of the matching Services; ``more`` counts the rest.
+
+    ``namespaces`` has the namespaces of all Services.
     """
 
     services: list[ServiceRow]

@@ -180,9 +180,7 @@ class Reaper:
 
 
 def _is_idle(connection: Any) -> bool:
-    """Whether no request of the connection is being answered, or it closes and its client takes no
-    data.
-    """
+    """Whether the connection answers no request, or is closing while its client takes no data."""
     cycle = connection.cycle
     return cycle is None or cycle.response_complete or connection.transport.is_closing()
 

@@ -132,8 +132,8 @@ def test_json_becomes_one_list(kubectl: Kubectl) -> None:
 
 
 def test_exit_status_is_the_greatest(kubectl: Kubectl) -> None:
-    """The exit status is the greatest one. Each line of text begins with the node's name; --node
-    asks only some nodes.
+    """The exit status is the greatest of all nodes. Each line of text begins with the node's name;
+    --node asks only some nodes.
     """
     done = kubectl("status")
     assert (done.status, done.err) == (3, "")

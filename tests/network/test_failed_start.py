@@ -107,7 +107,7 @@ LEFT_TABLES = (("ip", "kube-proxy"), ("ip6", "kube-proxy"))
 
 
 def use(namespace: Namespace) -> None:
-    """Leave the node as after a kube-proxy and an agent."""
+    """Leave the node as a kube-proxy and an agent would leave it."""
     for name, value in LEFT_SETTINGS.items():
         namespace.sysctl(name, value)
     for table in LEFT_TABLES:

@@ -72,7 +72,7 @@ def test_port_of_a_switch(
     verdict: str,
 ) -> None:
     """At a bridge's port a frame for another device of this node is translated. At another switch's
-    port all frames are: the switch may be a router without a device, like Open vSwitch.
+    port all frames are translated: the switch may be a router without a device, like Open vSwitch.
     """
     node.device("uplink", V4.node, V6.node, *words)
     for mac in own:

@@ -24,9 +24,7 @@ def test_every_frontend_is_restricted() -> None:
 
 
 def test_a_service_wins() -> None:
-    """Whichever comes first, a Service gets its frontends, and the canary gets the remaining
-    ones.
-    """
+    """A Service gets its frontends whichever comes first; the canary gets the rest."""
     name, desired = next(iter(service_ports(30999).items()))
     real = replace(desired, name=name._replace(namespace="default"), created="2026-01-01T00:00:00Z")
     for order in ([desired, real], [real, desired]):

@@ -148,7 +148,7 @@ def test_ahead_of_clsact(
     other_program: Program,
     packets: list[Program],
 ) -> None:
-    """All tcx programs and filters with a lower priority number run before our filters."""
+    """All tcx programs, and filters with a lower priority number, run before our filters."""
     with_clsact(ns, "w0", other_program, priority=1)
     with_clsact(ns, "br0", other_program, priority=3)
     DevicePrograms(home, lambda link_header: packets).update(ns.served())
