@@ -126,7 +126,7 @@ class EventNames:
         return 0
 
     def _of_process(self, netns: int, process: int) -> NetnsOwner | None:
-        """Return the owner by its process; None if the process has ended or its PID was reused."""
+        """Find the owner through its process; None if this has ended or its PID was reused."""
         folder = Path("/proc", str(process))
         with suppress(NodeError):
             if process and namespaces.cookie(folder / "ns/net") in (None, netns):

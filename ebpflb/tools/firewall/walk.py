@@ -86,7 +86,7 @@ def may_drop(table: Table, chain: Chain) -> bool:
 
 
 class _Walk:
-    """One packet's walk. A chain has the same result wherever a rule jumps to it from."""
+    """One packet's walk. A chain's result does not depend on the rule that jumps to it."""
 
     def __init__(self, table: Table, packet: Packet, *, with_kube_proxy: bool) -> None:
         self._table, self._packet, self._with_kube_proxy = table, packet, with_kube_proxy

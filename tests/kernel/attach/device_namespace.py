@@ -32,7 +32,7 @@ At = Callable[[str], dict[str, list[int]]]
 
 
 class Namespace:
-    """``run`` takes a command line; the calling thread is in the namespace."""
+    """A namespace that the calling thread is in. ``run`` takes a command line."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -49,8 +49,9 @@ class Namespace:
         return next(d.index for d in device_watch.list_devices().devices if d.name == name)
 
     def tcx(self, name: str) -> dict[str, list[int]]:
-        """Return the ids of the programs that tcx runs at each end, in order; no end without
-        tcx.
+        """Return the ids of the programs that tcx runs in each direction, in order.
+
+        The result is empty if the kernel has no tcx.
         """
         index = self.index(name)
         try:
