@@ -172,7 +172,7 @@ def test_the_namespace_is_default_unless_said(manifests: Manifests) -> None:
 
 
 def test_null_and_empty_are_the_defaults(manifests: Manifests) -> None:
-    """They mean what is not written, as for the API server, which fills in its defaults."""
+    """Fields that are null or empty get the API server's defaults, like missing fields."""
     web = service("a")
     manifests.write(web)
     usual = manifests.only_service()

@@ -11,7 +11,7 @@ def items(text: str) -> list[dict[str, Any]]:
 
 
 def results(text: str) -> list[dict[str, Any]]:
-    """Return the results of check and doctor, with the names of CheckResult; With ``required`` a
+    """Return the results of check and doctor, with the names of CheckResult; with ``required`` a
     missing feature is wrong instead of a warning.
     """
     names = {"check": "feature", "found": "detail", "what_to_do": "remedy"}

@@ -32,7 +32,7 @@ def assert_drawn(counts: Mapping[str, int], weights: Mapping[str, int]) -> None:
 
 
 def chance_to_pass(really: Sequence[int], said: Sequence[int]) -> float:
-    """Return the chance that draws by the weights ``really`` pass as draws by ``said``.
+    """Return the chance that draws with the weights ``really`` are taken for draws with ``said``.
 
     It is the sum of the multinomial probabilities of all outcomes of three endpoints that pass.
     """

@@ -130,8 +130,9 @@ def test_every_fault_that_an_agent_publishes_counts() -> None:
 
 
 def test_what_is_claimed_twice() -> None:
-    """A frontend that is claimed twice is a fault if manifests are used, which the operator writes.
-    With an API server it is no fault, because a tenant could degrade every node.
+    """A frontend that is claimed twice is a fault if the operator writes manifests.
+
+    With an API server it is no fault: otherwise any tenant could degrade every node.
     """
     twice = {"10.96.0.1:80/TCP": "default/web has it, not default/rival"}
     assert judge(facts(status(claimed_twice=twice)))[0] is Verdict.OK

@@ -66,7 +66,7 @@ def noise(size: int, chance: random.Random) -> bytes:
 
 
 def damage(opened: Map, chance: random.Random) -> None:
-    """Write one entry; the kernel may refuse it, and a ring has none."""
+    """Write one entry. The kernel may refuse it; a ring buffer has no entries."""
     spec = opened.spec
     if spec.kind == "RINGBUF":
         return
