@@ -38,7 +38,7 @@ def listening(stack: ExitStack, host: str, protocol: Protocol) -> Listener:
 
 @pytest.mark.parametrize("host", [HERE, HERE6])
 def test_only_a_connection_is_an_answer(host: str) -> None:
-    """A connection is an answer; silence, a refusal, or an address of no device is none."""
+    """A connection is an answer. Silence, a refusal, or an address of no device is not."""
     with ExitStack() as stack:
         tcp = listening(stack, host, Protocol.TCP)
         silent = listening(stack, host, Protocol.UDP)

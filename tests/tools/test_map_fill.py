@@ -10,8 +10,8 @@ from ebpflb.tools.map_fill import map_fill
 
 
 def test_entries_in_use_are_counted(maps: dict[str, Map]) -> None:
-    """The count is that of keys for hashes, of elements that Services use for arrays, and of the
-    last sweep for flows.
+    """In hashes all keys are counted, in arrays the elements that Services use; the number of
+    flows is from the last sweep.
     """
     assert {fill.entries for fill in map_fill(maps)} == {0}
     maps["backend_names"].write([(id, BackendName("node", f"web-{id}")) for id in (1, 2, 3)])
