@@ -4,13 +4,14 @@
  *
  *   ingress  before the stack: chooses a backend for a request to a frontend, and writes its id to
  *            skb->priority, by which the kernel's NAT translates (engine/netfilter/choose.h)
- *   egress   after the stack: refuses what has no backend, and leaves the rest alone
+ *   egress   after the stack, is not attached unless the flow tables may have flows, or answers are
+ *            noted (path/attempt.h)
  *
  * With the engine flows (engine/flows) our own tables translate, at the device:
  *
  *   ingress  DNAT of requests to a frontend, un-SNAT of replies to a masqueraded flow
  *   egress   un-DNAT of replies to a client, SNAT of requests whose replies must come back to this
- *            node
+ *            node; refuses what the node itself sends to a service without backend
  *
  * Between the hooks the stack then sees client and backend talk to each other, in both directions,
  * and routes, filters and tracks their packets as any others.
@@ -181,9 +182,8 @@ int egress(struct __sk_buff *ctx)
 	enum action action;
 
 	monitor_begin(begun);
-	remove_choice(ctx);
 	attempt_answer(ctx);
-	if (is_translated(ctx) || egress_has_nothing_to_do(ctx))
+	if (is_translated(ctx) || egress_has_nothing_to_do())
 		return GO_ON;
 	struct scratch *scratch = scratch_begin(HOOK_EGRESS);
 	if (!scratch)

@@ -40,7 +40,7 @@ enum setting_flag {
 	SETTING_MASQUERADE_ALL = 2,	/* requests to cluster IPs too, from any client */
 	SETTING_MASQUERADE_HERE = 4,	/* external clients of a backend on this node too */
 	SETTING_DETECT_LOCAL = 8,	/* pods are recognized, by pods_* or DEVICE_PODS */
-	SETTING_ATTACHING = 16,	/* the first programs are being attached: the flow tables open no flow */
+	SETTING_ATTACHING = 16,	/* a device may have no program at egress: the flow tables open no flow */
 	SETTING_NETFILTER = 32,	/* the kernel's NAT translates new flows, by our table of nftables */
 	SETTING_HOST_SOCKETS = 64,	/* pods' sockets are left to the packet path */
 	SETTING_REPLY_TO_DEVICE = 128,	/* replies leave where their requests came in */

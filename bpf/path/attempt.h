@@ -72,7 +72,8 @@ static __always_inline void attempt_begin(const struct packet *packet,
 	struct attempt *attempt, made = { .service = selection->service.id,
 					  .backend = selection->backend.id };
 
-	if (!packet->control || !attempts_are_noted())
+	if (!packet->control || !attempts_are_noted() ||
+	    settings_read()->flags & SETTING_ATTACHING)	/* answers would not be seen */
 		return;
 	made.client = packet_client(&packet->tuple.source, selection->is_local_client);
 	made.since = bpf_ktime_get_ns();

@@ -5,7 +5,7 @@
  *   its flow is known         rewritten; a request whose SNAT is pending is masqueraded first
  *   the node itself sent it   translated at its socket already; if it was left alone there, because
  *                             a policy forbids it or nobody serves it, it is dropped or refused
- *                             here
+ *                             here, unless the engine is netfilter
  *   it was forwarded          left alone, except TCP to a frontend, of a connection that nobody
  *                             knows: refused (path/forwarded.h)
  */
@@ -23,13 +23,13 @@
 #include "sockets/translated.h"
 
 /*
- * Whether the packet was forwarded, and the kernel's NAT translates: then nothing is done here, and it
- * is not counted. What opens no flow here is not refused either (path/forwarded.h): segments in the
- * middle of a connection that conntrack does not know have got a backend at ingress.
+ * Whether the kernel's NAT translates, without flows: then nothing is done here, and nothing is counted.
+ * What opens no flow here is not refused either (path/forwarded.h): segments in the middle of a
+ * connection that conntrack does not know have got a backend at ingress.
  */
-static __always_inline bool egress_has_nothing_to_do(const struct __sk_buff *ctx)
+static __always_inline bool egress_has_nothing_to_do(void)
 {
-	return ctx->ingress_ifindex && netfilter_is_chosen(settings_read()) && !flows_may_exist();
+	return netfilter_is_chosen(settings_read()) && !flows_may_exist();
 }
 
 static __always_inline enum verdict egress_to_service(const struct packet *packet,
@@ -56,7 +56,7 @@ static __always_inline enum verdict egress_from_node(struct __sk_buff *ctx,
 {
 	struct frontend frontend = tuple_frontend(&packet->tuple);
 
-	if (!packet->opens)
+	if (!packet->opens || netfilter_is_chosen(settings_read()))
 		return VERDICT_PASSED;
 	if (frontend_may_exist(&frontend) && service_read(&frontend, service, NULL) == FOUND)
 		return socket_has_translated(ctx, &packet->tuple)

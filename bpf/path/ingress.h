@@ -131,7 +131,7 @@ static __always_inline struct outcome ingress_middle(struct __sk_buff *ctx,
 	return unchanged(VERDICT_PASSED);
 }
 
-/* Whether the flow tables may not open a flow yet: its reply could leave by a device without programs. */
+/* Whether the flow tables may not open a flow: its reply could leave by a device without egress. */
 static __always_inline bool flows_wait(const struct settings *settings)
 {
 	if (!(settings->flags & SETTING_ATTACHING))

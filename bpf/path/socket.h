@@ -25,10 +25,22 @@ static __always_inline void socket_forget(const struct request *request)
 }
 
 /*
- * Sets the destination of refused datagrams: the frontend itself, where a device refuses them (like
- * with kube-proxy, connect() succeeds). Datagrams to an address of the node would pass no device,
- * and might reach a process that listens there. So they go to another of its ports, on which no
- * process listens.
+ * The node's own address, if it has one, so that a socket connected to it gets the source that it would
+ * have for other destinations: resolvers look at it.
+ */
+static __always_inline struct address address_here(const struct request *request)
+{
+	const struct address *node = client_address(request);
+
+	return node && LOOKUP(__u32, own_addresses, node)
+		       ? *node : address_loopback(&request->frontend->address);
+}
+
+/*
+ * Refuses datagrams. As with kube-proxy connect() succeeds: to the frontend itself, where a device
+ * refuses them. The node's own datagrams may pass no device with a program, and at its own address they
+ * might reach a process that listens there. So they go to a port of the node on which no process
+ * listens.
  *
  * Datagrams of a pod's socket are translated at the device, as soon as there is a backend. The
  * node's own connected sockets are remembered for the agent, with backend 0
@@ -38,19 +50,22 @@ static __always_inline enum answer datagram_refuse(const struct request *request
 						   const enum call call, struct backend *backend)
 {
 	const struct frontend *frontend = request->frontend;
-	bool is_own = address_is_own(&frontend->address, request->netns);
 
-	*backend = (struct backend){ .address = frontend->address,
-				     .port = is_own ? TCPMUX : frontend->port };
-	if (call == CONNECT && netns_is_host(request->netns))
+	if (call != CONNECT)
+		return reject_connection(frontend, backend);
+	*backend = (struct backend){ .address = frontend->address, .port = frontend->port };
+	if (netns_is_host(request->netns)) {
+		backend->address = address_here(request);
+		backend->port = TCPMUX;
 		datagram_open(request, backend, false, false);
-	return call == CONNECT || !NAMES_ERRNO ? REWRITE : reject_connection(frontend, backend);
+	}
+	return REWRITE;
 }
 
 /*
  * Handles a call that gets no backend. A socket that is connected elsewhere has no frontend any
- * more. Devices drop the packets that must be dropped (egress_from_node, or ingress for a pod's
- * packets). But packets to the node's own address pass no device, so the call itself is rejected.
+ * more. Devices drop a pod's packets that must be dropped, at ingress. But the node's own may pass no
+ * device with a program, so the call itself is rejected.
  */
 static __always_inline enum answer socket_without_backend(const struct request *request,
 							  const enum call call,
@@ -73,7 +88,7 @@ static __always_inline enum answer socket_without_backend(const struct request *
 	case NO_LOCAL_ENDPOINT:
 	case SOURCE_DENIED:
 	case NOT_ALLOCATED:
-		return address_is_own(&frontend->address, request->netns)
+		return netns_is_host(request->netns)
 			       ? drop_connection(frontend, backend) : LEAVE;
 	default:
 		return LEAVE;

@@ -33,16 +33,6 @@ static __always_inline bool node_serves(const struct address *address, __u64 net
 	return LOOKUP(__u32, node_addresses, address) != NULL;
 }
 
-/*
- * Whether packets of a socket to this address stay within the node's own namespace: they pass
- * loopback, which has no hooks, and nothing could drop them there.
- */
-static __always_inline bool address_is_own(const struct address *address, __u64 netns)
-{
-	return netns_is_host(netns) && (address_is_loopback(address) ||
-					LOOKUP(__u32, own_addresses, address) != NULL);
-}
-
 /* Whether the bit of this number is set in no_frontends. */
 static __always_inline bool no_frontend_at(__u32 bit)
 {

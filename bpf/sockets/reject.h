@@ -3,11 +3,10 @@
  * Rejects a call in a socket hook (kube-proxy.md 6.1). By default the errno is EPERM, after which
  * clients retry for ever, so another one is set (bpf_set_retval, 5.18). On older kernels a stream
  * socket is connected to port 0 of its own loopback, where no process can listen. Datagrams cannot
- * be sent to port 0 (EINVAL): they go to port tcpmux, where no process listens, or go on and are
- * refused at a device (path/socket.h). An unconnected socket then gets no error, like with
- * kube-proxy's REJECT.
+ * be sent to port 0 (EINVAL): they go to port tcpmux, where no process listens. An unconnected socket
+ * then gets no error, like with kube-proxy's REJECT.
  *
- * If no device could drop a call's packets, the call is denied here, with the errno to which
+ * The node's own call whose packets would be dropped is denied here, with the errno to which
  * kube-proxy's DROP leads: a connect() times out, but immediately; a datagram is not permitted. On
  * older kernels such a connect() is refused.
  */

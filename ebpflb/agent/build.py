@@ -213,7 +213,9 @@ class _Builder:
         return NatWatch(
             inbox.put,
             self._netfilter,
-            needed=lambda: engine.is_netfilter if engine.path else None,
+            needed=lambda: (
+                engine.is_netfilter or self._datapath.flows_wait if engine.path else None
+            ),
             flowtable=self._flowtable,
             report_only=self._options.audit == REPORT,
             on_removed=on_removed,

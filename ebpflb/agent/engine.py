@@ -14,10 +14,12 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
-from ebpflb.entries.services import Flags, Translation
+from ebpflb.entries.services import Flags, Frontend, ServiceEntry, Translation
 from ebpflb.errors import KernelError, NodeError
+from ebpflb.kernel.map_writer import NETFILTER
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import columns, names
 from ebpflb.kernel.maps.readers import Translations
@@ -29,15 +31,18 @@ from ebpflb.kernel.netfilter.table import Keeper, NetfilterTable, table_options
 from ebpflb.kernel.node.sysctls import bridge_calls
 from ebpflb.model import packet_path
 from ebpflb.model.addresses import Address, Network
+from ebpflb.model.annotations import LEAST_CONNECTIONS
 from ebpflb.model.devices import Devices
 from ebpflb.model.nodes import why_off
 from ebpflb.model.packet_path import OFF, Engine, PacketMark, PacketPath
+from ebpflb.model.services import Protocol
 from ebpflb.options import Options
 from ebpflb.plan.planner import Plan
 
 log = logging.getLogger(__name__)
 
 _FLAGS = columns("struct service", flags="I")
+_PROTOCOL = columns("struct frontend", protocol="B")
 _LEAST_CONNECTIONS = next(
     bit for bit, name in names("service_flag", "SERVICE_").items() if name == "least_connections"
 )
@@ -57,12 +62,14 @@ class NetfilterSync:
         """Create the object; changes nothing in the kernel."""
         self.active = False
         self._shadow = options.shadow
-        self._flags = {"netfilter", "netfilter_sctp"} if sctp else {"netfilter"}
+        self._translates_sctp = sctp
         self._wanted, self._maps = Translations(maps), maps
         self._either = [
             table_options(options, sctp=sctp, beside_flows=each) for each in (False, True)
         ]
-        self._beside_flows = False  # whether the rules leave the flow tables' ports to them
+        self._keeps_flows = options.scheduler == LEAST_CONNECTIONS
+        # Whether the flow tables may open or have flows: then the rules leave them their ports.
+        self.beside_flows = False
         self._lock = threading.Lock()
         self._table: NetfilterTable | None = None
         self._elements: Elements | None = None
@@ -72,7 +79,7 @@ class NetfilterSync:
     @property
     def flags(self) -> Flags:
         """The flags in map settings that let programs choose for netfilter."""
-        return frozenset(self._flags)
+        return NETFILTER if self._translates_sctp else NETFILTER - {"netfilter_sctp"}
 
     def read_former(self) -> list[Translation]:
         """Return the elements of ids that are not in the maps, which ``start`` then keeps.
@@ -100,8 +107,8 @@ class NetfilterSync:
             if self._table is None:
                 self._table = NetfilterTable(options)
                 self._elements = Elements(self._table.session, options)
-            self._beside_flows = self._may_have_flows()
-            self._table.set_ports(self._either[self._beside_flows])
+            self.beside_flows = self._may_have_flows()
+            self._table.set_ports(self._either[self.beside_flows])
             wanted = dict(self._wanted.packed())
             if not (self._table.is_owned and not self._table.differences()):
                 self._table.build()
@@ -111,24 +118,39 @@ class NetfilterSync:
             self.active, self._former = True, set()
 
     def _may_have_flows(self) -> bool:
-        """Whether a flow is in the flow tables, or a Service opens some there."""
-        services = (values for _, values in self._maps["services"].slices())
-        flags = (flags for values in services for (flags,) in _FLAGS.iter_unpack(values))
-        if any(each & _LEAST_CONNECTIONS for each in flags):
+        """Whether a flow is in the flow tables, or a Service may open some there."""
+        if self._keeps_flows:
             return True
+        for keys, values in self._maps["services"].slices():
+            if any(flags & _LEAST_CONNECTIONS for (flags,) in _FLAGS.iter_unpack(values)):
+                return True
+            protocols = {protocol for (protocol,) in _PROTOCOL.iter_unpack(keys)}
+            if Protocol.SCTP in protocols and not self._translates_sctp:
+                return True
         tables = (self._maps[name] for name in ("tcp_flows", "other_flows"))
         return any(keys for table in tables for keys, _ in table.slices())
 
     def _leave_ports(self, plan: Plan) -> None:
         """Leave the flow tables' ports to them before the plan lets them open a first flow."""
-        opens = any("least_connections" in entry.flags for _, entry in plan.services)
-        if not opens or self._beside_flows:
-            return
+        opens = any(self._is_for_flows(*each) for each in plan.services)
+        if opens and not self.beside_flows:
+            self._set_ports(beside_flows=True)
+
+    def _is_for_flows(self, frontend: Frontend, entry: ServiceEntry) -> bool:
+        is_untranslatable = frontend.protocol == Protocol.SCTP and not self._translates_sctp
+        return is_untranslatable or "least_connections" in entry.flags
+
+    def forget_flows(self) -> None:
+        """Note it if the flow tables have no flows any more, and open none. Raises NodeError."""
+        if self.active and self.beside_flows and not self._may_have_flows():
+            self._set_ports(beside_flows=False)
+
+    def _set_ports(self, *, beside_flows: bool) -> None:
         with self._lock:
             assert self._table
-            self._table.set_ports(self._either[True])
+            self._table.set_ports(self._either[beside_flows])
         self.restore()
-        self._beside_flows = True
+        self.beside_flows = beside_flows
 
     def _fill(self, wanted: Mapping[int, bytes]) -> None:
         """Make the elements equal to ``wanted``, except those of former ids.
@@ -226,7 +248,8 @@ class NetfilterSync:
 # Whether pods are on a bridge is known only when the first pod exists, so the engine is decided
 # again when devices change, and once per sync period. A reason for another engine counts after it
 # has lasted for SETTLE_SECONDS, because a CNI sets up a port step by step. The engine changes at
-# most once per sync period. Open flows continue with the engine that opened them.
+# most once per sync period. Open flows continue with the engine that opened them. Until the flow
+# tables may open flows netfilter goes on to translate (kernel.map_writer).
 
 log = logging.getLogger(__name__)
 
@@ -268,11 +291,23 @@ class EngineChoice:
     def is_netfilter(self) -> bool:
         return self.path is not None and self.path.engine is Engine.NETFILTER
 
-    def update(self, devices: Devices, pods: Collection[Network]) -> bool:
+    @property
+    def needs_egress(self) -> bool:
+        """Whether the flow tables translate new flows, alone or beside netfilter."""
+        return not self.is_netfilter or self._netfilter.beside_flows
+
+    def forget_flows(self) -> None:
+        """As NetfilterSync.forget_flows; a failure is left to the watch of the table."""
+        with suppress(NodeError):
+            self._netfilter.forget_flows()
+
+    def update(
+        self, devices: Devices, pods: Collection[Network], *, flows_wait: bool = False
+    ) -> bool:
         """Decide by the node's current state; return whether the engine differs from the last one.
 
-        When this returns netfilter, the table of netfilter is ready. Raises KernelError if
-        --packet-path=netfilter cannot work now.
+        While ``flows_wait`` netfilter goes on to translate. When this returns netfilter, the table
+        of netfilter is ready. Raises KernelError if --packet-path=netfilter cannot work now.
         """
         unsuited = _unmarked(self._options.packet_mark) or packet_path.unsuited(
             devices, pods, bridge_calls(), self._options.devices
@@ -291,7 +326,7 @@ class EngineChoice:
         if self.path is None or path.engine is not self.path.engine:
             self._changed = self._clock()
         self.path = path
-        if not self.is_netfilter:
+        if not self.is_netfilter and not flows_wait:
             self._netfilter.end()
         return changed
 

@@ -193,6 +193,7 @@ class NodeSync(Part):
         inputs, self._desired = self._inputs(), self._desired_node()
         self._own = {it.index for it in devices.of_node(self._desired.served, self.cluster.primary)}
         self._choose_engine()
+        self.datapath.wants_egress = self._wants_egress
         contents = self._contents()
         maps = [partial(self.datapath.write_map, name, wanted) for name, wanted in contents.items()]
         do_all([*maps, partial(self.write_settings, covering), self._serve_devices])
@@ -282,6 +283,7 @@ class NodeSync(Part):
     def attach(self) -> None:
         """Put the loaded programs in force, if there are any. Raises KernelError."""
         if self.datapath.programs:
+            self.datapath.wants_egress = self._wants_egress
             own, others = self._by_importance()
             now = {device.index for device in own}
             self._note_served(self.datapath.attach(self.options.cgroup, own + others, now))
@@ -296,8 +298,7 @@ class NodeSync(Part):
     @property
     def flows_wait(self) -> bool:
         """Whether packets open no flows, because not all devices have their first programs yet."""
-        is_attaching = self.attached and self.datapath.is_attaching
-        return is_attaching and self.engine.path is not None and not self.engine.is_netfilter
+        return self.attached and self.datapath.opens_no_flow
 
     @property
     def is_reached(self) -> bool:
@@ -345,8 +346,14 @@ class NodeSync(Part):
     def turn(self) -> None:
         """Decide by the node's current state; ``changed`` becomes true if the engine changes."""
         self._next_choice = self._clock() + self.options.sync_period
-        if self.attached and self._choose_engine():
+        self.engine.forget_flows()
+        if self.attached and (self._choose_engine() or self.datapath.has_needless_egress):
             self._written = None
+
+    @property
+    def _wants_egress(self) -> bool:
+        """Whether programs are to be attached at egress, even while there are no flows."""
+        return self.engine.needs_egress or bool(self.cluster.with_passive_health)
 
     def faults(self) -> Iterator[Iterable[Drift]]:
         """Yield, in steps, changed attachments and pins. Raises KernelError."""
@@ -384,7 +391,7 @@ class NodeSync(Part):
         """Return everything that ``write`` depends on."""
         cluster = self.cluster
         known = cluster.service_cidrs, frozenset(cluster.listed)
-        return self.device_list, cluster.node, *known
+        return self.device_list, cluster.node, self._wants_egress, *known
 
     def _service_ranges(self) -> dict[str, dict[Any, Any]]:
         """Return the service ranges; {} before they are known, so that the map stays unchanged."""
@@ -403,7 +410,8 @@ class NodeSync(Part):
 
     def _choose_engine(self) -> bool:
         pods = (*self.options.detector.cluster_cidrs, *self._pod_cidrs())
-        return self.engine.update(self.device_list.devices, pods)
+        flows_wait = self.attached and self.datapath.flows_wait
+        return self.engine.update(self.device_list.devices, pods, flows_wait=flows_wait)
 
     def _pod_cidrs(self) -> tuple[Network, ...]:
         node = self.cluster.node

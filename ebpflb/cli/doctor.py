@@ -24,7 +24,7 @@ from ebpflb.tools.node_checks import (
     WARNING,
     WRONG,
     CheckResult,
-    reach_results,
+    routes_result,
     settings_results,
 )
 from ebpflb.tools.node_status import facts_of
@@ -97,16 +97,15 @@ def _results(paths: Paths, cgroup: Path | None, *, canary: bool) -> Iterator[Che
 
 def _of_maps(paths: Paths, maps: Mapping[str, Map], *, canary: bool) -> Iterator[CheckResult]:
     """Yield the results that need the pinned maps."""
-    state = StateDir(paths.state)
     steps: dict[str, Callable[[], Iterable[CheckResult]]] = {
         "settings": lambda: settings_results(maps),
-        "reach": lambda: reach_results(state, maps),
+        "routes": lambda: [routes_result(maps)],
         "audit": lambda: _audit(paths),
     }
     if canary:
         from ebpflb.tools.canary_check import canary_results
 
-        steps["canary"] = lambda: canary_results(state, paths, maps)
+        steps["canary"] = lambda: canary_results(StateDir(paths.state), paths, maps)
     for name, step in steps.items():
         try:
             yield from list(step())

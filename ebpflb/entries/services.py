@@ -130,7 +130,16 @@ class Chosen(IntEnum):
     PREFIX = 0xEB000000
     MASK = 0xFF000000
     MASQUERADE = 0x00800000
-    ID = 0x007FFFFF
+    SHIFTED = 0x00400000
+    ID = 0x003FFFFF
+
+
+CHOSEN_SHIFT = 4
+
+
+def id_of(chosen: int) -> int:
+    """Return the backend's id in a choice."""
+    return (chosen & Chosen.ID) >> (CHOSEN_SHIFT if chosen & Chosen.SHIFTED else 0)
 
 
 class BackendLoad(NamedTuple):

@@ -20,13 +20,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ebpflb.entries.services import NO_FLAGS
+from ebpflb.entries.services import NO_FLAGS, Flags
 from ebpflb.errors import KernelError
 from ebpflb.kernel import bpf, probe
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.attach.cgroup_links import HeldLinks
 from ebpflb.kernel.attach.device_programs import DevicePrograms
-from ebpflb.kernel.map_writer import MapWriter
+from ebpflb.kernel.map_writer import NETFILTER, MapWriter
 from ebpflb.kernel.maps.layout import MapSpec
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import Gate
@@ -67,7 +67,7 @@ def packet_flags() -> tuple[str, ...]:
 
 
 _ATTACHING = frozenset({"attaching"})
-_GROUP = 16  # devices that get programs together at a first start, most important first
+_MANY = 16  # devices
 
 
 class Datapath(MapWriter):
@@ -95,8 +95,9 @@ class Datapath(MapWriter):
         self.held = HeldLinks()
         self.held.hold((*state.links(), *state.devices_directory.iterdir()))  # an earlier agent's
         self.devices = DevicePrograms(state, self._packet_programs, self.held, on_attached)
-        # Until all devices have programs the flow tables open no flows: replies to a flow may come
-        # in at a device that has no program yet, and leave by another (see SETTING_ATTACHING).
+        self.wants_egress = True  # whether the next attachment is for both hooks of the devices
+        # Until all devices have a program at egress the flow tables open no flows: replies to a
+        # flow may leave by a device without (see SETTING_ATTACHING).
         unfinished = self._settings().flags >= _ATTACHING
         self._flags = _ATTACHING if unfinished or not cgroup_links.attached(state) else NO_FLAGS
 
@@ -176,15 +177,46 @@ class Datapath(MapWriter):
         if not self.held.pins():
             Gate(self.maps).close_if_empty()
         self._attach_sockets(cgroup)
-        self.devices.update(served, now, by=_GROUP if self.is_attaching else None)
+        self._choose_egress()
+        self.devices.update(served, now)
         self.state.remove_old_layouts()
         self._end_attaching()
         return dict(self.devices.failed)
 
     @property
     def is_attaching(self) -> bool:
-        """Whether the first programs are being attached: the flow tables open no flow."""
+        """Whether many devices wait for a program that they have not had."""
+        return len(self.devices.to_come | self.devices.lack_egress) > _MANY
+
+    @property
+    def flows_wait(self) -> bool:
+        """Whether the flow tables open no flow, because a device may lack a program at egress."""
         return bool(self._flags)
+
+    @property
+    def opens_no_flow(self) -> bool:
+        """Whether no packet opens a flow: the flow tables wait, netfilter does not translate."""
+        return self.flows_wait and not self._settings().flags & NETFILTER
+
+    @property
+    def has_needless_egress(self) -> bool:
+        """Whether programs are attached at egress that nothing wants."""
+        return self.devices.egress and not self._needs_egress
+
+    @property
+    def _needs_egress(self) -> bool:
+        return self.wants_egress or Gate(self.maps).is_open
+
+    def _choose_egress(self) -> None:
+        """Decide on the programs at egress.
+
+        Before they are removed no flow may be opened any more. Programs that run at this moment may
+        still open one, so the removal is left to the next call.
+        """
+        may_open = not self.flows_wait
+        self.devices.egress = may_open or self._needs_egress
+        if may_open and not self._needs_egress:
+            self._set_flags(_ATTACHING)
 
     @property
     def without_egress(self) -> Collection[int]:
@@ -208,14 +240,16 @@ class Datapath(MapWriter):
         return failed
 
     def _end_attaching(self) -> None:
-        if self._flags and not self.devices.to_come:
-            self._flags = NO_FLAGS
-            try:
-                settings = self._settings()
-                self.write_settings(settings._replace(flags=settings.flags - _ATTACHING))
-            except KernelError:
-                self._flags = _ATTACHING
-                raise
+        if self.flows_wait and self._needs_egress and self.devices.has_egress:
+            self._set_flags(NO_FLAGS)
+
+    def _set_flags(self, flags: Flags) -> None:
+        former, self._flags = self._flags, flags
+        try:
+            self.write_settings(self._asked)
+        except KernelError:
+            self._flags = former
+            raise
 
     def exchange(self, others: ProgramSet | None, cgroup: Path, served: Devices) -> dict[str, str]:
         """Attach other programs instead of the loaded ones, or these again; return device -> error.
@@ -244,7 +278,8 @@ class Datapath(MapWriter):
 
         Devices without programs get them later: see ``take_attached``.
         """
-        failed = self.devices.update(served, (), by=_GROUP if self.is_attaching else None)
+        self._choose_egress()
+        failed = self.devices.update(served, ())
         self._end_attaching()
         return failed
 
@@ -276,6 +311,6 @@ class Datapath(MapWriter):
         self.held.hold(self.state.links())
 
     def is_attached(self) -> bool:
-        """Whether programs of this layout are already attached, at all devices."""
-        attached = cgroup_links.attached(self.state) and not self._flags
+        """Whether programs of this layout are already attached, at devices too."""
+        attached = cgroup_links.attached(self.state) and self.recorded_devices
         return bool(attached) and not self.state.old_layouts()

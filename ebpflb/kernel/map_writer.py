@@ -20,6 +20,7 @@ from typing import Protocol as TypingProtocol
 from ebpflb.entries.services import (
     NO_FLAGS,
     NO_SLOT,
+    Chosen,
     Flags,
     Frontend,
     LastIds,
@@ -124,6 +125,7 @@ def bit_of(frontend: Frontend) -> int:
 # The operations of an agent on its maps.
 
 _REMOVED = "removed_"
+NETFILTER = frozenset({"netfilter", "netfilter_sctp"})
 _MOST_MOVES, _WRITES = 2**32 - 1, 2**64  # the largest values of the counters
 
 
@@ -137,7 +139,7 @@ def capacity(specs: Mapping[str, MapSpec]) -> Capacity:
         services=specs["services"].entries,
         slots=specs["slots"].entries,
         service_ids=specs["service_stats"].entries,
-        backend_ids=specs["backend_slots"].entries,
+        backend_ids=min(specs["backend_slots"].entries, Chosen.ID + 1),
         source_ranges=specs["source_ranges"].entries,
         choices=specs["choices"].entries,
         endpoints=min(specs["backend_slots"].entries, specs["slots"].entries // 3),
@@ -178,6 +180,7 @@ class MapWriter:
         assert isinstance(no_frontends, MappedArray)
         self.no_frontends = NoFrontends(no_frontends)
         self._flags: Flags = NO_FLAGS  # added to the flags that a caller writes
+        self._asked = Settings()  # the settings that a caller wrote last
         self._last_settings: Settings | None = None  # the settings last read or written
         self._written: dict[str, Mapping[Any, Any]] = {}  # what small maps hold, by our writes
 
@@ -308,16 +311,20 @@ class MapWriter:
 
     def write_settings(self, settings: Settings) -> None:
         """Write the settings, if they differ, except the fields that this writer keeps itself."""
+        self._asked = settings
         wanted = self._wanted_settings(settings)
         unfinished = bool(wanted.writes % 2)
         self._write_settings(_written(wanted, frontends_move=unfinished))
 
     def _wanted_settings(self, settings: Settings) -> Settings:
+        """Return what is to be written. Until the flow tables may open flows netfilter goes on."""
         found = self._settings()
+        waits = self._flags and not settings.flags & NETFILTER
+        kept = found.flags & NETFILTER if waits else NO_FLAGS
         return settings._replace(
             host_netns=self.host_netns,
             writes=found.writes,
-            flags=settings.flags | self._flags,
+            flags=settings.flags | self._flags | kept,
             frontend_moves=found.frontend_moves,
             last_service=found.last_service,
             last_backend=found.last_backend,

@@ -12,8 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from ebpflb import files
-from ebpflb.errors import EbpflbError
+from ebpflb.errors import EbpflbError, NodeError
 from ebpflb.kernel import probe
+from ebpflb.kernel.attach import cgroup_links
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.netfilter.probe import left_answers, netfilter_obstacle
 from ebpflb.kernel.node import device_watch, namespaces, sock_diag
 from ebpflb.kernel.node.sysctls import bridge_calls
@@ -27,6 +29,7 @@ from ebpflb.tools.node_checks import (
     feature,
     judged,
     missing_requirements,
+    processes,
     required_results,
 )
 
@@ -49,8 +52,19 @@ def check_node(paths: Paths, cgroup: Path | None) -> list[CheckResult]:
         netfilter,
         _bridged_pods(),
         *_stale_sockets(),
+        *_processes(paths.state, cgroup),
         *others,
     ]
+
+
+def _processes(state: Path, cgroup: Path | None) -> Iterator[CheckResult]:
+    """Yield the processes outside the cgroup, if there is such a cgroup; None: the hooks' one."""
+    with suppress(NodeError, ValueError):
+        where = cgroup_links.cgroup_of(StateDir(state))
+        if cgroup:
+            root = cgroup_links.cgroup_root()
+            where = Path("/") / cgroup_links.cgroup_root(cgroup).relative_to(root)
+        yield processes(where)
 
 
 def _optional() -> Iterator[CheckResult]:

@@ -17,6 +17,7 @@ from ebpflb.entries.services import (
     Prefix,
     Range,
     frontend_kind,
+    id_of,
     protocol_name,
 )
 from ebpflb.kernel.maps.bpf_map import Map
@@ -86,7 +87,7 @@ def _cell(s: Snapshot, name: str, value: Any) -> Row:
             return {"endpoint": s.endpoint(value)}
         case "chosen":
             masquerade = bool(value & Chosen.MASQUERADE)
-            return {"endpoint": s.endpoint(value & Chosen.ID), "masquerade": masquerade}
+            return {"endpoint": s.endpoint(id_of(value)), "masquerade": masquerade}
         case "frontend":
             return _frontend(s, value)
         case "client":

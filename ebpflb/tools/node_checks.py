@@ -17,7 +17,6 @@ from ebpflb.kernel import bpf, probe
 from ebpflb.kernel.attach import cgroup_links, tcx
 from ebpflb.kernel.maps import state_dir
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
 from ebpflb.kernel.node import namespaces, routes, sysctls
 from ebpflb.kernel.programs import compiler, precompile
@@ -147,35 +146,33 @@ _MOST_ASKED = 5000  # endpoints whose routes are asked for
 _NAMED = 4  # in one line
 
 
-def reach_results(state: StateDir, maps: Mapping[str, Map]) -> Iterator[CheckResult]:
-    """Yield which processes no hook sees, and which endpoints have no route.
-
-    Only this thread's network namespace is inspected. Raises KernelError, or OSError.
-    """
-    yield _processes(cgroup_links.cgroup_of(state))
-    yield _routes(maps)
+_HOST_NETWORK = Path("/proc/1/ns/net")
 
 
-def _processes(cgroup: Path) -> CheckResult:
+def processes(cgroup: Path) -> CheckResult:
     """Return the processes outside the served cgroup, in containers too if this process sees them.
 
     Kernel threads are left out: their sockets do not use Services.
     """
     if not namespaces.sees_the_machine():
         detail = "unknown: a container sees only its own processes"
-        remedy = "run doctor on the node itself, or in a container with the node's PID namespace"
+        remedy = "run this on the node itself, or in a container with the node's PID namespace"
         return CheckResult("processes", WARNING, detail, remedy)
     there = {each: name for each in namespaces.processes() if (name := _name(each))}
     outside = [each for each in there if not namespaces.in_cgroup(each, cgroup)]
     if not outside:
         return CheckResult("processes", OK, f"all {len(there)} in reach of the hooks")
+    node = namespaces.identity(_HOST_NETWORK)
+    own = sum(namespaces.identity(each / "ns/net") == node for each in outside)
     named = _some([f"{there[each]} ({each.name})" for each in outside])
     return CheckResult(
         "processes",
         WARNING,
-        f"{len(outside)} of {len(there)} are outside {cgroup}: {named}",
+        f"{len(outside)} of {len(there)} are outside {cgroup}, {own} of them in the node's network"
+        f" namespace: {named}",
         "no hook sees their sockets: packets of pods are translated at their device, those of the"
-        " node itself are not. Let --cgroup-root be the root of cgroup v2",
+        " node itself are not, and with netfilter not refused: they leave by the node's routes. Let"
+        " --cgroup-root be the root of cgroup v2",
     )
 
 
@@ -187,7 +184,8 @@ def _name(folder: Path) -> str:
     return ""
 
 
-def _routes(maps: Mapping[str, Map]) -> CheckResult:
+def routes_result(maps: Mapping[str, Map]) -> CheckResult:
+    """Return whether this network namespace has routes to the endpoints. Raises OSError."""
     slots = Snapshot(maps).slots.values()
     addresses = {backend.address for backend in slots if backend.service}
     asked = list(islice(addresses, _MOST_ASKED))

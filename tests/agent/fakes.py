@@ -90,7 +90,8 @@ class FakeDatapath:
         self.devices_to_come: set[int] = set()
         self.recorded_devices: set[int] = set()
         self.without_egress: set[int] = set()
-        self.is_attaching = False
+        self.is_attaching = self.flows_wait = self.has_needless_egress = False
+        self.wants_egress = True
         self.unattached: list[dict[str, str]] = []
         self.looked: list[Devices] = []
         self.taken_off: list[Drift] = []
@@ -145,10 +146,14 @@ class FakeDatapath:
         self.now = set(now)
         return self.attach_devices(served)
 
+    @property
+    def opens_no_flow(self) -> bool:
+        return self.flows_wait and "netfilter" not in self.settings.flags
+
     def take_attached(self) -> dict[str, str]:
         """Attach programs to the devices of ``to_come``."""
         self.devices_to_come.clear()
-        self.is_attaching = False
+        self.is_attaching = self.flows_wait = False
         return {}
 
     def attach_devices(self, served: Devices) -> dict[str, str]:
@@ -175,7 +180,7 @@ class FakeNetfilter:
     flags = frozenset({"netfilter"})
 
     def __init__(self) -> None:
-        self.active = False
+        self.active = self.beside_flows = False
         self.starts = 0
         self.error: NodeError | None = None
 
@@ -187,6 +192,9 @@ class FakeNetfilter:
 
     def end(self) -> None:
         self.active = False
+
+    def forget_flows(self) -> None:
+        self.beside_flows = False
 
 
 def engine_choice(

@@ -58,7 +58,7 @@ def test_pods_devices_get_programs_beside_the_loop(harness: Harness) -> None:
 @pytest.mark.parametrize(("engine", "waits"), [(Engine.FLOWS, True), (Engine.NETFILTER, False)])
 def test_flows_wait_for_every_device(harness: Harness, engine: Engine, waits: bool) -> None:
     """The flow tables open no flows before all devices have programs; netfilter serves at once."""
-    harness.datapath.is_attaching = True
+    harness.datapath.flows_wait = True
     harness.engine = engine_choice(engine)
     start(harness, packet_path=engine)
     assert harness.status.flows_wait == waits
@@ -73,7 +73,7 @@ def test_healthz_waits_for_the_nodes_devices(harness: Harness, engine: Engine, w
     """
     pod = structs.replace(PORT, index=9, name="veth9", master=0, kind="veth")
     harness.engine = engine_choice(engine)
-    harness.datapath.devices_to_come, harness.datapath.is_attaching = {pod.index}, True
+    harness.datapath.devices_to_come, harness.datapath.flows_wait = {pod.index}, True
     harness.start()
     harness.send(here(pod, ETH), SERVICES, SLICES, NODES)
     assert harness.health.serves is not waits

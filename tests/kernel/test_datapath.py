@@ -106,20 +106,17 @@ def test_settings_change_as_given(datapath: Datapath) -> None:
 def test_no_flow_before_every_device(
     directory: Path, cgroup: Path, ns: Namespace, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Packets open no flows until all devices have their first programs, also after a crash. Less
-    important devices get their programs a few at a time, so that changes are applied in between.
-    """
-    flags, now, at_a_time = list[frozenset[str]](), {ns.served()[0].index}, list[int]()
+    """Packets open no flows until all devices have their first programs, also after a crash."""
+    flags, now = list[frozenset[str]](), {ns.served()[0].index}
 
-    def update(wanted: Devices, first: Any, *, by: Any) -> dict[str, str]:
+    def update(wanted: Devices, first: Any) -> dict[str, str]:
         flags.append(held(made, "settings")[0].flags)
         assert first == now
-        at_a_time.append(by)
-        return real(wanted, first, by=by)
+        return real(wanted, first)
 
     crashed = Datapath(StateDir(directory))
     crashed.load(cache)
-    monkeypatch.setattr(crashed.devices, "update", lambda *_, **by: 1 / 0)
+    monkeypatch.setattr(crashed.devices, "update", lambda *_: 1 / 0)
     crashed.write_settings(Settings(flags=frozenset({"detect_local"})))
     with pytest.raises(ZeroDivisionError):
         crashed.attach(cgroup, ns.served())
@@ -132,12 +129,43 @@ def test_no_flow_before_every_device(
     made.write_settings(Settings(flags=frozenset({"masquerade_all"})))
     assert made.attach(cgroup, ns.served(), now) == {}
     assert flags == [{"masquerade_all", "attaching"}]
-    assert 0 < at_a_time[0] < 100
     assert held(made, "settings")[0].flags == {"masquerade_all"}
     made.write_settings(Settings())
     assert held(made, "settings")[0].flags == frozenset()
     made.close()
     unpin_all(StateDir(directory))
+
+
+def test_egress_stays_until_the_last_flow_has_ended(
+    cgroup: Path, ns: Namespace, cache: Path, datapath: Datapath
+) -> None:
+    """Flows are opened once all devices have a program at egress; it stays as long as a flow may be
+    there, and no flow is opened any more before it goes.
+    """
+
+    def state() -> tuple[bool, bool]:
+        flags = held(datapath, "settings")[0].flags
+        return "attaching" in flags, all(ns.filters(each.name)["egress"] for each in ns.served())
+
+    def want(wanted: bool, opened: int, empty: int) -> tuple[bool, bool]:
+        datapath.wants_egress = wanted
+        datapath.maps["flow_gate"].write([(0, (opened, empty, 0))])
+        datapath.attach_devices(ns.served())
+        return state()
+
+    datapath.load(cache)
+    datapath.write_settings(Settings())
+    datapath.wants_egress = False
+    datapath.attach(cgroup, ns.served())
+    assert state() == (True, False)
+    assert want(True, 0, 1) == (False, True)
+    assert want(False, 1, 1) == (False, True)
+    assert not datapath.has_needless_egress
+    assert want(False, 1, 2) == (True, True)
+    assert datapath.has_needless_egress
+    assert want(False, 2, 2) == (False, True)
+    assert [want(False, 2, 3), want(False, 2, 3)] == [(True, True), (True, False)]
+    unpin_all(datapath.state)
 
 
 def test_flows_during_an_upgrade(

@@ -40,8 +40,9 @@ class NativeNode(Publisher):
         self.cookies = itertools.count(1 << 40)
         self.settings("guard_nodeports")
 
-    def settings(self, *flags: str) -> None:
-        self.put("settings", 0, Settings(HOST, 0, frozenset(flags), stream_after=STREAM_AFTER))
+    def settings(self, *flags: str, **fields: Any) -> None:
+        made = Settings(HOST, 0, frozenset(flags), stream_after=STREAM_AFTER, **fields)
+        self.put("settings", 0, made)
 
     def put(self, name: str, key: Any, value: Any) -> None:
         self.kernel.put(name, key, value)

@@ -2,6 +2,7 @@
 """How a socket without an endpoint is refused, and when it must not be refused."""
 
 from collections.abc import Mapping
+from ipaddress import ip_address
 
 import pytest
 
@@ -21,13 +22,12 @@ REFUSING = [
 def is_refused(node: NativeNode, socket: Socket, hook: str, to: str, loopback: str) -> bool:
     """Whether the call is refused.
 
-    With bpf_set_retval the refusal is an errno; without it, a stream gets a destination that
-    refuses, and a datagram is refused at the device.
+    With bpf_set_retval the refusal is an errno; without it, it is a destination that refuses.
     """
     answer = getattr(socket, hook)(to)
     if node.kernel.names_errno:
         return bool(answer == (False, ECONNREFUSED, to))
-    return bool(answer == (True, 0, to if socket.protocol == UDP else f"{loopback}:0"))
+    return bool(answer == (True, 0, f"{loopback}:{1 if socket.protocol == UDP else 0}"))
 
 
 @pytest.mark.parametrize(("to", "loopback"), REFUSING)
@@ -41,14 +41,24 @@ def test_no_endpoint(node: NativeNode, to: str, loopback: str, protocol: str, ho
 
 
 @pytest.mark.parametrize("netns", [HOST, POD])
-@pytest.mark.parametrize("to", [to for to, _ in REFUSING])
-def test_udp_connect_succeeds_without_endpoints(node: NativeNode, to: str, netns: int) -> None:
-    """A UDP socket is connected to the frontend itself; its packets are refused, not the call."""
+@pytest.mark.parametrize(("to", "loopback"), REFUSING)
+@pytest.mark.parametrize("has_address", [True, False])
+def test_udp_connect_succeeds_without_endpoints(
+    node: NativeNode, to: str, loopback: str, netns: int, has_address: bool
+) -> None:
+    """The packets are refused, not the call: a pod's at its device, the node's own at a port that
+    no process has. That is at the Node's address, if this machine has it, else at loopback.
+    """
     node.publish(1, ["172.30.0.1:80/udp", "[fd00:30::1]:80/udp"])
+    node.settings(node_v4=ip_address("192.0.2.1"), node_v6=ip_address("2001:db8::1"))
+    if has_address:
+        node.has("192.0.2.1", "2001:db8::1")
+        loopback = loopback.replace("127.0.0.1", "192.0.2.1").replace("[::1]", "[2001:db8::1]")
     socket = node.socket("udp", netns=netns)
-    assert socket.connect(to) == (True, 0, to)
+    place = f"{loopback}:1" if netns == HOST else to
+    assert socket.connect(to) == (True, 0, place)
     assert node.counted() == {"refused": 1}
-    assert socket.getpeername(to) == socket.recvmsg(to) == to
+    assert socket.getpeername(place) == socket.recvmsg(place) == to
     remembered = [entry.peer for entry in node.kernel.sockets().values()]
     assert [is_untranslated(entry) for entry in remembered] == ([True] if netns == HOST else [])
     socket.release()
@@ -135,7 +145,7 @@ DENIED = [
 @pytest.mark.parametrize(
     ("protocol", "hook"), [("tcp", "connect"), ("udp", "connect"), ("udp", "sendmsg")]
 )
-def test_dropped_at_an_own_address(
+def test_a_call_that_kube_proxy_would_drop_fails_at_once(
     node: NativeNode,
     to: str,
     frontends: Mapping[str, str],
@@ -143,15 +153,12 @@ def test_dropped_at_an_own_address(
     protocol: str,
     hook: str,
 ) -> None:
-    """A call to the node's own address, where no device could drop it, is denied at the socket."""
+    """The node's own call is denied at the socket, a pod's packets are dropped at its device."""
     flags = {f"{place}/{protocol}": words for place, words in frontends.items()}
     node.publish(1, flags, cluster=[BACKEND])
-    socket = node.socket(protocol, netns=HOST)
-    assert getattr(socket, hook)(to) == (True, 0, to), "packets to others are dropped at a device"
-    node.has(to.rpartition(":")[0].strip("[]"))
-    answer = getattr(socket, hook)(to)
-    assert node.counted() == {verdict: 2}
-    assert getattr(node.socket(protocol, netns=7), hook)(to) == (True, 0, to), "a pod's, too"
+    answer = getattr(node.socket(protocol, netns=HOST), hook)(to)
+    assert node.counted() == {verdict: 1}
+    assert getattr(node.socket(protocol, netns=POD), hook)(to) == (True, 0, to)
     if node.kernel.names_errno:
         assert answer == (False, 110 if protocol == "tcp" else 1, to)
     elif protocol == "tcp":

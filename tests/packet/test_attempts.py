@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ebpflb.kernel.maps.records import BackendHealth, ServiceBackend
-from tests.packet.frames import Packet, at, forwarded, reply, segment
+from tests.packet.frames import Packet, at, forwarded, opening, reply, segment
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import serve
@@ -161,6 +161,16 @@ def test_an_answer_to_a_later_syn_clears_nothing(node: PacketNode, places: Place
     asks(node, another(other), where)
     assert counted(node, backend).second
     assert len(dict(node.maps["service_clients"].items())) == 1
+
+
+def test_nothing_is_noted_whose_answer_may_not_be_seen(node: PacketNode, places: Places) -> None:
+    """While a device may lack the program at egress."""
+    flags = node.maps["settings"].get(0).flags
+    where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
+    node.settings(*flags, "netfilter", "attaching")
+    for client in clients_of(places):
+        node.ingress(opening("tcp", client, where))
+    assert not attempts(node)
 
 
 def test_nothing_is_noted_while_it_is_off(node: PacketNode, places: Places) -> None:

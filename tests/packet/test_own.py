@@ -47,6 +47,18 @@ def test_no_local_endpoint(node: PacketNode, places: Places, protocol: str, kind
         assert left == ("pass", bytes(request), {"passed": 1})
 
 
+def test_netfilter_leaves_own_packets_alone(
+    node: PacketNode, places: Places, protocol: str
+) -> None:
+    """On netfilter what sockets sent is refused there, and the rest leaves by the node's routes,
+    also while the program is at egress for another Service.
+    """
+    node.settings("detect_local", "netfilter")
+    for where in (serve(node, places, "cluster", protocol), at(places.unallocated, 80)):
+        request = opening(protocol, at(places.node, 50123), where)
+        assert node.egress(request, into=None) == ("pass", bytes(request), {"passed": 1})
+
+
 def test_segments_of_a_connection_pass(node: PacketNode, places: Places) -> None:
     for flags in ("A", "PA", "FA", "R"):
         request = segment(at(places.node, 50123), at(places.unallocated, 80), flags)

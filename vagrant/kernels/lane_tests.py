@@ -55,6 +55,7 @@ ALL_TESTS = (
     "tests/network/test_packets_table.py",
     "tests/network/test_packets_refusal.py",
     "tests/network/test_schedulers.py",
+    "tests/network/test_egress.py",
     "tests/network/test_on_removal.py",
     "tests/network/test_moving_udp.py",
     # with a node of its own, where the kernel has what it needs
@@ -65,6 +66,7 @@ ALL_TESTS = (
     "tests/network/test_stale_udp.py",
     # each with two nodes of its own
     "tests/network/test_killed_amid_changes.py",
+    "tests/network/test_sctp.py",
     "tests/network/test_translated_once.py",
     # each has a node of its own, with kube-proxy's rules
     "tests/network/test_some_services.py",

@@ -17,8 +17,11 @@
  *   SCTP   an INIT, where the kernel's NAT can translate SCTP
  *
  * skb->priority is 0 when a packet comes in by a veth pair or from the wire. Whatever else has our
- * prefix there was not written by us, and is removed; ip6_forward leaves ours in place, so egress
- * removes it too.
+ * prefix there was not written by us, and is removed. ip_forward overwrites ours, ip6_forward leaves
+ * it in place. The rules remove it from a flow's first packet. No rule sees the others: in their choice
+ * the id is shifted, as qdiscs (pfifo_fast, mqprio, fq) pick a band by the lowest four bits. The first
+ * one's is not: an earlier version that comes back writes its rules, which know no shifted ids, before
+ * it attaches its programs. After a silence a datagram is a flow's first one again.
  */
 #ifndef EBPFLB_ENGINE_NETFILTER_CHOOSE_H
 #define EBPFLB_ENGINE_NETFILTER_CHOOSE_H
@@ -31,12 +34,6 @@
 static __always_inline bool has_choice(const struct __sk_buff *ctx)
 {
 	return (ctx->priority & CHOSEN_MASK) == CHOSEN;
-}
-
-static __always_inline void remove_choice(struct __sk_buff *ctx)
-{
-	if (has_choice(ctx))
-		ctx->priority = 0;
 }
 
 /*
@@ -63,45 +60,67 @@ static __always_inline bool netfilter_is_chosen(const struct settings *settings)
 
 /*
  * Connections of a service with least-connections are counted, and no program is told when conntrack
- * ends one: they are left to the flow tables.
+ * ends one: they are left to the flow tables, once these may open flows.
  */
 static __always_inline bool netfilter_takes(const struct packet *packet,
 					    const struct settings *settings,
 					    const struct service *service)
 {
-	if (!netfilter_is_chosen(settings) || service->flags & SERVICE_LEAST_CONNECTIONS)
+	if (!netfilter_is_chosen(settings))
+		return false;
+	if (service->flags & SERVICE_LEAST_CONNECTIONS && !(settings->flags & SETTING_ATTACHING))
 		return false;
 	return packet->tuple.protocol != SCTP || settings->flags & SETTING_NETFILTER_SCTP;
+}
+
+static __always_inline __u32 choice_shifted(__u32 backend)
+{
+	__u32 shifted = backend << CHOSEN_SHIFT;
+
+	return shifted < CHOSEN_SHIFTED ? CHOSEN | CHOSEN_SHIFTED | shifted : CHOSEN | backend;
 }
 
 /* Whether the backend still serves the service for which it was chosen. */
 static __always_inline bool chosen_is_there(__u32 service, __u32 chosen)
 {
-	return backend_serves(service, chosen & CHOSEN_ID);
+	__u32 id = chosen & CHOSEN_ID;
+
+	return backend_serves(service, chosen & CHOSEN_SHIFTED ? id >> CHOSEN_SHIFT : id);
+}
+
+/* Whether conntrack still has the flow, if nobody has deleted it. */
+static __always_inline bool datagram_is_recent(const struct datagram_choice *known,
+					       const struct settings *settings, __u64 now)
+{
+	return now <= known->last_used + settings->udp_timeout * SECOND;
 }
 
 #ifdef RECORD
 
 /* `ebpflb explain` moves no flow. */
-static __always_inline void datagram_report_move(const struct tuple *tuple, __u32 service)
+static __always_inline bool datagram_is_known(const struct tuple *tuple,
+					      const struct settings *settings, __u32 service)
 {
+	return false;
 }
 
 #else
 
 /*
- * The flow had a backend that no longer serves it: conntrack still leads it there, until the agent
- * has deleted the entry. A report that the ring has no room for is lost; the agent also searches.
+ * Whether the flow has a backend. If that no longer serves it conntrack still leads it there, until the
+ * agent has deleted the entry. A report that the ring has no room for is lost; the agent also searches.
  */
-static __always_inline void datagram_report_move(const struct tuple *tuple, __u32 service)
+static __always_inline bool datagram_is_known(const struct tuple *tuple,
+					      const struct settings *settings, __u32 service)
 {
 	struct datagram_choice *found = LOOKUP(struct datagram_choice, udp_choices, tuple);
 	struct datagram_choice former ALIGNED;
 
 	if (!found || !COPY_CHECKED(&former, tuple, found))
-		return;
+		return false;
 	if (former.service != service || !chosen_is_there(service, former.chosen))
 		bpf_ringbuf_output(MAP(moved_flows), (void *)tuple, sizeof(*tuple), 0);
+	return datagram_is_recent(&former, settings, clock_coarse());
 }
 
 #endif
@@ -206,7 +225,7 @@ static __always_inline bool datagram_repeats(struct __sk_buff *ctx, const struct
 	found = LOOKUP(struct datagram_choice, udp_choices, &packet->tuple);
 	if (!found || !COPY_CHECKED(&known, &packet->tuple, found) ||
 	    known.frontend_moves != settings->frontend_moves ||
-	    now > known.last_used + settings->udp_timeout * SECOND ||
+	    !datagram_is_recent(&known, settings, now) ||
 	    !chosen_is_there(known.service, known.chosen))
 		return false;
 	if (found->last_used != now)
@@ -223,7 +242,8 @@ static __always_inline struct outcome leave_to_netfilter(struct __sk_buff *ctx,
 							 const struct settings *settings,
 							 const struct selection *selection)
 {
-	__u32 chosen = CHOSEN | selection->backend.id;
+	__u32 chosen = choice_shifted(selection->backend.id);
+	bool is_first = packet->opens;
 	enum masquerade_reason masquerade;
 
 	if (!netfilter_takes(packet, settings, &selection->service))
@@ -234,11 +254,13 @@ static __always_inline struct outcome leave_to_netfilter(struct __sk_buff *ctx,
 		chosen |= CHOSEN_MASQUERADE;
 	}
 	if (packet->tuple.protocol == UDP) {
-		datagram_report_move(&packet->tuple, selection->service.id);
+		is_first = !datagram_is_known(&packet->tuple, settings, selection->service.id);
 		datagram_remember(&packet->tuple, settings, selection->service.id, chosen);
 	}
 	ctx->priority = chosen;
 	choice_remember(ctx, &packet->tuple, settings, selection->service.id);
+	if (is_first)
+		ctx->priority = CHOSEN | (chosen & CHOSEN_MASQUERADE) | selection->backend.id;
 	record_at(STEP_CHOSEN, chosen, &selection->backend.address);
 	return unchanged(masquerade ? VERDICT_MASQUERADED : VERDICT_TRANSLATED);
 }

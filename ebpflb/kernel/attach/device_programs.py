@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packet programs at this node's devices: two at each device, replaced in place.
+"""The packet programs at this node's devices: one or two at each device, replaced in place.
 
 They are attached by tcx links if the kernel supports them, else by clsact filters. A device whose
-packets have no link header gets another variant of the programs. Ingress opens flows and egress
-translates their replies, often at another device. So egress is attached on all devices before
-ingress on any, and ingress is detached everywhere before egress.
+packets have no link header gets another variant of the programs. The program at egress is attached
+only while it is wanted. Ingress opens flows and egress translates their replies, often at another
+device. So egress is attached to a device before ingress, and ingress is detached everywhere before
+egress; whether all devices have egress is ``has_egress``.
 
 Besides: the removal of a whole state directory.
 """
@@ -16,6 +17,7 @@ import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from ebpflb.errors import EbpflbError, KernelError
@@ -52,7 +54,9 @@ log = logging.getLogger(__name__)
 
 Load = Callable[[bool], list[Program]]
 _REMOVED = "programs were removed from device %s: attaching them again"
-_ATTACH_ORDER = ("egress", "ingress")
+_INGRESS, _EGRESS = ("ingress",), ("egress",)
+_ATTACH_ORDER = (*_EGRESS, *_INGRESS)
+_GROUP = 16  # devices that get programs together, most important first
 # How long the device of a new pod has no clsact. With it the CNI plugin bandwidth, which creates a
 # qdisc ingress there, would fail, and the pod with it (containernetworking/plugins#894).
 PLUGIN_SECONDS = 2.0
@@ -87,14 +91,18 @@ class DevicePrograms:
         self.load = load
         self.attacher = attacher(state)
         self.held = HeldLinks() if held is None else held
-        self.attached: set[int] = set()  # devices that have programs of this agent
+        self.attached: set[int] = set()  # devices that have this agent's program at ingress
+        self._with_egress: set[int] = set()  # devices that have this agent's program at egress
+        self.egress = True  # whether ``update`` attaches it, or removes it
         self.to_come: set[int] = set()  # devices that the worker still has to serve
         self.failed: dict[str, str] = {}  # device -> why the last attempt has failed
         self._on_attached = on_attached
         self.worker = StepWorker("attach")
         # What ``_attach`` has returned for the devices served since the last ``take_attached``.
-        self._results: deque[tuple[Device, str | None]] = deque()
+        self._results: deque[tuple[Device, str, str | None]] = deque()
         self._recorded = self.attacher.recorded()  # devices that may have our programs
+        self._recorded_egress = self.attacher.recorded(_EGRESS)  # that may have it, whosever it is
+        self.lack_egress: set[int] = set()  # devices to which the worker still attaches it
         self._known: dict[int, Device] = {}  # devices as they were at the last ``update``
         self._earliest: dict[int, float] = {}  # device to come -> when it may get programs
         self._faulty: set[int] = set()  # attached devices at which ``faults`` found something
@@ -105,15 +113,19 @@ class DevicePrograms:
         """The devices, by ifindex, that may have programs, of this agent or an earlier one."""
         return self._recorded
 
-    def update(
-        self, wanted: Devices, now: Collection[int] | None = None, *, by: int | None = None
-    ) -> dict[str, str]:
+    @property
+    def has_egress(self) -> bool:
+        """Whether all devices have the program at egress that can have it."""
+        return self.egress and not self.lack_egress
+
+    def update(self, wanted: Devices, now: Collection[int] | None = None) -> dict[str, str]:
         """Attach the programs to these devices and no others; return device -> error.
 
         Only devices that have changed are checked for the programs; ``faults`` checks all.
         ``now``: indexes of devices that must have programs before this returns, such as those that
-        an earlier agent served; None: all. The worker serves the others in order, ``by`` at a time:
-        see ``take_attached``.
+        an earlier agent served; None: all. The worker serves the others in order, _GROUP at a time:
+        see ``take_attached``. It also attaches ``egress`` to devices that have served without, and
+        removes it.
         """
         self.worker.halt()
         self.take_attached()
@@ -126,7 +138,7 @@ class DevicePrograms:
         self._recorded.update(device.index for device in new)
         self._attach_now([device for device in new if device not in later])
         self._let_plugins_begin(() if is_first else later)
-        self._attach_later(later, by or len(later))
+        self._begin(later, wanted)
         return dict(self.failed)
 
     def _later(self, new: list[Device], now: Collection[int] | None) -> list[Device]:
@@ -150,52 +162,75 @@ class DevicePrograms:
             if device.kind in KINDS_OF_PODS and isinstance(self.attacher, Clsact)
         }
 
-    def _attach_later(self, devices: list[Device], by: int) -> None:
-        self.to_come = {device.index for device in devices}
-        if devices:
-            ready = [device for device in devices if device.index not in self._earliest]
-            groups = [ready[at : at + by] for at in range(0, len(ready), by)]
-            groups += [[device] for device in devices if device.index in self._earliest]
-            self.worker.begin(self._steps_of(groups))
+    def _begin(self, later: list[Device], wanted: Devices) -> None:
+        """Let the worker serve these devices, and give egress to others, or take it from all."""
+        self.to_come = {device.index for device in later}
+        self.lack_egress, surplus = set(), set[int]()
+        if self.egress:
+            self.lack_egress = self.to_come | (self.attached - self._with_egress)
+        else:
+            surplus = set(self._recorded_egress)
+            self._with_egress.clear()
+        # First, so that ``held`` does not restore them.
+        self.held.release(pin for index in surplus for pin in self.attacher.pins(index, _EGRESS))
+        due = [it for it in wanted if it.index in self.to_come | self.lack_egress]
+        ready = [device for device in due if device.index not in self._earliest]
+        groups = [ready[at : at + _GROUP] for at in range(0, len(ready), _GROUP)]
+        waiting = [[device] for device in due if device.index in self._earliest]
+        steps = chain(self._steps_of(groups), self._detach_egress(surplus), self._steps_of(waiting))
+        if not self._on_attached:
+            deque(steps, maxlen=0)
+            self.take_attached()
+        elif due or surplus:
+            self.worker.begin(steps)
+
+    def _detach_egress(self, surplus: Collection[int]) -> Iterator[None]:
+        for index in surplus:
+            self.attacher.detach_egress(index)
+            self._recorded_egress.discard(index)
+            yield
 
     def _steps_of(self, groups: list[list[Device]]) -> Iterator[None]:
-        assert self._on_attached
         for group in groups:
             while time.monotonic() < self._earliest.get(group[0].index, -math.inf):
                 time.sleep(_STEP_SECONDS)
                 yield
             yield from self._steps(group)
-            self._on_attached()
+            if self._on_attached:
+                self._on_attached()
 
     def _steps(self, devices: list[Device]) -> Iterator[None]:
-        """Attach the programs: egress at all of the devices, then ingress.
+        """Attach the programs that are missing: egress at all of the devices, then ingress.
 
         A device for programs that may have to be loaded first comes last.
         """
         left = sorted(devices, key=lambda device: not device.link_header)
-        for hook in _ATTACH_ORDER:
+        for hook in _ATTACH_ORDER if self.egress else _INGRESS:
             served = []
             for device in left:
+                if hook == "ingress" and device.index in self.attached:
+                    continue
                 error = self._attach(device, hook)
+                self._results.append((device, hook, error))
                 if error is None:
                     served.append(device)
-                else:
-                    self._results.append((device, error))
                 yield
             left = served
-        self._results.extend((device, None) for device in left)
 
     def take_attached(self) -> dict[str, str]:
         """Note what has been attached since the last call; return all devices -> error."""
         while self._results:
-            device, error = self._results.popleft()
-            self.to_come.discard(device.index)
+            device, hook, error = self._results.popleft()
+            if not error or device.index not in self.attached:
+                self.lack_egress.discard(device.index)
+            if hook == "ingress" or error is not None:
+                self.to_come.discard(device.index)
             if error:
                 self.failed[device.name] = error
             elif error is None and self._known.get(device.index) == device:
-                self.attached.add(device.index)
-                self.held.hold(self.attacher.pins(device.index))
-                log.debug("programs attached to %s by %s", device.name, self.attacher.name)
+                (self._with_egress if hook == "egress" else self.attached).add(device.index)
+                self.held.hold(self.attacher.pins(device.index, (hook,)))
+                log.debug("%s attached to %s by %s", hook, device.name, self.attacher.name)
         return dict(self.failed)
 
     def forget(self) -> None:
@@ -203,6 +238,7 @@ class DevicePrograms:
         self.worker.halt()
         self.take_attached()
         self.attached.clear()
+        self._with_egress.clear()
         self._ids.clear()
 
     def close(self) -> None:
@@ -212,6 +248,7 @@ class DevicePrograms:
     def restore(self, wanted: Devices) -> dict[str, str]:
         """Like ``update``, but also attach again where ``faults`` found something."""
         self.attached -= self._faulty
+        self._with_egress -= self._faulty
         self._faulty.clear()
         return self.update(wanted, {device.index for device in wanted} - self.to_come)
 
@@ -230,6 +267,7 @@ class DevicePrograms:
             self.held.release(pin for index in others for pin in self.attacher.pins(index))
             self.attacher.detach(others)
             self._recorded -= others
+            self._recorded_egress -= others
 
     def _faults(self, device: Device, pinned: Pinned) -> list[Drift]:
         expected = self._expected(device)
@@ -245,15 +283,18 @@ class DevicePrograms:
         if kind not in self._ids:
             programs = self.load(kind)
             self._ids[kind] = {p.name: int(bpf.info(p.fd, "prog_info").id) for p in programs}
-        return self._ids[kind]
+        hooks = _ATTACH_ORDER if device.index in self._with_egress else _INGRESS
+        return {hook: self._ids[kind][hook] for hook in hooks}
 
     def _forget_removed(self, wanted: Devices) -> None:
         """Forget devices that are gone, and those whose programs others have removed."""
         ours = {device.index: device for device in wanted if device.index in self.attached}
         self.attached.intersection_update(ours)
+        self._with_egress.intersection_update(ours)
         changed = [index for index, device in ours.items() if device != self._known.get(index)]
         for index in set(changed) - self.attacher.probably_attached(changed):
             self.attached.discard(index)
+            self._with_egress.discard(index)
             if _exists(index):
                 log.warning(_REMOVED, ours[index].name)
         self._known = {device.index: device for device in wanted}
@@ -266,6 +307,8 @@ class DevicePrograms:
         try:
             programs = self.load(device.link_header)
             self.held.restore(self.attacher.pins(device.index))
+            if hook == "egress":
+                self._recorded_egress.add(device.index)
             self.attacher.attach(device.index, [p for p in programs if p.name == hook])
         except EbpflbError as error:
             return (

@@ -60,18 +60,21 @@ class Tcx:
                 bpf.pin(link, str(pin))
 
     def attached(self) -> set[int]:
-        """Return the devices, by ifindex, that have our links at ingress and egress."""
+        """Return the devices, by ifindex, that have our link at ingress."""
         return self.probably_attached(self.recorded())
 
     def probably_attached(self, indexes: Collection[int]) -> set[int]:
-        """Return those of the devices that have our links at ingress and egress."""
-        return {index for index in indexes if self.programs(index).keys() == set(TCX_HOOKS)}
+        """Return those of the devices that have our link at ingress."""
+        return {index for index in indexes if "ingress" in self.programs(index)}
 
     def detach(self, indexes: Collection[int]) -> None:
         """Remove our links from these devices, which may have been removed."""
         for hook in TCX_HOOKS:  # ingress everywhere, then egress
             for index in indexes:
                 detach(self._pin(index, hook))
+
+    def detach_egress(self, index: int) -> None:
+        detach(self._pin(index, "egress"))
 
     def programs(self, index: int) -> dict[str, int]:
         """Return the ids of our programs at a device, by "ingress" and "egress"."""
@@ -87,12 +90,12 @@ class Tcx:
     ) -> Iterator[Drift]:
         """Yield differences from the state after ``attach``.
 
-        ``ours``: hook -> program id; empty: any id. ``pinned`` as HeldLinks returns it, which saves
-        three of four system calls.
+        ``ours``: hook -> program id. ``pinned`` as HeldLinks returns it, which saves three of four
+        system calls.
         """
-        for hook in TCX_HOOKS:
+        for hook in ours:
             kept = pinned.get(f"{device.index}-{hook}")
-            if kept and ours and _links_at(device.index, hook).get(kept.id) == ours.get(hook):
+            if kept and _links_at(device.index, hook).get(kept.id) == ours[hook]:
                 continue
             pin = self._pin(device.index, hook)
             with bpf.opened(pin) as link:
@@ -102,15 +105,15 @@ class Tcx:
             if text := fault(hook, program, ours):
                 yield Drift(Part.DEVICE, f"device {device.name}", text)
 
-    def pins(self, index: int) -> list[Path]:
-        """Return the pins of our links at a device."""
-        return [self._pin(index, hook) for hook in TCX_HOOKS]
+    def pins(self, index: int, hooks: Collection[str] = tuple(TCX_HOOKS)) -> list[Path]:
+        """Return the pins of our links at these hooks of a device."""
+        return [self._pin(index, hook) for hook in hooks]
 
-    def recorded(self) -> set[int]:
-        """Return the devices, by ifindex, that have a pin."""
+    def recorded(self, hooks: Collection[str] = tuple(TCX_HOOKS)) -> set[int]:
+        """Return the devices, by ifindex, that have a pin of one of the hooks."""
         pins = self.folder.iterdir() if self.folder.is_dir() else ()
         parts = [pin.name.partition("-") for pin in pins]
-        return indexes(number for number, _, hook in parts if hook in TCX_HOOKS)
+        return indexes(number for number, _, hook in parts if hook in hooks)
 
     def _pin(self, index: int, hook: str) -> Path:
         return self.folder / f"{index}-{hook}"

@@ -180,6 +180,12 @@ class Gate:
         """Return the number of flows opened so far."""
         return int(self._gate.get(0).opened)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the flow tables may hold a flow."""
+        gate = self._gate.get(0)
+        return bool(gate.empty != gate.opened + 1)
+
     def close_if_empty(self) -> None:
         """Close the gate if there is no flow; call this only while no program is attached."""
         if all(next(table.items(), None) is None for table in self._tables):

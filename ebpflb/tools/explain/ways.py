@@ -7,7 +7,7 @@ import socket
 from msgspec import Struct
 
 from ebpflb.entries.flows import Connection, Ends, FlowState
-from ebpflb.entries.services import Chosen, Frontend, Range, ServiceEntry
+from ebpflb.entries.services import Chosen, Frontend, Range, ServiceEntry, id_of
 from ebpflb.errors import KernelError, NodeError, one_line
 from ebpflb.kernel import recording
 from ebpflb.kernel.netfilter import conntrack
@@ -155,6 +155,9 @@ class PacketWay:
         if route.ifindex not in self.facts.devices:
             self.way.say("hook", f"none: no program is attached to {device}")
             return Handled("pass", packet, 0, [])
+        if hook == "egress" and {"netfilter", "attaching"} <= self.facts.settings.flags:
+            self.way.say("hook", f"none at egress of {device}: netfilter needs none")
+            return Handled("pass", packet, 0, [])
         self.way.say("hook", f"{hook} of {device}")
         return self.recorder.handle(hook, packet, ifindex=route.ifindex, came_by=came_by)
 
@@ -178,7 +181,7 @@ class PacketWay:
             if noted := self.way.noted:
                 noted.verdict, noted.only = "established", self._backend_at(noted, known)
             return self._to(known.reply.source, known.reply.source_port)
-        backend = self.facts.backend(chosen.value & Chosen.ID) if chosen else None
+        backend = self.facts.backend(id_of(chosen.value)) if chosen else None
         if chosen is None or backend is None:
             return recording.ends_of(handled.frame)
         return self._to(backend.address, backend.port)

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from ebpflb.entries.flows import FlowKind
-from ebpflb.entries.services import Chosen, Frontend, Range, ServiceEntry, frontend_kind
+from ebpflb.entries.services import Chosen, Frontend, Range, ServiceEntry, frontend_kind, id_of
 from ebpflb.kernel import recording
 from ebpflb.kernel.maps.layout import VERDICTS, address_from
 from ebpflb.kernel.maps.records import AffinityKey
@@ -47,8 +47,7 @@ SENTENCES = {
     "route leads back to where the packet came from (--load-balancer-unknown-ports)",
     "flow": "flow: has an entry of kind {it.flow}",
     "flow_replaced": "flow: the packet starts a new flow that replaces this one",
-    "attaching": "attach: the first programs are still being attached: the flow tables open no "
-    "flow yet",
+    "attaching": "attach: a device may have no program at egress: the flow tables open no flow yet",
     "snat=hairpin": "SNAT: needed: the client is the endpoint itself",
     "snat=all": "SNAT: needed: --masquerade-all",
     "snat=not_pod": "SNAT: needed: a client that is not a pod asks for a cluster IP",
@@ -198,7 +197,7 @@ class Words:
 
     @property
     def chosen_id(self) -> int:
-        return self.step.value & Chosen.ID
+        return id_of(self.step.value)
 
     @property
     def chosen(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from ebpflb.errors import KernelError
+from ebpflb.kernel.attach import device_programs
 from ebpflb.kernel.attach.device_programs import DevicePrograms
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.programs.loader import Program
@@ -69,13 +70,18 @@ def first(ns: Namespace) -> Devices:
 
 
 def test_the_caller_does_not_wait(
-    beside: Beside, ns: Namespace, at: At, packets: list[Program]
+    beside: Beside,
+    ns: Namespace,
+    at: At,
+    packets: list[Program],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A first start waits only for the most important devices; the remaining ones follow in
     groups.
     """
     made, index = beside.made, ns.index("v0")
-    assert made.update(first(ns), {index}, by=2) == {}
+    monkeypatch.setattr(device_programs, "_GROUP", 2)
+    assert made.update(first(ns), {index}) == {}
     assert at("v0") == ids(packets)
     assert made.attached == {index}
     second, third, fourth = (device.index for device in first(ns)[1:])
@@ -89,6 +95,46 @@ def test_the_caller_does_not_wait(
     assert beside.reports == 2
     assert not made.to_come
     assert not any(made.faults(ns.served()))
+
+
+def test_egress_comes_and_goes(
+    beside: Beside, ns: Namespace, at: At, packets: list[Program]
+) -> None:
+    """The worker attaches it to devices that have served without, and removes it, without touching
+    ingress; a device may come meanwhile.
+    """
+    made, devices = beside.made, ns.served()
+    made.egress = False
+    made.update(devices)
+    alone = {**ids(packets), "egress": []}
+    assert all(at(device.name) == alone for device in devices)
+    assert not made.has_egress
+    assert not any(made.faults(devices))
+    made.egress = True
+    made.update(devices, ())
+    beside.take(2)
+    assert not made.has_egress
+    assert made.attached == {device.index for device in devices}
+    beside.take()
+    assert made.has_egress
+    assert all(at(device.name) == ids(packets) for device in devices)
+    assert not any(made.faults(devices))
+    made.egress = False
+    made.update(devices, ())
+    beside.take()
+    assert all(at(device.name) == alone for device in devices)
+    assert not any(made.faults(devices))
+
+
+def test_what_an_earlier_agent_left_at_egress_goes(
+    agent: Agent, ns: Namespace, at: At, packets: list[Program]
+) -> None:
+    """If it is not wanted any more."""
+    agent().update(ns.served())
+    later = agent()
+    later.egress = False
+    later.update(ns.served())
+    assert all(at(each.name) == {**ids(packets), "egress": []} for each in ns.served())
 
 
 def test_devices_change_meanwhile(

@@ -59,9 +59,9 @@ def test_a_pod_costs_no_list(
     looked: list[int] = []
     real = made.attacher.pins
 
-    def pins(index: int) -> list[Path]:
+    def pins(index: int, *hooks: tuple[str, ...]) -> list[Path]:
         looked.append(index)
-        return real(index)
+        return real(index, *hooks)
 
     monkeypatch.setattr(made.attacher, "recorded", lambda: 1 / 0)
     monkeypatch.setattr(made.attacher, "pins", pins)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
+from ebpflb.entries.services import CHOSEN_SHIFT, Chosen
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import nft, probe
 from ebpflb.kernel.netfilter import table as rules
@@ -124,6 +125,7 @@ def _choose(addresses: Addresses, flags: int = 0, number: int | None = None) -> 
     """Choose this backend for the client's packets to the service."""
     ip = "ip" if addresses is V4 else "ip6"
     number = number or (1 if addresses is V4 else 2)
+    number <<= CHOSEN_SHIFT if flags & Chosen.SHIFTED else 0
     choice = f"{(0xEB000000 | flags) >> 16:x}:{number:x}"
     rule = f"iifname client0 {ip} daddr {addresses.service} meta priority set {choice}"
     chain = f"chain c {{\n type filter hook prerouting priority -300\n {rule}\n }}"
@@ -168,23 +170,34 @@ def _ask(addresses: Addresses, kind: int, port: int = 0, to: int = PORT) -> tupl
 KINDS = pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_STREAM], ids=["UDP", "TCP"])
 
 
+SHIFTED = pytest.mark.parametrize("shifted", [0, Chosen.SHIFTED], ids=["", "shifted"])
+
+
 @FAMILIES
 @KINDS
+@SHIFTED
 @pytest.mark.usefixtures("elements")
-def test_a_packet_goes_to_its_endpoint(addresses: Addresses, kind: int) -> None:
-    """A packet with a choice goes to the endpoint with its client's address; replies come back."""
-    _choose(addresses)
+def test_a_packet_goes_to_its_endpoint(addresses: Addresses, kind: int, shifted: int) -> None:
+    """A packet with a choice goes to the endpoint with its client's address, without its choice;
+    replies come back.
+    """
+    _choose(addresses, shifted)
+    left = "ct state new meta l4proto { tcp, udp } meta priority none counter"
+    chain = f"chain c {{\n type filter hook postrouting priority 300\n {left}\n }}"
+    run("nft", "-f", "-", said=f"table inet left {{\n {chain}\n}}\n")
     assert _ask(addresses, kind, 5555) == (addresses.client, 5555)
+    assert "counter packets 0 " not in run("nft", "list", "table", "inet", "left")
 
 
 @FAMILIES
 @KINDS
+@SHIFTED
 @pytest.mark.usefixtures("elements")
-def test_the_endpoint_sees_the_nodes_address(addresses: Addresses, kind: int) -> None:
+def test_the_endpoint_sees_the_nodes_address(addresses: Addresses, kind: int, shifted: int) -> None:
     """With the masquerade flag the endpoint sees the node's address and a port of the range; the
     packet's mark is cleared.
     """
-    _choose(addresses, MASQUERADE)
+    _choose(addresses, MASQUERADE | shifted)
     chain = "chain c {\n type filter hook postrouting priority 300\n mark and 0x4000 != 0 drop\n }"
     run("nft", "-f", "-", said=f"table inet marked {{\n {chain}\n}}\n")
     host, port = _ask(addresses, kind, 5555)
@@ -337,8 +350,8 @@ def test_as_nft_prints_it() -> None:
             f"elements = {{ 0:1 : {V4.endpoint} . {PORT} }}",
             f"elements = {{ 0:2 : {V6.endpoint} . 53 }}",
             'meta priority & ff00:0 == eb00:0 iif != "lo" goto translate',
-            "dnat ip to meta priority & 7f:ffff map @backends4",
-            "dnat ip6 to meta priority & 7f:ffff map @backends6",
+            "dnat ip to meta priority & 3f:ffff map @backends4",
+            "dnat ip6 to meta priority & 3f:ffff map @backends6",
             "masquerade to :20000-20099 fully-random",
             'counter packets 0 bytes 0 drop comment "ebpflb: the endpoint was removed"',
         ):
