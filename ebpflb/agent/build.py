@@ -27,7 +27,7 @@ from ebpflb.agent.missed_ends import EndedConnections, UnreleasedSockets
 from ebpflb.agent.monitoring import Monitoring
 from ebpflb.agent.node_local import NodeLocalWatch, answering_in
 from ebpflb.agent.node_readiness import NodeReadiness
-from ebpflb.agent.node_sync import NodeSync, ProgramLoader, flow_timeouts, host_changes
+from ebpflb.agent.node_sync import NodeSync, ProgramLoader, flow_timeouts
 from ebpflb.agent.reporter import (
     ApiServersFile,
     BesideKubeProxy,
@@ -123,7 +123,6 @@ class _Builder:
         self._source = self._make_source()
         self._source.prepare()
         self._start(self._source)  # its lists arrive while the agent is made
-        self._host = stack.enter_context(host_changes(options))
         missing = self._open_datapath()
         self._history = History(options.paths)
         self._history.start()
@@ -139,7 +138,7 @@ class _Builder:
         self._service_sync = ServiceSync(
             self._datapath, self._cluster, self._node_sync, record_lack=self._servers.record_lack
         )
-        self._sync = Sync(self._node_sync, self._service_sync, self._host)
+        self._sync = Sync(self._node_sync, self._service_sync)
 
     def _start(self, *workers: Works) -> None:
         """Start the workers in this order; the stack stops them."""

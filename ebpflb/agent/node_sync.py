@@ -11,12 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
-from ebpflb import stopping
 from ebpflb.agent.engine import EngineChoice
 from ebpflb.agent.loop import Part
 from ebpflb.config import validation
@@ -24,12 +21,9 @@ from ebpflb.config.fields import KubeProxyConfiguration
 from ebpflb.config.validation import NodeFamilies
 from ebpflb.entries.flows import Timeouts
 from ebpflb.entries.services import Prefix, Settings, service_range
-from ebpflb.errors import CompileError, EbpflbError, KernelError, NodeError, VerifierError
+from ebpflb.errors import CompileError, KernelError, NodeError, VerifierError
 from ebpflb.kernel.datapath import Datapath
-from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.kernel.netfilter import nft, table
 from ebpflb.kernel.netfilter.flowtable import FlowtableSync
-from ebpflb.kernel.netfilter.table import TABLE
 from ebpflb.kernel.node import sysctls
 from ebpflb.kernel.node.device_watch import DevicesChanged
 from ebpflb.kernel.node.sysctls import supported_families
@@ -47,56 +41,16 @@ from ebpflb.serve.status import CURRENT_PROGRAMS, FORMER_PROGRAMS, log_new
 
 log = logging.getLogger(__name__)
 
-# The agent's changes of the node besides its own maps and programs.
-#
-# They are made only when everything else is ready: the configuration can be used, the programs are
-# loaded, and every map is written. If a first start fails nevertheless, they are undone.
 
+def set_up_host(options: Options) -> str | None:
+    """Set conntrack's settings and reserve the ports; return why ports are not reserved, or None.
 
-class HostChanges:
-    """The changes, which ``undo`` reverts."""
-
-    def __init__(self, options: Options) -> None:
-        self._options = options
-        self._had_ports = options.paths.ports_file.exists()
-        self._had_table = True  # until it is known
-        with suppress(EbpflbError):
-            self._had_table = nft.exists(TABLE)
-        self._settings: dict[Path, str] = {}  # previous values of conntrack's settings
-
-    def make(self) -> str | None:
-        """Set conntrack's settings and reserve the ports.
-
-        Return why ports are not reserved, or None.
-
-        Raises NodeError if a setting cannot be set.
-        """
-        sysctls.set_up_conntrack(self._options.conntrack_wanted, former=self._settings)
-        record, ports = self._options.paths.ports_file, self._options.masquerade_ports
-        return sysctls.reserve_ports(record, *ports)
-
-    def undo(self) -> None:
-        """Undo all changes; failures are logged."""
-        steps: list[Callable[[], object]] = [
-            partial(sysctls.restore_conntrack, *each) for each in reversed(self._settings.items())
-        ]
-        if not self._had_ports:
-            steps.append(partial(sysctls.release_ports, self._options.paths.ports_file))
-        if not self._had_table:
-            steps.append(table.remove)
-        stopping.run_all(*steps, failed="the node's settings have changed")
-
-
-@contextmanager
-def host_changes(options: Options) -> Iterator[HostChanges]:
-    """Undo the changes if an error ends the block while nothing is attached."""
-    changes = HostChanges(options)
-    try:
-        yield changes
-    except Exception:
-        if not any(StateDir(options.paths.state).links()):
-            changes.undo()
-        raise
+    These are the agent's changes of the node besides its own maps and programs. They are made only
+    when everything else is ready: the configuration can be used, the programs are loaded, and every
+    map is written. Raises NodeError if a setting cannot be set.
+    """
+    sysctls.set_up_conntrack(options.conntrack_wanted)
+    return sysctls.reserve_ports(options.paths.ports_file, *options.masquerade_ports)
 
 
 Covering = Callable[[], Mapping[Family, Prefix]]

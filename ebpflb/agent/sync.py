@@ -17,7 +17,7 @@ from typing import Any
 
 from ebpflb.agent.endpoint_health import set_aside_in_words
 from ebpflb.agent.loop import Part, Turn
-from ebpflb.agent.node_sync import HostChanges, NodeSync, do_all
+from ebpflb.agent.node_sync import NodeSync, do_all, set_up_host
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.errors import ConfigurationError, KernelError, NodeError
 from ebpflb.history.recorder import CANARY, DEVICES
@@ -71,13 +71,13 @@ class Sync(Part):
         self,
         node_sync: NodeSync,
         service_sync: ServiceSync,
-        host: HostChanges,
         clock: Callable[[], float] = time.monotonic,
+        set_up_host: Callable[[Options], str | None] = set_up_host,
     ) -> None:
         self.options: Options = node_sync.options
         self.cluster: ClusterState = service_sync.cluster
         self.node_sync, self.service_sync = node_sync, service_sync
-        self._host, self._clock = host, clock
+        self._set_up_host, self._clock = set_up_host, clock
         self._fatal: Exception | None = None
         self.in_sync = False
         self.error: str | None = None
@@ -204,7 +204,7 @@ class Sync(Part):
         self.node_sync.require_engine()  # before any write: what is in force keeps serving
         do_all([self._write_node, self.service_sync.write])
         if not self.node_sync.attached:
-            self._ports_not_reserved = self._host.make()
+            self._ports_not_reserved = self._set_up_host(self.options)
             self.node_sync.attach()
             self.service_sync.planner.programs_replaced()
             log.info("serving %d service ports", self.service_sync.service_ports)

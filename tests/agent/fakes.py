@@ -212,15 +212,9 @@ def engine_choice(
     return EngineChoice(Options(*where, **chosen_options), made, missing=missing, clock=clock)
 
 
-class FakeHost:
-    """A host where ports are reserved and conntrack is left alone."""
-
-    def __init__(self, options: Options) -> None:
-        self.options = options
-
-    def make(self) -> str | None:
-        record, ports = self.options.paths.ports_file, self.options.masquerade_ports
-        return sysctls.reserve_ports(record, *ports)
+def reserve_ports(options: Options) -> str | None:
+    """Reserve the ports, and leave conntrack alone."""
+    return sysctls.reserve_ports(options.paths.ports_file, *options.masquerade_ports)
 
 
 class FakeSource:
@@ -359,7 +353,7 @@ class Harness:
             datapath, cluster, self.node_sync, record_lack=self.record_lack
         )
         fakes: Any = self
-        self.sync = Sync(self.node_sync, self.service_sync, fakes.host(), self.clock)
+        self.sync = Sync(self.node_sync, self.service_sync, self.clock, reserve_ports)
         reporter = Reporter(fakes, self.metrics, self.sync)
         checks = [HooksCheck(self.node_sync, fakes.lock, self._end)]
         self.audit = Audit(checks, reporter.drift_found, report_only=self.options.audit == REPORT)
@@ -378,9 +372,6 @@ class Harness:
         parts.connect(self.inbox.put, self._end, record)
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
-
-    def host(self) -> FakeHost:
-        return FakeHost(self.options)
 
     def ports_not_open(self) -> dict[str, str]:
         return {}

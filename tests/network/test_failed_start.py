@@ -17,7 +17,6 @@ from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
 from ebpflb.lab import manifests
 from ebpflb.lab.netns import Namespace, ip
-from tests.kernel.node import nodes
 from tests.kit.api_server import FakeApiServer
 
 READ = """
@@ -167,41 +166,6 @@ def test_a_start_that_fails_late_is_undone(node: Node, tmp_path: Path) -> None:
     said = node.fail("--manifests", folder, "--detect-local-mode=NodeCIDR")
     assert "the configuration does not fit the Node" in said
     assert node.look() == before
-
-
-def test_settings_that_were_made_are_undone(node: Node, tmp_path: Path) -> None:
-    """The settings are undone even if attaching, the last step, ends the start for good."""
-    with nodes.entered(node.namespace.netns):
-        program = MAKE_AND_FAIL.format(state=str(node.state), run=str(node.run))
-        before = node.look()
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False
-        )
-    assert done.stdout.split() == ["changed"], done.stderr
-    assert "RuntimeError: it failed" in done.stderr
-    assert node.look() == before
-
-
-MAKE_AND_FAIL = """
-from pathlib import Path
-from ebpflb.agent.node_sync import host_changes
-from ebpflb.agent.engine import table_options
-from ebpflb.kernel.node import sysctls
-from ebpflb.kernel.netfilter.table import NetfilterTable
-from ebpflb.options import ConntrackOptions, Options, Paths
-Path({run!r}).mkdir()
-chosen = ConntrackOptions(established=4711, udp=11, be_liberal=True)
-options = Options(Paths(Path({state!r}), Path({run!r})), "node-1", Path("/"), conntrack=chosen)
-before = sysctls.RESERVED.read_text()
-with host_changes(options) as host:
-    assert host.make() is None
-    assert NetfilterTable(table_options(options, sctp=False, beside_flows=True)).build() is False
-    assert sysctls.RESERVED.read_text() != before
-    timeout = sysctls.NETFILTER_SYSCTLS / "nf_conntrack_tcp_timeout_established"
-    assert not timeout.exists() or timeout.read_text() == "4711\\n"
-    print("changed", flush=True)
-    raise RuntimeError("it failed")
-"""
 
 
 @pytest.mark.parametrize("until", ["readiness server", "/api/v1/services"])

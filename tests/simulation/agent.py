@@ -147,13 +147,6 @@ class _Lock:
         return True
 
 
-class _Host:
-    """A host on which nothing of the node is changed."""
-
-    def make(self) -> None:
-        return None
-
-
 @cache
 def _remembered(name: str) -> Any:
     """Cache parsed addresses, which thousands of agents parse."""
@@ -236,7 +229,6 @@ class _EndedConnections(EndedConnections):
 
 
 _LOCK: Any = _Lock()
-_HOST: Any = _Host()
 
 
 class Life:
@@ -266,7 +258,7 @@ class Life:
         self.maps_check = MapsCheck(self.datapath, nodes, self.service_sync)
         self.workers = workers(self.datapath.maps)
         self.history = self._new_history()
-        self.sync = Sync(nodes, self.service_sync, _HOST, clock)
+        self.sync = Sync(nodes, self.service_sync, clock, lambda _: None)
         self.canary = CanarySync(self.sync, clock)
         self.loader = ProgramLoader(self.datapath, self.options, self.sync.programs_loaded, clock)
         self.audit = self._audit(nodes, self.history.explaining(on_drift))

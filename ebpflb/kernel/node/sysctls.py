@@ -143,34 +143,20 @@ _NOT_SETTABLE = {errno.EACCES, errno.EPERM, errno.ENOENT, errno.EOPNOTSUPP}
 
 
 def set_up_conntrack(
-    options: ConntrackOptions,
-    proc: Path = NETFILTER_SYSCTLS,
-    hash_size: Path = HASH_SIZE,
-    *,
-    former: dict[Path, str] | None = None,
+    options: ConntrackOptions, proc: Path = NETFILTER_SYSCTLS, hash_size: Path = HASH_SIZE
 ) -> None:
-    """Set the sysctls. Raises NodeError if a value cannot be set; kube-proxy exits then.
-
-    For each written file the previous value is added to ``former``.
-    """
-    former = {} if former is None else former
+    """Set the sysctls. Raises NodeError if a value cannot be set; kube-proxy exits then."""
     if not (proc / "nf_conntrack_max").exists():
         log.info("conntrack is not loaded: its settings are left alone")
         return
     entries = table_size(options, os.cpu_count() or 1)
     if entries:
-        _raise_size(former, proc / "nf_conntrack_max", entries)
+        _raise_size(proc / "nf_conntrack_max", entries)
         not_settable = _NOT_SETTABLE | {errno.EROFS}  # a container's /sys
-        _raise_size(former, hash_size, entries // 4, not_settable)
+        _raise_size(hash_size, entries // 4, not_settable)
     for name, value in _sysctls(options).items():
         if value:
-            _set(former, proc / name, value)
-
-
-def restore_conntrack(path: Path, former: str) -> None:
-    """Write back the previous value that ``set_up_conntrack`` found. Raises OSError."""
-    path.write_text(former)
-    log.info("sysctl %s restored to %s", path.name, former.strip())
+            _set(proc / name, value)
 
 
 def table_size(options: ConntrackOptions, cores: int) -> int:
@@ -191,14 +177,11 @@ def _sysctls(options: ConntrackOptions) -> dict[str, int]:
     }
 
 
-def _raise_size(
-    former: dict[Path, str], path: Path, least: int, not_settable: Set[int] = _NOT_SETTABLE
-) -> None:
+def _raise_size(path: Path, least: int, not_settable: Set[int] = _NOT_SETTABLE) -> None:
     """Raise the value, never lower it; a failure is only logged, as in kube-proxy."""
     try:
-        if int(found := path.read_text()) < least:
+        if int(path.read_text()) < least:
             path.write_text(f"{least}\n")
-            former[path] = found
             log.info("sysctl %s set to %d", path.name, least)
     except OSError as error:
         if error.errno not in not_settable:
@@ -206,11 +189,10 @@ def _raise_size(
         log.warning("%s: not set to %d: %s", path, least, error.strerror)
 
 
-def _set(former: dict[Path, str], path: Path, value: int) -> None:
+def _set(path: Path, value: int) -> None:
     try:
-        if int(found := path.read_text()) != value:
+        if int(path.read_text()) != value:
             path.write_text(f"{value}\n")
-            former[path] = found
             log.info("sysctl %s set to %d", path.name, value)
     except OSError as error:
         raise NodeError(f"{path}: cannot be set to {value}: {error.strerror}") from error
