@@ -2,7 +2,8 @@
 """What the operator sets, on the command line or in kube-proxy's configuration file.
 
 An option that kube-proxy does not have is declared once, as a field with a ``Flag``. From that
-come the option of ``ebpflb run``, its line in /flagz, and its row in docs/configuration.md.
+come the option of ``ebpflb run``, its line in /flagz, and its row in docs/configuration.md, where
+tests/config/page.py adds links and the value of the Helm chart.
 """
 
 import re
@@ -66,8 +67,6 @@ class Flag(NamedTuple):
     show: Callable[[Any], Any] | None = None  # the inverse of ``parse``
     is_directory: bool = False  # can be given by the environment too
     must_exist: bool = False  # the directory
-    chart: str = "extraArgs"  # the value of the Helm chart; "-": the chart decides
-    details: str = ""  # what the documentation says besides, in Markdown
 
     @property
     def argument(self) -> str:
@@ -232,7 +231,6 @@ class Paths:
         "--state-dir",
         "Directory in a bpffs for pinned maps and links. Each node on a machine needs its own.",
         is_directory=True,
-        chart="-",
     )
     # The agent's own files.
     run: Path = option(
@@ -240,14 +238,12 @@ class Paths:
         "--run-dir",
         "Directory of the agent's lock, status and history.",
         is_directory=True,
-        chart="-",
     )
     cache: Path = option(
         Path("/var/cache/ebpflb"),
         "--cache-dir",
         "Directory for compiled bytecode.",
         is_directory=True,
-        chart="-",
     )
     known_as: str = ""  # where the agent sees another name of the state directory: its ``name``
 
@@ -336,7 +332,6 @@ class Options:
         "Cgroup whose sockets are served, or a directory with a mount of cgroup v2 below it.",
         default_text="the root of cgroup v2",
         is_directory=True,
-        chart="-",
     )
     # None: the Kubernetes API.
     manifests: Path | None = option(
@@ -347,8 +342,6 @@ class Options:
         is_directory=True,
         must_exist=True,
         parse=Path.absolute,
-        details="[Getting started](getting-started.md#how-do-i-serve-a-service-from-a-file)"
-        " has an example.",
     )
     kubeconfig: Path | None = None  # None: the pod's own
     master: str = ""  # the API server's URL, where it is not the kubeconfig's
@@ -363,8 +356,6 @@ class Options:
         repeated=True,
         parse=parse_api_servers,
         show=",".join,
-        chart="apiServer.hosts",
-        details="See [API servers](api-servers.md).",
     )
     local_api_server: tuple[Address, int] | None = option(
         None,
@@ -375,9 +366,6 @@ class Options:
         metavar="ADDRESS:PORT",
         parse=_parse_local_api_server,
         show=_show_local_api_server,
-        chart="-",
-        details="Only with the systemd unit or a static pod: see"
-        " [API servers](api-servers.md#how-does-a-kubelet-use-it).",
     )
     nodeport_addresses: tuple[str, ...] = PRIMARY
     guard_nodeports: bool = option(
@@ -402,10 +390,6 @@ class Options:
         " (flows), or netfilter wherever its NAT works with nftables (auto).",
         choices=PACKET_PATHS,
         former=FORMER_NAMES,
-        chart="packetPath",
-        details="See [two engines](architecture.md#two-engines). With `netfilter` (formerly"
-        " `conntrack`) the agent does not start where it cannot work, and writes nothing while its"
-        " table cannot be made: what is in force keeps translating.",
     )
     socket_translation: str = option(
         ALL_SOCKETS,
@@ -413,8 +397,6 @@ class Options:
         "Which sockets are connected to an endpoint: all, or with host only those in the node's own"
         " network namespace. Service meshes and rules inside pods then see the Service's address.",
         choices=SOCKET_TRANSLATIONS,
-        chart="socketTranslation",
-        details="See [below](#how-do-i-run-a-service-mesh).",
     )
     audit: str = option(
         REPAIR,
@@ -422,8 +404,6 @@ class Options:
         "What to do with programs, pins and map entries that others have changed: repair or only"
         " report them.",
         choices=AUDITS,
-        chart="audit",
-        details="See [audit](reliability.md#how-does-the-agent-notice-what-others-change).",
     )
     # Name -> entries, where not as in maps.h.
     map_sizes: MapSizes = option(
@@ -435,8 +415,6 @@ class Options:
         repeated=True,
         parse=_parse_sizes,
         show=addresses.show_map_sizes,
-        chart="mapSizes",
-        details="See [scale.md](scale.md#how-large-are-the-maps).",
     )
     detector: LocalDetector = field(default_factory=LocalDetector)
     masquerade_all: bool = False
@@ -454,8 +432,6 @@ class Options:
         metavar="LOW-HIGH",
         parse=parse_ports,
         show=show_ports,
-        details="netfilter uses 1024-29999 and 32768-65535, without these ports if a flow can be "
-        "in the flow tables.",
     )
     reply_path: str = option(
         ROUTE,
@@ -463,8 +439,6 @@ class Options:
         "How replies of the flow tables leave: as the backend's packets are routed (route), or "
         "by the device where their request came in (request-device).",
         choices=REPLY_PATHS,
-        chart="replyPath",
-        details="See [below](#what-do-the-larger-options-cost).",
     )
     fast_forward: str = option(
         FORWARD_OFF,
@@ -474,8 +448,6 @@ class Options:
         "rule on the node acts on each packet. Without effect on the packet path flows.",
         choices=FAST_FORWARDS,
         without_value=FORWARD_ON,
-        chart="fastForward",
-        details="See [below](#what-do-the-larger-options-cost).",
     )
     packet_mark: PacketMark = option(
         OFF,
@@ -486,9 +458,6 @@ class Options:
         metavar="MARK/MASK",
         parse=parse_mark,
         show=str,
-        chart="packetMark",
-        details="Replies that are translated when they leave have no mark: accept them by"
-        " `ct state established`.",
     )
     bind_address: Address | None = None  # the Node's primary address, whatever the Node says
     healthz_address: str = "0.0.0.0:10256"  # "": not served
@@ -500,7 +469,6 @@ class Options:
         ' "" disables it.',
         metavar="HOST:PORT",
         parse=_parse_listen_address,
-        chart="readyzBindAddress",
     )
     # One of nodes.KINDS.
     node_readiness: str = option(
@@ -510,8 +478,6 @@ class Options:
         f" by its condition {nodes.CONDITION_TYPE} (condition), or by removing its taint"
         f" {nodes.TAINT_KEY} (taint).",
         choices=nodes.KINDS,
-        chart="nodeReadiness",
-        details="See [no pods before Services work](node-readiness.md).",
     )
     metrics_address: str = "127.0.0.1:10249"  # "": not served
     service_metrics: SeriesOf | None = option(
@@ -523,8 +489,6 @@ class Options:
         metavar="NUMBER[,SELECTOR]",
         parse=parse_series,
         show=show_series,
-        chart="serviceMetrics",
-        details="See [metrics of each Service](metrics.md#metrics-of-each-service).",
     )
     bind_address_hard_fail: bool = False
     profiling: bool = False
@@ -539,8 +503,6 @@ class Options:
         metavar="NAME,...",
         parse=_filled(parse_namespaces),
         show=show_namespaces,
-        chart="namespaces",
-        details="See [below](#how-do-i-serve-only-some-services).",
     )
     services: tuple[Requirement, ...] = option(
         (),
@@ -551,7 +513,6 @@ class Options:
         metavar="SELECTOR",
         parse=_filled(parse_requirements),
         show=show_requirements,
-        chart="services",
     )
     # The share of each map for one namespace, from 0 to 1.
     namespace_share: float = option(
@@ -562,8 +523,6 @@ class Options:
         metavar="PERCENT",
         parse=_parse_share,
         show=_show_share,
-        chart="namespaceShare",
-        details="Choose 100 if all Services are in one namespace.",
     )
     # One of SCHEDULERS, of Services without the annotation; unset: by kube-proxy's configuration.
     scheduler: str = option(
@@ -573,8 +532,6 @@ class Options:
         f" {annotations.SCHEDULER_ANNOTATION} says otherwise.",
         default_text="random; in mode ipvs the nearest to --ipvs-scheduler, or round-robin",
         choices=annotations.SCHEDULERS,
-        chart="scheduler",
-        details="See [scheduling.md](scheduling.md).",
     )
     # One of ENDPOINT_HEALTH, of Services without the annotation.
     endpoint_health: str = option(
@@ -585,8 +542,6 @@ class Options:
         f" Service's annotation {annotations.HEALTH_ANNOTATION} says otherwise.",
         choices=annotations.ENDPOINT_HEALTH,
         removed={"nodes": annotations.HEALTH_PASSIVE},
-        chart="endpointHealth",
-        details="See [endpoint health](endpoint-health.md).",
     )
     node_local_addresses: tuple[Address, ...] = option(
         annotations.NODE_LOCAL_DNS,
@@ -597,16 +552,12 @@ class Options:
         metavar="none|ADDRESS,...",
         parse=annotations.parse_addresses,
         show=annotations.show_addresses,
-        chart="nodeLocalAddresses",
-        details="See [a DNS cache on the node](node-local.md).",
     )
     answer_pings: bool = option(
         False,
         "--answer-pings",
         "Answer pings to the addresses of Services that have endpoints, except from this node"
         " itself. Without it those to cluster IPs are refused, and others are left to the routes.",
-        chart="answerPings",
-        details="See [addresses of Services](vips.md).",
     )
     # One of UNKNOWN_PORTS.
     unknown_ports: str = option(
@@ -616,16 +567,12 @@ class Options:
         " are refused (reject), dropped (drop), passed to the node's stack unless its route leads"
         " back to where they came from (pass), or routed even then (off).",
         choices=UNKNOWN_PORTS,
-        chart="loadBalancerUnknownPorts",
-        details="See [addresses of Services](vips.md).",
     )
     shadow: bool = option(
         False,
         "--shadow",
         "Only count decisions: no new connection is translated, refused or dropped, and"
         " a kube-proxy beside ebpflb serves everything. Existing connections continue.",
-        chart="shadow",
-        details="See [below](#how-do-i-serve-only-some-services).",
     )
     serve_external_ips: bool = True
     # Those that are served, if any are.
@@ -637,7 +584,6 @@ class Options:
         metavar="all|none|CIDR,...",
         parse=parse_external_ips,
         show=str,
-        chart="externalIPs",
     )
     nodeport_source_ranges: tuple[Network, ...] = option(
         (),
@@ -648,9 +594,6 @@ class Options:
         metavar="CIDR,...",
         parse=_filled(annotations.parse_networks),
         show=annotations.show_networks,
-        chart="nodePortSourceRanges",
-        details="Others are dropped. If no CIDR of a family is listed, or `/0`, all clients of"
-        " that family are admitted.",
     )
     conntrack: ConntrackOptions = ConntrackOptions()
     oom_score_adj: int = -999

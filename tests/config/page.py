@@ -13,6 +13,62 @@ PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 BEGIN = "<!-- made of ebpflb/options.py -->\n"
 END = "<!-- until here -->\n"
 
+# By option: what the page says besides the option's help.
+DETAILS = {
+    "--answer-pings": "See [addresses of Services](vips.md).",
+    "--api-server": "See [API servers](api-servers.md).",
+    "--audit": "See [audit](reliability.md#how-does-the-agent-notice-what-others-change).",
+    "--endpoint-health": "See [endpoint health](endpoint-health.md).",
+    "--fast-forward": "See [below](#what-do-the-larger-options-cost).",
+    "--load-balancer-unknown-ports": "See [addresses of Services](vips.md).",
+    "--local-api-server": "Only with the systemd unit or a static pod: see [API "
+    "servers](api-servers.md#how-does-a-kubelet-use-it).",
+    "--manifests": "[Getting started](getting-started.md#how-do-i-serve-a-service-from-a-file) has "
+    "an example.",
+    "--map-size": "See [scale.md](scale.md#how-large-are-the-maps).",
+    "--masquerade-ports": "netfilter uses 1024-29999 and 32768-65535, without these ports if a flow"
+    " can be in the flow tables.",
+    "--namespace-share": "Choose 100 if all Services are in one namespace.",
+    "--namespaces": "See [below](#how-do-i-serve-only-some-services).",
+    "--node-local-addresses": "See [a DNS cache on the node](node-local.md).",
+    "--node-readiness": "See [no pods before Services work](node-readiness.md).",
+    "--nodeport-source-ranges": "Others are dropped. If no CIDR of a family is listed, or `/0`, all"
+    " clients of that family are admitted.",
+    "--packet-mark": "Replies that are translated when they leave have no mark: accept them by `ct "
+    "state established`.",
+    "--packet-path": "See [two engines](architecture.md#two-engines). With `netfilter` (formerly "
+    "`conntrack`) the agent does not start where it cannot work, and writes nothing while its "
+    "table cannot be made: what is in force keeps translating.",
+    "--reply-path": "See [below](#what-do-the-larger-options-cost).",
+    "--scheduler": "See [scheduling.md](scheduling.md).",
+    "--service-metrics": "See [metrics of each Service](metrics.md#metrics-of-each-service).",
+    "--shadow": "See [below](#how-do-i-serve-only-some-services).",
+    "--socket-translation": "See [below](#how-do-i-run-a-service-mesh).",
+}
+# The value of the chart that sets an option, if its name is another one; "-": the chart decides.
+_CHART = {
+    **dict.fromkeys(
+        ("--cgroup-root", "--local-api-server", "--state-dir", "--run-dir", "--cache-dir"), "-"
+    ),
+    **dict.fromkeys(
+        (
+            *("--manifests", "--guard-nodeports", "--devices"),
+            *("--masquerade-local-backends", "--masquerade-ports"),
+        ),
+        "extraArgs",
+    ),
+    "--api-server": "apiServer.hosts",
+    "--map-size": "mapSizes",
+    "--external-ips": "externalIPs",
+    "--nodeport-source-ranges": "nodePortSourceRanges",
+}
+
+
+def chart_value(flag: Flag) -> str:
+    """Return the value of the chart that sets an option."""
+    first, *others = flag.name.lstrip("-").split("-")
+    return _CHART.get(flag.name, first + "".join(map(str.capitalize, others)))
+
 
 def own_table() -> str:
     """Return the table of options that kube-proxy does not have, by name."""
@@ -23,10 +79,10 @@ def own_table() -> str:
 
 
 def _own_line(flag: Flag, default: object) -> str:
-    chart = flag.chart if flag.chart == "-" else f"`{flag.chart}`"
+    chart = "-" if chart_value(flag) == "-" else f"`{chart_value(flag)}`"
     variable = f"Or `{flag.variable}`." if flag.variable else ""
     shown = flag.default_text or f"`{format_value(flag.shown(default))}`".replace("``", "-")
-    meaning = " ".join(filter(None, (flag.help, variable, flag.details)))
+    meaning = " ".join(filter(None, (flag.help, variable, DETAILS.get(flag.name))))
     return f"| `{flag.name}` | {chart} | {shown} | {meaning} |\n"
 
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from ebpflb.options import Options, Paths, flags_of
+from tests.config.page import chart_value
 from tests.deploy import helm
 from tests.deploy.helm import CHART, DEPLOY, MANIFESTS, Object, Refused, Values
 from tests.deploy.helm import EVERYTHING as EVERYTHING_FILE
@@ -64,8 +65,8 @@ def test_options_of_the_chart() -> None:
     template = (CHART / "templates" / "daemonset.yaml").read_text()
     declared = [flag for kind in (Options, Paths) for _, flag, _ in flags_of(kind)]
     for flag in declared:
-        if flag.chart not in ("-", "extraArgs"):
-            assert flag.chart in {*DEFAULTS, *dict(leaves(DEFAULTS))}
+        if (value := chart_value(flag)) not in ("-", "extraArgs"):
+            assert value in {*DEFAULTS, *dict(leaves(DEFAULTS))}
             assert re.search(rf"{flag.name}\b.*\.Values\.|{flag.name}[=\n]", template), flag.name
 
 
