@@ -111,10 +111,6 @@ def parse_ports(text: str) -> tuple[int, int]:
     return first, last
 
 
-def show_ports(ports: tuple[int, int]) -> str:
-    return "{}-{}".format(*ports)
-
-
 def _parse_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
     for pattern in patterns:
         check_pattern(pattern)
@@ -158,23 +154,11 @@ def _parse_local_api_server(text: str) -> tuple[Address, int]:
     return address, port
 
 
-def _show_local_api_server(found: tuple[Address, int] | None) -> str:
-    return host_port(*found) if found else ""
-
-
-def _parse_sizes(texts: tuple[str, ...]) -> MapSizes:
-    return addresses.parse_map_sizes(",".join(texts))
-
-
 def _parse_share(text: str) -> float:
     is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(_PERCENT))
     if not (is_number and 1 <= int(text) <= _PERCENT):
         raise ValueError(f'"{text}" is not a number from 1 to {_PERCENT}')
     return int(text) / _PERCENT
-
-
-def _show_share(share: float) -> int:
-    return round(_PERCENT * share)
 
 
 def _filled(parse: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -365,7 +349,7 @@ class Options:
         default_text="none",
         metavar="ADDRESS:PORT",
         parse=_parse_local_api_server,
-        show=_show_local_api_server,
+        show=lambda found: host_port(*found) if found else "",
     )
     nodeport_addresses: tuple[str, ...] = PRIMARY
     guard_nodeports: bool = option(
@@ -413,7 +397,7 @@ class Options:
         " each). The flows of packets start empty.",
         metavar="NAME=ENTRIES,...",
         repeated=True,
-        parse=_parse_sizes,
+        parse=lambda texts: addresses.parse_map_sizes(",".join(texts)),
         show=addresses.show_map_sizes,
     )
     detector: LocalDetector = field(default_factory=LocalDetector)
@@ -431,7 +415,7 @@ class Options:
         "node uses.",
         metavar="LOW-HIGH",
         parse=parse_ports,
-        show=show_ports,
+        show=lambda ports: "{}-{}".format(*ports),
     )
     reply_path: str = option(
         ROUTE,
@@ -522,7 +506,7 @@ class Options:
         " one namespace may use. What does not fit is named by `ebpflb status` and an Event.",
         metavar="PERCENT",
         parse=_parse_share,
-        show=_show_share,
+        show=lambda share: round(_PERCENT * share),
     )
     # One of SCHEDULERS, of Services without the annotation; unset: by kube-proxy's configuration.
     scheduler: str = option(

@@ -10,11 +10,9 @@ reported.
 
 import logging
 import math
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar
@@ -36,7 +34,6 @@ from ebpflb.model import events
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import (
     MAX_LISTED,
-    AuditAnswer,
     AuditReport,
     Changed,
     Disturbed,
@@ -399,8 +396,6 @@ LIST_SECONDS = 30.0
 AGAIN_SECONDS = 1.0  # until what differs is compared again
 CHECK_SECONDS = 10.0  # for the checks of the audit; in a large cluster they take longer
 POLL_SECONDS = 0.1
-KEPT_SECONDS = 5.0  # for a doctor that asks again; then its result is of the past
-_NAME = "doctor audit"
 _NOT_NEEDED = "/servicecidrs"  # older roles do not allow them
 
 _Objects = Mapping[str, object]  # by kind and name
@@ -409,33 +404,14 @@ _Objects = Mapping[str, object]  # by kind and name
 class DoctorAudit(Part):
     """``differ``: object -> how the agent's copy differs; written by the loop."""
 
+    name = "doctor audit"
+
     def __init__(self, options: Options, inbox: Inbox, cluster: ClusterState, audit: Audit) -> None:
         self.differ: Mapping[str, str] = {}
         self._options, self._ask, self._cluster, self._audit = options, inbox.ask, cluster, audit
-        self._thread: threading.Thread | None = None
-        self._made: tuple[float, AuditReport] | None = None
-
-    name = _NAME
 
     def status(self) -> Mapping[str, Any]:
         return {"objects_differ": self.differ}
-
-    def poll(self) -> AuditAnswer:
-        """Return the report that is ready; if there is none, one is being made from now on."""
-        made, self._made = self._made, None
-        if made and time.monotonic() - made[0] < KEPT_SECONDS:
-            return AuditAnswer(made[1])
-        if not (self._thread and self._thread.is_alive()):
-            self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
-            self._thread.start()
-        return AuditAnswer()
-
-    def _run(self) -> None:
-        def make() -> None:
-            with suppress(TimeoutError):  # the loop does not answer: doctor asks again
-                self._made = time.monotonic(), self.report()
-
-        parts.attempt(_NAME, make)
 
     def report(self) -> AuditReport:
         """Compare now. Raises TimeoutError if the loop does not answer."""

@@ -265,7 +265,8 @@ class _Builder:
             BesideKubeProxy(options.left_to_kube_proxy),
         )
         self._pages |= {
-            "/v1/audit": lambda request: answer(doctor.poll()),
+            "/v1/pulse": lambda request: answer(health.pulse),
+            "/v1/audit": lambda request: answer(doctor.report()),
             "/v1/canary/": uplinks.respond,
             "/v1/service": Inspection(inbox, sync, self._maps).respond,
         }

@@ -4,8 +4,8 @@
 Doctor connects through these service ports to an endpoint of its own. That tests the attached
 programs and the maps that they read. The canary stays for some seconds after each request, so if
 doctor is killed it soon disappears; when the agent ends, it or the next agent withdraws the canary.
-The agent uses the same service ports for its own frames (UplinkCanary, below). The canary takes
-no space that a Service could need: if a map is nearly full it is refused.
+The agent uses the same service ports for its own frames (UplinkCanary, below). If a map is full
+there is no canary.
 """
 
 import logging
@@ -29,13 +29,12 @@ from ebpflb.files import DOCS
 from ebpflb.kernel.netfilter.probe import Arrival, arrivals
 from ebpflb.kernel.netlink import Subscription
 from ebpflb.model.devices import Addresses, Device
-from ebpflb.plan.canary import CANARY_PROTOCOLS, CanaryLease, UplinkReport, is_canary, service_ports
+from ebpflb.plan.canary import CANARY_PROTOCOLS, CanaryLease, is_canary, service_ports
 from ebpflb.plan.desired import ANY
 from ebpflb.serve.listener import NOT_FOUND, Request, Response
 from ebpflb.workers import DescriptorWorker
 
 LEASE_SECONDS = 10.0
-MOST_FILLED = 0.9  # of a map
 
 
 class CanaryRefused(EbpflbError):
@@ -116,7 +115,6 @@ class CanarySync(Part):
             self._cluster.complete and self._service_sync.complete and self._node_sync.attached
         ):
             raise CanaryRefused("the agent has not written all Services yet: see `ebpflb status`")
-        self._check_space()
 
     def _check_nodeport(self, nodeport: int) -> None:
         """Check whether doctor may have this NodePort. Raises CanaryRefused."""
@@ -129,14 +127,6 @@ class CanarySync(Part):
         holders = filter(None, map(self._service_sync.planner.holder, wanted))
         if not all(map(is_canary, holders)):
             raise CanaryRefused(f"port {nodeport} is a NodePort of a Service: try again")
-
-    def _check_space(self) -> None:
-        space = self._service_sync.planner.space
-        used = space.used_entries()
-        for name in ("services", "slots", "service_stats", "backend_slots", "source_ranges"):
-            most = space.sizes[name]
-            if used[name] > MOST_FILLED * most:
-                raise CanaryRefused(f"map {name} is nearly full ({used[name]} of {most} entries)")
 
 
 # The canary at each uplink: requests that are not translated there, although a program chose a
@@ -211,11 +201,22 @@ class UplinkCanary(DescriptorWorker, Part):
             return error(503, str(failed))
         return NOT_FOUND
 
-    def report(self) -> UplinkReport:
-        """Probe now. Raises CanaryRefused, NodeError, KernelError or TimeoutError."""
-        found = self._probed()
-        lost = [name for name, arrival in found.items() if arrival.is_loss]
-        return UplinkReport(dict(found), lost)
+    def report(self) -> Mapping[str, Arrival]:
+        """Probe now; return the result by device.
+
+        Raises CanaryRefused, NodeError, KernelError or TimeoutError.
+        """
+        with self._one_probe:
+            if not (uplinks := self._ask(self._canary.begin_frames)):
+                return {}
+            found: Mapping[str, Arrival] | None = None
+            try:
+                found = self._probe(uplinks)
+            finally:
+                is_valid = self._ask(lambda: self._take_found(found))
+        if not is_valid:
+            raise CanaryRefused("the agent has withdrawn the canary meanwhile: try again")
+        return found
 
     def stop(self) -> None:
         super().stop()
@@ -238,26 +239,12 @@ class UplinkCanary(DescriptorWorker, Part):
     def _turn(self) -> None:
         self._probe_at = again = time.monotonic() + AGAIN_SECONDS
         try:
-            self._probed()
+            self.report()
         except (EbpflbError, OSError) as failed:
             log.debug("uplinks are not probed: %s", in_words(failed))
             return
         if not self.lost and self._probe_at == again:
             self._probe_at = math.inf
-
-    def _probed(self) -> Mapping[str, Arrival]:
-        """Raises CanaryRefused, NodeError, KernelError or TimeoutError."""
-        with self._one_probe:
-            if not (uplinks := self._ask(self._canary.begin_frames)):
-                return {}
-            found: Mapping[str, Arrival] | None = None
-            try:
-                found = self._probe(uplinks)
-            finally:
-                is_valid = self._ask(lambda: self._take_found(found))
-        if not is_valid:
-            raise CanaryRefused("the agent has withdrawn the canary meanwhile: try again")
-        return found
 
     def _take_found(self, found: Mapping[str, Arrival] | None) -> bool:
         """End the frames; return whether the results are valid. Called by the loop."""

@@ -143,7 +143,7 @@ def _only(query: dict[str, list[str]], name: str) -> str:
     return query.get(name, [""])[0]
 
 
-def answer(value: msgspec.Struct) -> Response:
+def answer(value: object) -> Response:
     return Response(200, msgspec.json.encode(value), JSON)
 
 

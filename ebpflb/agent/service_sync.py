@@ -580,7 +580,9 @@ class ServiceSync(Part):
     def _step(self, cost: int, changes: Changes) -> Step:
         """Return the step; forget what is kept about the service ports that it deletes."""
         for name in (name for name, desired in changes.items() if desired is None):
-            self._watched[name] = None if self._is_left(name.owner) else DELETED
+            # A Service without ports still exists, but now another proxy must serve it.
+            is_left = self.cluster.services.get(name.owner) == ()
+            self._watched[name] = None if is_left else DELETED
             self.no_local.update(name, frozenset())
             self.slow_starts.forget(name)
         return Step(cost, changes)
@@ -628,10 +630,6 @@ class ServiceSync(Part):
         wanted = yield from desiring(port, selection, *about)
         grown = wanted, port.slow_start, programmed, self._clock()
         return (yield from self.slow_starts.applying(*grown))
-
-    def _is_left(self, key: Key) -> bool:
-        """Whether the Service exists, but now another proxy must serve it."""
-        return key in self.cluster.services and not self.cluster.services[key]
 
     def _set_health_check(self, key: Key, check: HealthCheck | None) -> None:
         self.health_checks.pop(key, None)

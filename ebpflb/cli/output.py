@@ -165,7 +165,7 @@ def table_lines(
     if not rows:
         return
     cells = [[cell(value) for value in row.values()] for row in rows]
-    right = [_is_of_numbers(column) for column in zip(*cells, strict=True)]
+    right = [any(it) and all(map(_NUMBER.fullmatch, it)) for it in zip(*cells, strict=True)]
     if headers:
         cells.insert(0, [name.replace("_", "-").upper() for name in rows[0]])
     cells = [[*(text or _NONE for text in row[:-1]), row[-1]] for row in cells]
@@ -174,10 +174,6 @@ def table_lines(
         widths = [max(w, least.get(name, 0)) for w, name in zip(widths, rows[0], strict=True)]
     for row in cells:
         yield _GAP.join(map(_aligned, row, widths, right)).rstrip()
-
-
-def _is_of_numbers(column: Sequence[str]) -> bool:
-    return any(column) and all(map(_NUMBER.fullmatch, column))
 
 
 def _aligned(text: str, width: int, to_right: bool) -> str:

@@ -109,7 +109,7 @@ class ListWatch:
             log.info("%s: no %s here: %s", self._loop.source, self._kind, error)
             self._loop.emit(Replaced(self._kind, {}))
             self._listed = True
-        self._loop.wait_for_resource()
+        self._loop.stopped.wait(self._loop.timing.missing_resource_delay)
 
     def _try_to_list(self) -> None:
         """List again; after an error the next watch resumes, and the objects are listed after it.

@@ -210,10 +210,6 @@ class RetryLoop:
         """Note that the source worked: the next failure is a first one."""
         self._backoff.reset()
 
-    def wait_for_resource(self) -> None:
-        """Pause: the server lacks the resource, which is no error."""
-        self.stopped.wait(self.timing.missing_resource_delay)
-
     def _report(self, error: str | None, *, is_forbidden: bool = False) -> None:
         error = error and redact(error)  # a server may repeat secrets that it was sent
         if error != self._error:

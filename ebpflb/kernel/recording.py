@@ -282,7 +282,9 @@ class RecordingPrograms:
         does not support ``came_by``.
         """
         begin_steps(self._steps)
-        program = self._program(hook, datapath.PACKET_SOURCE, _packet_flags)
+        program = self._program(
+            hook, datapath.PACKET_SOURCE, lambda: (*datapath.packet_flags(), precompile.RECORDING)
+        )
         ran = loader.run_program(program, frame, ifindex=ifindex, ingress_ifindex=came_by)
         return Handled(ACTIONS[ran.retval], ran.packet, ran.mark, read_steps(self._steps))
 
@@ -292,7 +294,3 @@ class RecordingPrograms:
             compiled = compiler.compile_source(source, flags(), cache=self._cache)
             self._fds[name] = loader.load_program(name, compiled, self.maps.maps).fd
         return self._fds[name]
-
-
-def _packet_flags() -> tuple[str, ...]:
-    return (*datapath.packet_flags(), precompile.RECORDING)

@@ -164,12 +164,6 @@ class AuditReport(Struct):
     repairs: bool  # the agent corrects what differs from its plan
 
 
-class AuditAnswer(Struct):
-    """``report`` is None while it is being made."""
-
-    report: AuditReport | None = None
-
-
 def in_force(drifts: Iterable[Drift]) -> bool:
     """Whether the data plane is in force in spite of these differences."""
     return not any(drift.part in IN_FORCE for drift in drifts)

@@ -48,16 +48,6 @@ class CanaryLease(msgspec.Struct):
     devices: str = ""
 
 
-class UplinkReport(msgspec.Struct):
-    """The agent's answer: device -> the problem of requests that come in there, "" if none.
-
-    ``lost``: the devices where requests are known not to be translated.
-    """
-
-    uplinks: dict[str, str]
-    lost: list[str] = []
-
-
 def is_canary(name: PortName) -> bool:
     return name.namespace == NAMESPACE
 

@@ -139,6 +139,7 @@ log = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 30.0
 ACCEPT_RETRY_SECONDS = 1.0
 READ_BYTES = 1 << 14
+BACKLOG = 128
 
 _Result = TypeVar("_Result")
 
@@ -221,20 +222,12 @@ class Connections:
 class Listener:
     """One listening socket and the connections that it accepts.
 
-    A ``slow`` handler runs in a thread of its own, one request after the other. ``quick``: handlers
-    by their path, which never wait for a slow one.
+    With ``threads`` the handler runs in as many threads of its own, for pages that take time.
     """
 
-    def __init__(
-        self,
-        handler: Handler,
-        connections: Connections,
-        *,
-        slow: bool = False,
-        quick: Mapping[str, Handler] = {},
-    ) -> None:
-        self._handler, self._connections, self._quick = handler, connections, quick
-        self._thread = ThreadPoolExecutor(1, "pages") if slow else None
+    def __init__(self, handler: Handler, connections: Connections, *, threads: int = 0) -> None:
+        self._handler, self._connections = handler, connections
+        self._threads = ThreadPoolExecutor(threads, "pages") if threads else None
         self._accepting: asyncio.Task[None] | None = None
 
     async def open(self, listening: socket.socket) -> None:
@@ -252,8 +245,8 @@ class Listener:
             self._accepting.cancel()
             await asyncio.wait([self._accepting])
             self._socket.close()
-        if self._thread:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._threads:
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _accept(self) -> None:
         """Accept until cancelled: then all connections are cancelled too.
@@ -288,7 +281,7 @@ class Listener:
             parts.failed(self._name, error)
 
     async def _exchange(
-        self, connection: HttpConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, connection: HttpConnection, reader: StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         """Handle one request and its response; return whether another one may follow."""
         async with asyncio.timeout(self._connections.timeout):
@@ -305,20 +298,16 @@ class Listener:
         if isinstance(request, Response):  # a refusal
             return request
         try:
-            response = await self._answer(request)
+            if self._threads:
+                loop = asyncio.get_running_loop()
+                response = await loop.run_in_executor(self._threads, self._handler, request)
+            else:
+                response = self._handler(request)
         except Exception as error:
             parts.failed(self._name, error)
             return Response(500, b"internal error\n")
         parts.succeeded(self._name)
         return response
-
-    async def _answer(self, request: Request) -> Response:
-        if quick := self._quick.get(request.path):
-            return quick(request)
-        if self._thread:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, self._handler, request)
-        return self._handler(request)
 
 
 def _is_on_loopback(writer: asyncio.StreamWriter) -> bool:
@@ -333,9 +322,6 @@ def _is_on_loopback(writer: asyncio.StreamWriter) -> bool:
 # The addresses that the operator configures: opened at once, or as soon as they are free.
 
 LISTEN_RETRY_SECONDS = 5.0  # kube-proxy.md 13.1
-
-
-BACKLOG = 128
 
 
 _FAMILIES = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}

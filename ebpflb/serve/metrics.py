@@ -82,38 +82,27 @@ TOLD = {
     f"{_FULL_SYNC}{{ip_family}}": "Duration of each sync of all services",
     f"{_PARTIAL_SYNC}{{ip_family}}": "Duration of each sync of only the services that changed",
     f"{_RULES}_last_timestamp_seconds{{ip_family}}": "Time of the last sync that succeeded",
-    f"{_RULES}_last_queued_timestamp_seconds{{ip_family}}": "Time at which a sync was last "
-    "requested",
-    f"{_PROGRAMMING}{{ip_family}}": "From the change of a pod or Service to the sync that covers "
-    "it",
+    f"{_RULES}_last_queued_timestamp_seconds{{ip_family}}": "Time of the last request for a sync",
+    f"{_PROGRAMMING}{{ip_family}}": "From the change of a pod or Service to the end of its sync",
     f"{_RULES}_endpoint_changes_pending": "Changes of EndpointSlices that are not synced yet",
     f"{_RULES}_endpoint_changes_total": "Events about EndpointSlices",
     f"{_RULES}_service_changes_pending": "Changes of Services that are not synced yet",
     f"{_RULES}_service_changes_total": "Events about Services, each counted once for each family",
-    f"{_NO_LOCAL}{{traffic_policy,ip_family}}": "Service ports that have no endpoint on this node "
-    "although their policy is Local",
+    f"{_NO_LOCAL}{{traffic_policy,ip_family}}": "Service ports of policy Local without endpoint",
     "kubeproxy_proxy_healthz_total{code}": "Responses of /healthz on port 10256",
     "kubeproxy_proxy_livez_total{code}": "Responses of /livez on port 10256",
-    f"{_STALE}_sync_duration_seconds{{ip_family}}": "Duration of each search for stale UDP flows, "
-    "which are ended",
-    f"{_STALE}_deleted_entries_total{{ip_family}}": "Stale UDP flows that were ended: flow "
-    "entries, sockets and conntrack entries",
-    f"kubernetes_build_info{{{','.join(_BUILD)}}}": "Always 1: the version of ebpflb, in the "
-    "labels of Kubernetes",
-    "kubernetes_feature_enabled{name,stage}": "Whether a supported feature gate is enabled, with "
-    "its stage in Kubernetes",
-    "rest_client_requests_total{code,method,host}": "Requests to the API server by status code, "
-    "method and host",
-    f"{_REQUESTS}{{verb,host}}": "Time until the API server responded, by verb and host",
+    f"{_STALE}_sync_duration_seconds{{ip_family}}": "Duration of each search for stale UDP flows",
+    f"{_STALE}_deleted_entries_total{{ip_family}}": "Stale UDP flows that were ended",
+    f"kubernetes_build_info{{{','.join(_BUILD)}}}": "Always 1: the version of ebpflb",
+    "kubernetes_feature_enabled{name,stage}": "Whether a feature gate is enabled, and its stage",
+    "rest_client_requests_total{code,method,host}": "Requests to the API server",
+    f"{_REQUESTS}{{verb,host}}": "Time until the API server responded",
     "ebpflb_sync_failures_total": "Syncs that failed",
     "ebpflb_socket_destroy_supported": "Whether the kernel can destroy sockets (INET_DIAG_DESTROY)",
-    "ebpflb_connections_reset_total{kind}": "Connections that were reset because their endpoint "
-    "was removed or terminates",
-    "ebpflb_node_readiness_writes_total{result}": "Writes of the Node's readiness to the API "
-    "server (--node-readiness)",
+    "ebpflb_connections_reset_total{kind}": "Connections that were reset, as on-removal asks for",
+    "ebpflb_node_readiness_writes_total{result}": "Writes of the Node's readiness to the API",
     "ebpflb_audit_drift_total{part}": "Times that the audit found a difference from the plan",
-    "ebpflb_watches_silent_total{kind}": "Watches that were opened again because they sent nothing "
-    "for too long",
+    "ebpflb_watches_silent_total{kind}": "Watches that were silent, and opened again",
     "ebpflb_scrape_errors_total{what}": "Scrapes at which a part of the metrics could not be read",
 }
 SLIS = {

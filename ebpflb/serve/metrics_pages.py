@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ebpflb.serve.listener import JSON, NOT_FOUND, TEXT, Request, Response
+from ebpflb.serve.listener import JSON, NOT_FOUND, TEXT, Handler, Request, Response
 from ebpflb.version import VERSION
 
 MODE = "ebpf"  # kube-proxy's values are iptables, ipvs or nftables
@@ -50,9 +50,8 @@ class MetricsPages:
         page = self._pages().get(request.path)
         return page(request) if page else NOT_FOUND
 
-    def _pages(self) -> dict[str, Callable[[Request], Response]]:
-        debugging = {"/debug/stacks": _stacks} if self.profiling else {}
-        return {
+    def _pages(self) -> dict[str, Handler]:
+        pages: dict[str, Handler] = {
             "/metrics": lambda request: _metrics(self.metrics, request),
             "/metrics/slis": lambda request: _metrics(self.slis, request),
             "/healthz": lambda _: self._healthz(),
@@ -60,8 +59,10 @@ class MetricsPages:
             "/configz": lambda _: self._configz(),
             "/flagz": lambda _: self._flagz(),
             "/statusz": lambda _: self._statusz(),
-            **debugging,
         }
+        if self.profiling:
+            pages["/debug/stacks"] = lambda _: Response(200, "\n".join(stacks()).encode(), TEXT)
+        return pages
 
     def _healthz(self) -> Response:
         self.on_ping()
@@ -96,10 +97,6 @@ def _metrics(exposition: Expose, request: Request) -> Response:
 def _page(name: str, lines: list[str]) -> Response:
     text = ["", f"ebpflb {name}", _WARNING, *lines, ""]
     return Response(200, "\n".join(text).encode())
-
-
-def _stacks(_: Request) -> Response:
-    return Response(200, "\n".join(stacks()).encode(), TEXT)
 
 
 def stacks() -> list[str]:

@@ -44,63 +44,45 @@ COUNTED_WHOLE = "node_addresses", "own_addresses", "link_addresses", "devices", 
 
 # By name and labels, as docs/metrics.md has them; a name that ends in "_total" is a counter's.
 READ = {
-    "ebpflb_verdicts_total{verdict}": "Outcomes of socket calls and packets, since the maps were "
-    "created",
+    "ebpflb_verdicts_total{verdict}": "Outcomes of socket calls and packets",
     "ebpflb_map_entries{map}": "Entries of a map",
     "ebpflb_map_max_entries{map}": "Maximum number of entries of a map",
     # Entries, not flows: a flow has two, or four if it is masqueraded.
     "ebpflb_flow_entries_created_total{map}": "Flow entries created by packets",
     "ebpflb_flow_entries_deleted_total{map}": "Flow entries deleted by packets of a newer flow",
-    "ebpflb_flow_entries_refused_total{map}": "Flow entries that were not created because the map "
-    "was full",
-    "ebpflb_flow_entries_swept_total{map}": "Flow entries deleted by the agent because the flow "
-    "was closed or idle",
-    "ebpflb_flow_entries_evicted_total{map}": "Flow entries evicted by the LRU for newer ones, as "
-    "of the last sweep",
-    "ebpflb_half_open_flows_displaced_total{map}": "Half-open flows deleted by packets of a newer "
-    "flow",
+    "ebpflb_flow_entries_refused_total{map}": "Flow entries not created: the map was full",
+    "ebpflb_flow_entries_swept_total{map}": "Flow entries deleted by the agent: closed or idle",
+    "ebpflb_flow_entries_evicted_total{map}": "Flow entries evicted, as of the last sweep",
+    "ebpflb_half_open_flows_displaced_total{map}": "Half-open flows deleted by a newer flow",
     "ebpflb_healthy": "Whether every change has been applied in time, as /livez reports it",
-    "ebpflb_ready": "Whether this agent's programs and every service are in place, as /readyz "
-    "reports it",
+    "ebpflb_ready": "Whether programs and every Service are in place, as /readyz reports it",
     "ebpflb_inbox_oldest_seconds": "How long the oldest change has waited for the agent's loop",
-    "ebpflb_events_dropped_total": "Events that were not written: over the limits, refused, or the "
-    "API server was not reachable",
-    "ebpflb_node_local_listeners{state}": "Node-local listeners that Services name, by whether "
-    "they answer",
-    "ebpflb_endpoints_set_aside": "Endpoints that are set aside because connections from this node "
-    "fail to open",
+    "ebpflb_events_dropped_total": "Events that were not written to the API server",
+    "ebpflb_node_local_listeners{state}": "Node-local listeners, by whether they answer",
+    "ebpflb_endpoints_set_aside": "Endpoints set aside: connections to them fail to open",
     "ebpflb_endpoint_set_aside_total": "Times that an endpoint was set aside",
-    "ebpflb_build_info{version,commit,build_date,layout}": "Always 1: the version, its commit and "
-    "its date, and the layout of the maps",
-    "ebpflb_packet_path_info{engine,reason}": "Always 1: the engine that translates packets, and "
-    "why",
+    "ebpflb_build_info{version,commit,build_date,layout}": "Always 1: version and layout of maps",
+    "ebpflb_packet_path_info{engine,reason}": "Always 1: what translates packets, and why",
     "ebpflb_condition{condition}": "1 for each condition that `ebpflb status` or /readyz names now",
     "ebpflb_service_ports": "Service ports that are programmed",
     "ebpflb_backends": "Backends of all service ports",
     "ebpflb_devices_not_served": "Devices whose packets are not served",
     "ebpflb_devices_to_come": "Devices that still wait for their first programs",
-    "ebpflb_ports_not_open": "Ports of the agent on which it cannot listen, usually because "
-    "another process holds them",
+    "ebpflb_ports_not_open": "Ports of the agent on which it cannot listen",
     "ebpflb_audit_outstanding": "Number of differences from the plan now",
-    "ebpflb_masquerade_ports_reserved": "Whether the ports of --masquerade-ports are reserved on "
-    "this node",
-    "ebpflb_services_not_programmed": "Services with a port that does not fit: its existing "
-    "entries stay in place",
+    "ebpflb_masquerade_ports_reserved": "Whether the ports of --masquerade-ports are reserved",
+    "ebpflb_services_not_programmed": "Services with a port that does not fit into the maps",
     "ebpflb_service_not_programmed{namespace,name}": "1 for each of these Services, at most "
     f"{MAX_SERIES}",
-    "ebpflb_objects_invalid{kind}": "Invalid objects; the last good state of each stays in use "
-    "where there was one",
+    "ebpflb_objects_invalid{kind}": "Invalid objects, whose last good state stays in use",
     "ebpflb_source_error{source}": "1 for each source of objects that cannot be read now",
     "ebpflb_conntrack_entries": "Entries of the kernel's conntrack, of all kinds",
     "ebpflb_conntrack_max_entries": "Maximum number of entries of conntrack",
-    "ebpflb_conntrack_table_restored_total": "Times that the nft table of the engine netfilter was "
-    "put back",
-    "ebpflb_service_connections_total{namespace,name,port,protocol}": "New connections and flows "
-    "that got an endpoint",
+    "ebpflb_conntrack_table_restored_total": "Times that the engine's nft table was put back",
+    "ebpflb_service_connections_total{namespace,name,port,protocol}": "New connections and flows",
     "ebpflb_service_refused_total{namespace,name,port,protocol,verdict}": "Connections and packets "
     "that got none, because the Service has none here",
-    "ebpflb_service_ports_without_series": "Service ports without series: there are more than "
-    "--service-metrics allows",
+    "ebpflb_service_ports_without_series": "Service ports without series, over --service-metrics",
 }
 Samples = float | Mapping[Any, float]
 """The value of a metric, or with labels each series' value by the values of its labels."""

@@ -7,12 +7,10 @@ listens on 10256, but never on 10247. Commands on this node ask at a local socke
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-import msgspec
 
 from ebpflb import stopping, unix_socket
 from ebpflb.cluster import event_recorder
@@ -24,14 +22,11 @@ from ebpflb.model.events import Key
 from ebpflb.options import Options
 from ebpflb.serve.health import Health, OnResponse
 from ebpflb.serve.listener import (
-    JSON,
     LISTEN_RETRY_SECONDS,
     Connections,
     Handler,
     Listener,
     Port,
-    Request,
-    Response,
     ServerThread,
 )
 from ebpflb.serve.metrics_pages import MetricsPages
@@ -44,27 +39,20 @@ START_ACTION = "StartKubeProxy"  # of all events at the start
 
 # HTTP over a socket in the run directory: the agent's answers to commands on this node.
 #
-# Only root may connect. Requests are answered one after the other in a thread, so neither the
-# agent's loop nor the other ports wait for them. Whether the agent runs is answered at once.
+# Only root may connect. Each request has a thread of its own, so neither the agent's loop nor other
+# requests wait for it.
 
 MAX_LOCAL_CONNECTIONS = 16
-_LOCAL_SECONDS = 10.0
+_LOCAL_SECONDS = 100.0  # doctor's audit takes up to 90
 
 
 class LocalSocket:
     """The socket; if it cannot listen, the agent continues without it."""
 
-    def __init__(
-        self,
-        path: Path,
-        handler: Handler,
-        timeout: float = _LOCAL_SECONDS,
-        quick: Mapping[str, Handler] = {},
-    ) -> None:
-        """``quick``: handlers by their path that take no time, and wait for no other request."""
+    def __init__(self, path: Path, handler: Handler, timeout: float = _LOCAL_SECONDS) -> None:
         self._path = path
         connections = Connections(MAX_LOCAL_CONNECTIONS, timeout)
-        self._listener = Listener(handler, connections, slow=True, quick=quick)
+        self._listener = Listener(handler, connections, threads=MAX_LOCAL_CONNECTIONS)
 
     async def open(self) -> None:
         """Open the socket, replacing an earlier agent's."""
@@ -118,11 +106,10 @@ class HttpServers:
             families,
             retry,
         )
-        quick = {"/v1/pulse": self._pulse}
         self._local: LocalSocket | None = None
         if local:
             handler = _beside(local, replace(pages, profiling=True))
-            self._local = LocalSocket(options.paths.socket_file, handler, quick=quick)
+            self._local = LocalSocket(options.paths.socket_file, handler)
         self._ports = self._all_ports(options, pages)
 
     def start(self) -> None:
@@ -189,9 +176,6 @@ class HttpServers:
             steps = [self.service_health.close, *closed, *steps]
         stopping.run_all(*steps)
 
-    def _pulse(self, request: Request) -> Response:
-        return Response(200, msgspec.json.encode(self.health.pulse), JSON)
-
     def _close(self, opened: LocalSocket | Port) -> None:
         self._thread.run(opened.close())
 
@@ -200,7 +184,7 @@ class HttpServers:
         probes, own_probes = (
             Listener(self.health.respond, Connections(MAX_PROBE_CONNECTIONS)) for _ in range(2)
         )
-        scrapes = Listener(pages.respond, Connections(MAX_SCRAPE_CONNECTIONS), slow=True)
+        scrapes = Listener(pages.respond, Connections(MAX_SCRAPE_CONNECTIONS), threads=1)
         return {
             "FailedToStartProxierHealthcheck": self._port(
                 "health server (--healthz-bind-address)", options.healthz_address, probes

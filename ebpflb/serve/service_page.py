@@ -31,7 +31,6 @@ from ebpflb.model.endpoints import (
     SetAside,
     Topology,
     UnusedReason,
-    Use,
     select,
 )
 from ebpflb.model.events import Key
@@ -331,7 +330,8 @@ def _endpoint_rows(
         if row.state == USED:
             row.not_local = use.not_in_local or ""
         else:
-            row.reason = _not_programmed(facts) if id(each) in usable else _not_selected(use)
+            reason = use.not_in_cluster or use.not_in_local or ""
+            row.reason = _not_programmed(facts) if id(each) in usable else reason
         yield row
     if listener := port.node_local:
         yield _listener_row(others, host_port(listener, port.port))
@@ -347,10 +347,6 @@ def _listener_row(others: dict[str, EndpointRow], name: str) -> EndpointRow:
         return EndpointRow(name, "", NODE_LOCAL, UNUSED, reason=UnusedReason.LISTENER_SILENT)
     row.reason = SOCKETS_ONLY
     return row
-
-
-def _not_selected(use: Use) -> str:
-    return use.not_in_cluster or use.not_in_local or ""
 
 
 def _no_space(facts: PortFacts) -> str:

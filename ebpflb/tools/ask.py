@@ -2,9 +2,8 @@
 """Asks the running agent, by HTTP over the socket in its run directory."""
 
 import errno
-import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPException
 from typing import TypeVar
 from urllib.parse import urlencode
@@ -13,21 +12,18 @@ import msgspec
 
 from ebpflb import unix_socket
 from ebpflb.errors import NodeError, NotFound, in_words, one_line
-from ebpflb.model.events import AuditAnswer, AuditReport
+from ebpflb.model.events import AuditReport
 from ebpflb.model.nodes import Pulse
 from ebpflb.options import Paths
-from ebpflb.plan.canary import CanaryLease, UplinkReport
 from ebpflb.serve.service_page import ServiceList, ServicePage
 
 SECONDS = 10.0
-UPLINK_SECONDS = 30.0  # another probe may run, and frames that are lost are sent three times
-POLL_SECONDS = 0.2  # while the agent compares
 AUDIT_SECONDS = 90.0  # the objects are listed, twice if any differs
 PULSE_SECONDS = 2.0  # an agent whose process runs answers at once
 _GONE = {errno.ENOENT: "no agent runs", errno.ECONNREFUSED: "no agent runs"}
 _OTHER_VERSION = "the agent is of another version"
 
-_Asked = TypeVar("_Asked", bound=msgspec.Struct)
+_Asked = TypeVar("_Asked")
 
 
 class NoAnswer(Exception):
@@ -49,7 +45,7 @@ def pulse(paths: Paths) -> Pulse | None:
     Raises Hangs.
     """
     try:
-        return _get(paths, "/v1/pulse", Pulse, PULSE_SECONDS)
+        return get(paths, "/v1/pulse", Pulse, PULSE_SECONDS)
     except Hangs:
         raise
     except NoAnswer:
@@ -58,12 +54,7 @@ def pulse(paths: Paths) -> Pulse | None:
 
 def audit(paths: Paths) -> AuditReport:
     """Return the findings of an audit that the agent makes now. Raises NoAnswer or Hangs."""
-    until = time.monotonic() + AUDIT_SECONDS
-    while time.monotonic() < until:
-        if report := _get(paths, "/v1/audit", AuditAnswer).report:
-            return report
-        time.sleep(POLL_SECONDS)
-    raise NoAnswer(f"the agent has not finished within {AUDIT_SECONDS:g} s")
+    return get(paths, "/v1/audit", AuditReport, AUDIT_SECONDS)
 
 
 def service(paths: Paths, namespace: str, name: str) -> ServicePage:
@@ -74,7 +65,7 @@ def service(paths: Paths, namespace: str, name: str) -> ServicePage:
     """
     query = urlencode({"namespace": namespace, "name": name}, errors="replace")
     with _maps_instead(f"--service {namespace}/{name}"):
-        return _get(paths, f"/v1/service?{query}", ServicePage)
+        return get(paths, f"/v1/service?{query}", ServicePage)
 
 
 @contextmanager
@@ -99,34 +90,15 @@ def services(paths: Paths, patterns: tuple[str, ...], limit: int) -> ServiceList
         query = [("after", after), ("limit", limit - len(found.services))]
         query += [("match", pattern) for pattern in patterns]
         with _maps_instead("services"):
-            part = _get(paths, f"/v1/services?{urlencode(query, errors='replace')}", ServiceList)
+            part = get(paths, f"/v1/services?{urlencode(query, errors='replace')}", ServiceList)
         part.services[:0] = found.services
         found = part
     return found
 
 
-def hold_canary(paths: Paths, nodeport: int) -> CanaryLease:
-    """Keep the canary in the maps for the next few seconds, with this NodePort.
-
-    Raises NoAnswer with the reason if the agent refuses.
-    """
-    return _get(paths, f"/v1/canary/hold?nodeport={nodeport}", CanaryLease)
-
-
-def end_canary(paths: Paths) -> None:
-    """Withdraw the canary now. If that fails, the agent soon withdraws it by itself."""
-    with suppress(NoAnswer):
-        _get(paths, "/v1/canary/end", CanaryLease)
-
-
-def uplinks(paths: Paths) -> UplinkReport:
-    """Return what happens to requests that come in at each uplink. Raises NoAnswer."""
-    return _get(paths, "/v1/canary/uplinks", UplinkReport, UPLINK_SECONDS)
-
-
-def _get(paths: Paths, path: str, kind: type[_Asked], seconds: float = SECONDS) -> _Asked:
-    """Return the answer. Raises NotFound for an unknown Service; otherwise NoAnswer, also if the
-    agent does not know the path.
+def get(paths: Paths, path: str, kind: type[_Asked], seconds: float = SECONDS) -> _Asked:
+    """Return the answer. Raises NotFound for an unknown Service; NoAnswer, also if the agent does
+    not know the path.
     """
     status, body = exchange(paths, path, seconds)
     try:

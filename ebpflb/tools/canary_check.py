@@ -23,15 +23,14 @@ from pathlib import Path
 from ebpflb.errors import EbpflbError, NodeError, in_words
 from ebpflb.files import DOCS
 from ebpflb.kernel.attach import cgroup_links
-from ebpflb.kernel.attach.cgroup_links import HeldLinks
 from ebpflb.kernel.attach.device_programs import attacher
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.netfilter.probe import Arrival
 from ebpflb.kernel.node import namespaces
 from ebpflb.kernel.node.scratch_namespace import ScratchNamespace
 from ebpflb.kernel.node.sysctls import supported_families
 from ebpflb.model.addresses import Address, Family, family, host_port
-from ebpflb.model.devices import Device
 from ebpflb.model.services import Protocol
 from ebpflb.options import Paths
 from ebpflb.plan.canary import (
@@ -41,6 +40,7 @@ from ebpflb.plan.canary import (
     CLIENTS,
     ENDPOINT_PORT,
     ENDPOINTS,
+    CanaryLease,
 )
 from ebpflb.tools import ask
 from ebpflb.tools.ask import NoAnswer
@@ -108,6 +108,7 @@ def _datagram(client: socket.socket, endpoint: socket.socket, to: _SocketAddress
 
 
 SERVED_SECONDS = 10.0  # until the agent has to serve a new device
+_UPLINK_SECONDS = 30.0  # another probe may run, and frames that are lost are sent three times
 _NODEPORTS = range(30000, 32768)
 _DRAWS = 100
 _NOT_FORWARDED = (
@@ -143,16 +144,16 @@ def uplink_results(paths: Paths) -> Iterator[CheckResult]:
     """Yield what happens to frames that the agent puts into the ingress of the node's devices."""
     what = "canary: uplinks"
     try:
-        report = ask.uplinks(paths)
+        found = ask.get(paths, "/v1/canary/uplinks", dict[str, Arrival], _UPLINK_SECONDS)
     except NoAnswer as why:
         yield _not_tried(what, why)
         return
-    bad = {name: text for name, text in report.uplinks.items() if text}
-    for name, text in bad.items():
-        found = WRONG if name in report.lost else WARNING
-        yield CheckResult(what, found, f"{name}: {text}", _LOST)
-    if not bad:
-        text = ", ".join(report.uplinks) or "not needed: the flow tables translate at the device"
+    for name, arrival in found.items():
+        if arrival:
+            result = WRONG if arrival.is_loss else WARNING
+            yield CheckResult(what, result, f"{name}: {arrival}", _LOST)
+    if not any(found.values()):
+        text = ", ".join(found) or "not needed: the flow tables translate at the device"
         yield CheckResult(what, OK, text)
 
 
@@ -172,6 +173,11 @@ def _can_bind(port: int, families: Collection[Family]) -> bool:
             except OSError:
                 return False
     return True
+
+
+def _direct(fault: Fault, protocol: Protocol, of: Family) -> str:
+    """What is wrong with a connection to the endpoint itself, without a Service."""
+    return fault(protocol, ENDPOINTS[of], ENDPOINT_PORT)
 
 
 class _Canary:
@@ -196,9 +202,9 @@ class _Canary:
         }
         used_ports = {frontend.port for frontend, _ in maps["services"].items()}
         self._nodeport = _free_nodeport(used_ports, supported_families())
-        self._lease = ask.hold_canary(paths, self._nodeport)
-        stack.callback(ask.end_canary, paths)
-        self._direct = cache(self._ask_endpoint)
+        self._lease = self._hold()
+        stack.callback(self._end)
+        self._direct = cache(_direct)
 
     def results(self) -> Iterator[CheckResult]:
         """Yield the result of each path. Raises NoAnswer if the agent has withdrawn the canary."""
@@ -210,10 +216,18 @@ class _Canary:
         yield from self._tried("packets", self._from_client, targets)
         yield from self._tried("NodePorts", self._from_client, list(self._nodeports()))
 
-    def _hold(self) -> None:
-        """Keep the canary for a few more seconds. Raises NoAnswer."""
-        if ask.hold_canary(self._paths, self._nodeport) != self._lease:
+    def _hold(self) -> CanaryLease:
+        """Have the canary in the maps for some seconds from now on. Raises NoAnswer."""
+        return ask.get(self._paths, f"/v1/canary/hold?nodeport={self._nodeport}", CanaryLease)
+
+    def _renew(self) -> None:
+        if self._hold() != self._lease:
             raise NoAnswer("the agent has withdrawn the canary meanwhile: try again")
+
+    def _end(self) -> None:
+        """Withdraw the canary now. If that fails, the agent soon withdraws it by itself."""
+        with suppress(NoAnswer):
+            ask.get(self._paths, "/v1/canary/end", CanaryLease)
 
     def _from_node(self, targets: list[tuple[Address, int]]) -> Iterator[CheckResult]:
         cgroup = cgroup_links.cgroup_of(self._state)
@@ -226,23 +240,19 @@ class _Canary:
     def _not_served(self) -> CheckResult | None:
         """Wait until both devices have programs; return an error if the agent attaches none."""
         until = time.monotonic() + SERVED_SECONDS
-        while lacking := [it for it in (self._client, self._endpoint) if not self._is_served(it)]:
+        names = {it.index: it.name for it in (self._client, self._endpoint)}
+        while lacking := names.keys() - attacher(self._state).attached():
             if time.monotonic() > until or self._lease.devices:
                 break
-            self._hold()
+            self._renew()
             time.sleep(0.02)
         if not lacking:
             return None
-        what = "canary: packets"
-        if self._lease.devices:
-            text = f"--devices={self._lease.devices} leaves out doctor's own device"
-            return _not_tried(what, text)
-        text = f"{lacking[0].name}, which doctor created, got no programs"
+        what, devices = "canary: packets", self._lease.devices
+        if devices:
+            return _not_tried(what, f"--devices={devices} leaves out doctor's own device")
+        text = f"{names[min(lacking)]}, which doctor created, got no programs"
         return CheckResult(what, WRONG, text, "see the agent's log, and `ebpflb status`")
-
-    def _is_served(self, namespace: ScratchNamespace) -> bool:
-        device = Device(namespace.index, namespace.name, False, True, 0, (), ())
-        return not any(attacher(self._state).faults(device, {}, HeldLinks(), {}))
 
     def _nodeports(self) -> Iterator[tuple[Address, int]]:
         """Yield an address at which NodePorts are served, and the NodePort, for each family."""
@@ -265,7 +275,7 @@ class _Canary:
         """Try each target with each protocol; yield one result if all results are equal."""
         what, bad, untried = f"canary: {path}", list[str](), list[str]()
         for (address, port), protocol in product(targets, CANARY_PROTOCOLS):
-            self._hold()
+            self._renew()
             if why := self._direct(fault, protocol, family(address)):
                 untried.append(f"{protocol.name} to {ENDPOINTS[family(address)]} ({why})")
             elif why := fault(protocol, address, port):
@@ -277,9 +287,4 @@ class _Canary:
         if targets and not bad and not untried:
             yield CheckResult(what, OK, ", ".join(host_port(*target) for target in targets))
         if not targets:
-            why = "no address of this node serves them (--nodeport-addresses)"
-            yield _not_tried(what, why)
-
-    def _ask_endpoint(self, fault: Fault, protocol: Protocol, of: Family) -> str:
-        """Return what is wrong with a connection to the endpoint itself, without a Service."""
-        return fault(protocol, ENDPOINTS[of], ENDPOINT_PORT)
+            yield _not_tried(what, "no address of this node serves them (--nodeport-addresses)")

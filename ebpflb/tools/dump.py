@@ -239,7 +239,7 @@ def _rotations(s: Snapshot) -> Iterable[Row]:
     """Yield the next position in each list of services with round-robin, from 1; 0 if none was used
     yet.
     """
-    for id, found in s.maps["rotations"].written_items():
+    for id, found in s.maps["rotations"].items():
         if found.cluster or found.local:
             yield {"service": s.service(id), "cluster": found.cluster, "local": found.local}
 

@@ -145,8 +145,8 @@ def open_listener(server_thread: ServerThread) -> Iterator[Callable[..., int]]:
     """Open a listener with this connection limit and timeout; return its port."""
     listeners: list[Listener] = []
 
-    def open_listener(limit: int = 16, timeout: float = 30.0, *, slow: bool = False) -> int:
-        listeners.append(Listener(respond, Connections(limit, timeout), slow=slow))
+    def open_listener(limit: int = 16, timeout: float = 30.0, threads: int = 0) -> int:
+        listeners.append(Listener(respond, Connections(limit, timeout), threads=threads))
         server_thread.run(listeners[-1].open(listen("127.0.0.1", 0)))
         return listeners[-1].address[1]
 

@@ -52,20 +52,19 @@ def test_a_handler_gets_path_and_query(opened: LocalSocket, path: Path) -> None:
     assert ask(path, "/v1/service?name=web") == "/v1/service name=web"
 
 
-def test_what_takes_no_time_waits_for_no_other_request(
-    path: Path, server_thread: ServerThread
-) -> None:
-    """`status` is answered while the loop keeps another command waiting."""
+def test_no_request_waits_for_another(path: Path, server_thread: ServerThread) -> None:
+    """`status` is answered while the agent makes doctor's audit."""
     asked, goes_on = threading.Event(), threading.Event()
 
     def wait(request: Request) -> Response:
-        asked.set()
-        goes_on.wait(SECONDS)
+        if request.path == "/v1/audit":
+            asked.set()
+            goes_on.wait(SECONDS)
         return respond(request)
 
-    local = LocalSocket(path, wait, timeout=SECONDS, quick={"/v1/pulse": respond})
+    local = LocalSocket(path, wait, timeout=SECONDS)
     server_thread.run(local.open())
-    other = threading.Thread(target=ask, args=(path, "/v1/services?"))
+    other = threading.Thread(target=ask, args=(path, "/v1/audit"))
     other.start()
     assert asked.wait(SECONDS)
     assert ask(path, "/v1/pulse?") == "/v1/pulse "

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.options import Paths
+from ebpflb.plan.canary import CanaryLease
 from ebpflb.tools import ask
 from ebpflb.tools.ask import NoAnswer
 
@@ -25,5 +26,4 @@ def test_the_message_has_the_reason(
     paths = Paths(tmp_path)
     monkeypatch.setattr(ask, "exchange", lambda *_: (status, body))
     with pytest.raises(NoAnswer, match=said):
-        ask.hold_canary(paths, 30999)
-    ask.end_canary(paths)
+        ask.get(paths, "/v1/canary/hold?nodeport=30999", CanaryLease)

@@ -241,7 +241,8 @@ def _update_pinned(pin: Path, target: int, program: Program) -> bool:
     with bpf.opened(pin) as link:
         if link is None:
             return False
-        if _is_at(link, target) and update_link(link, program):
+        is_here = bpf.info(link, "link_info").cgroup == os.fstat(target).st_ino
+        if is_here and update_link(link, program):
             return True
     pin.unlink()
     return False
@@ -261,10 +262,6 @@ def update_link(link: int, program: Program) -> bool:
 def _attach(pin: Path, target: int, program: Program) -> None:
     with bpf.closing(bpf.link_create(program.fd, target, program.attach_type)) as link:
         bpf.pin(link, str(pin))
-
-
-def _is_at(link: int, target: int) -> bool:
-    return bool(bpf.info(link, "link_info").cgroup == os.fstat(target).st_ino)
 
 
 def _link_info(pin: Path) -> Any:

@@ -272,16 +272,6 @@ class Map:
             if self.check.is_right(key, value):
                 yield self.key.unpack(key), self.value.unpack(value)
 
-    def written_items(self) -> Iterator[tuple[Any, Any]]:
-        """Like ``items``, without values of zeros: an array has tens of thousands of them."""
-        zeros = bytes(self.spec.value_size)
-        for keys, values in self.slices():
-            if values.count(0) == len(values):
-                continue
-            for key, value in pairs(self.spec, keys, values):
-                if value != zeros and self.check.is_right(key, value):
-                    yield self.key.unpack(key), self.value.unpack(value)
-
     def packed_items(self) -> Iterator[tuple[bytes, bytes]]:
         """Like ``items``, with keys and values as the map holds them."""
         for keys, values in self.slices():

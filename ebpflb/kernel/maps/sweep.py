@@ -10,7 +10,7 @@ removes the flow (bpf/hooks/flow_end.c): a new connection may replace it at any 
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
 from ebpflb.entries.flows import Expired, Flow, Timeouts, Tuple
@@ -39,11 +39,6 @@ _FLAGS_AND_LAST_SEEN = columns("struct flow", flags="H", last_seen="Q")
 EndFlow = Callable[[bytes], int]
 _EXPIRED_ENTRY = record("struct expired_entry")
 _FLOW_SIZE = _EXPIRED_ENTRY.struct.size * ffi.typeof("enum flow_size").relements["FLOW_ENTRIES"]
-
-
-def ended_flow(entries: Iterable[ExpiredEntry]) -> bytes:
-    """Return the entries of one flow in the form of bpf/hooks/flow_end.c."""
-    return b"".join(map(_EXPIRED_ENTRY.pack, entries)).ljust(_FLOW_SIZE, b"\0")
 
 
 @cache
@@ -126,7 +121,7 @@ class SweptTable(FlowTable):
             for key, entry in flow.entries.items()
         ]
         self.count(len(rows))
-        bits = self.end_flow(ended_flow(rows))
+        bits = self.end_flow(b"".join(map(_EXPIRED_ENTRY.pack, rows)).ljust(_FLOW_SIZE, b"\0"))
         deleted = [row.tuple for bit, row in enumerate(rows) if bits >> bit & 1]
         if len(deleted) < len(rows):
             self.count(len(deleted) - len(rows))

@@ -305,7 +305,7 @@ def _invalid_rules(options: TableOptions) -> Iterator[Rule]:
             *(LOAD_CT_STATE, mask(_IS_INVALID), compare(_word(0), _NOT_EQUAL)),
             *_is_protocol(_TCP),
             _load_payload(_TRANSPORT_HEADER, _FLAGS_BYTE, 1),
-            *(_mask_byte(_SYN), compare(b"\0")),
+            *(_bitwise(bytes([_SYN]), b"\0"), compare(b"\0")),
             _goto("untranslated"),
         ),
     )
@@ -419,10 +419,6 @@ def _load_value(register: int, value: bytes) -> Tree:
 
 def mask(mask: int, xor: int = 0) -> Tree:
     return _bitwise(_word(mask), _word(xor))
-
-
-def _mask_byte(mask: int) -> Tree:
-    return _bitwise(bytes([mask]), b"\0")
 
 
 def _bitwise(mask: bytes, xor: bytes) -> Tree:

@@ -181,14 +181,11 @@ def _holds_if_not_negated(name: str, value: str, packet: Packet) -> bool | None:
         case "--mark" if value == _KUBE_MARK:
             return packet.marked
         case "--ctstate" | "--state" | "state" | "--ctstatus" | "status":
-            return _has_state({each.upper() for each in values}, packet)
+            states = {each.upper() for each in values}
+            return "NEW" in states or ("DNAT" in states and packet.dnat)
         case "nfproto":
             return f"ipv{packet.address.version}" in values
     return None
-
-
-def _has_state(states: set[str], packet: Packet) -> bool:
-    return "NEW" in states or ("DNAT" in states and packet.dnat)
 
 
 def _is_client(network: str, packet: Packet) -> bool | None:
