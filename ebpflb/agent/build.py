@@ -181,14 +181,8 @@ class _Builder:
 
     def _make_servers(self, flags: Mapping[str, str]) -> HttpServers:
         options, metrics, inbox = self._options, self._metrics, self._inbox
-        pages = MetricsPages(
-            metrics=metrics.exposition,
-            slis=metrics.slis_exposition,
-            configuration=lambda: to_builtins(options.configuration),
-            flags=lambda: flags,
-            on_ping=lambda: metrics.check("ping", "healthz", ok=True),
-            profiling=options.profiling,
-        )
+        configuration = to_builtins(options.configuration)
+        pages = MetricsPages(metrics, configuration, flags, options.profiling)
         families = sysctls.supported_families()
         return HttpServers(
             options,

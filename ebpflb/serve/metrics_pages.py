@@ -10,19 +10,16 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
 from ebpflb.serve.listener import JSON, NOT_FOUND, TEXT, Handler, Request, Response
+from ebpflb.serve.metrics import Exposition, Metrics
 from ebpflb.version import VERSION
 
 MODE = "ebpf"  # kube-proxy's values are iptables, ipvs or nftables
-
-Expose = Callable[[str], tuple[bytes, str]]
-"""From an Accept header to a body and its Content-Type."""
 
 _WARNING = (
     "Warning: This endpoint is not meant to be machine parseable,"
@@ -32,16 +29,14 @@ _WARNING = (
 
 @dataclass(frozen=True)
 class MetricsPages:
-    """``configuration`` and ``flags`` return those in force; ``started`` is in epoch seconds.
+    """``configuration``, serializable by msgspec, and ``flags`` are those in force.
 
-    ``on_ping`` is called at each request for /healthz, which kube-proxy counts among the slis.
+    ``started`` is in epoch seconds.
     """
 
-    metrics: Expose
-    slis: Expose
-    configuration: Callable[[], Any]  # serializable by msgspec
-    flags: Callable[[], Mapping[str, str]]
-    on_ping: Callable[[], None] = lambda: None
+    metrics: Metrics
+    configuration: object
+    flags: Mapping[str, str]
     profiling: bool = False
     started: float = field(default_factory=time.time)
 
@@ -52,8 +47,8 @@ class MetricsPages:
 
     def _pages(self) -> dict[str, Handler]:
         pages: dict[str, Handler] = {
-            "/metrics": lambda request: _metrics(self.metrics, request),
-            "/metrics/slis": lambda request: _metrics(self.slis, request),
+            "/metrics": lambda request: _metrics(self.metrics.exposition(request.accept)),
+            "/metrics/slis": lambda request: _metrics(self.metrics.slis_exposition(request.accept)),
             "/healthz": lambda _: self._healthz(),
             "/proxyMode": lambda _: Response(200, MODE.encode()),
             "/configz": lambda _: self._configz(),
@@ -65,15 +60,16 @@ class MetricsPages:
         return pages
 
     def _healthz(self) -> Response:
-        self.on_ping()
+        """Count the request, as kube-proxy does among the slis."""
+        self.metrics.check("ping", "healthz", ok=True)
         return Response(200, b"ok")
 
     def _configz(self) -> Response:
-        body = {"kubeproxy.config.k8s.io": self.configuration()}
+        body = {"kubeproxy.config.k8s.io": self.configuration}
         return Response(200, msgspec.json.encode(body), JSON)
 
     def _flagz(self) -> Response:
-        lines = [f"{name}={value}" for name, value in sorted(self.flags().items())]
+        lines = [f"{name}={value}" for name, value in sorted(self.flags.items())]
         return _page("flags", ["", *lines])
 
     def _statusz(self) -> Response:
@@ -89,9 +85,8 @@ class MetricsPages:
         return _page("statusz", lines)
 
 
-def _metrics(exposition: Expose, request: Request) -> Response:
-    body, content_type = exposition(request.accept)
-    return Response(200, body, content_type)
+def _metrics(exposition: Exposition) -> Response:
+    return Response(200, *exposition)
 
 
 def _page(name: str, lines: list[str]) -> Response:

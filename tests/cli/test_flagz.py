@@ -24,7 +24,7 @@ def flagz(would_serve: Callable[..., tuple[Any, ...]], tmp_path: Path) -> Flagz:
 
     def lines(*words: object) -> dict[str, str]:
         _, _, flags, *_ = would_serve(*where, *words)
-        page = plain_pages(flags=lambda: flags).respond(Request("/flagz", "")).body.decode()
+        page = plain_pages(flags=flags).respond(Request("/flagz", "")).body.decode()
         _heading, _, said = page.partition("\n\n")
         found = dict(line.split("=", 1) for line in said.splitlines())
         assert list(found) == sorted(found)

@@ -121,14 +121,25 @@ def serve(own_namespace: None, fake_recorder: FakeRecorder) -> Iterator[Serve]:
         servers.stop()
 
 
+class PlainMetrics:
+    """Expositions with fixed content; ``checks`` are those that were counted."""
+
+    def __init__(self) -> None:
+        self.checks = list[str]()
+
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        return f"metrics for {accept}".encode(), "text/metrics"
+
+    def slis_exposition(self, accept: str) -> tuple[bytes, str]:
+        return f"slis for {accept}".encode(), "text/slis"
+
+    def check(self, name: str, type: str, *, ok: bool) -> None:
+        self.checks.append(name)
+
+
 def plain_pages(**others: Any) -> MetricsPages:
     """Return pages with fixed content."""
-    plain: dict[str, Any] = {
-        "metrics": lambda accept: (f"metrics for {accept}".encode(), "text/metrics"),
-        "slis": lambda accept: (f"slis for {accept}".encode(), "text/slis"),
-        "configuration": dict,
-        "flags": dict,
-    }
+    plain: dict[str, Any] = {"metrics": PlainMetrics(), "configuration": {}, "flags": {}}
     return MetricsPages(**(plain | others))
 
 

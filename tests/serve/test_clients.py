@@ -56,7 +56,7 @@ def test_silence_is_ended_at_the_timeout(open_listener: OpenListener) -> None:
 
 
 def test_slow_page_holds_up_no_other_port(open_listener: OpenListener) -> None:
-    """Probes are answered while a page is made slowly."""
+    """Probes are answered while a slow page is being made."""
     slow, quick = open_listener(threads=1), open_listener()
     with connect(slow) as client:
         client.sendall(b"GET /slow HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -70,7 +70,7 @@ def test_slow_page_holds_up_no_other_port(open_listener: OpenListener) -> None:
 def test_listener_accepts_again_after_an_error(
     server_thread: ServerThread, open_listener: OpenListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a free file descriptor it waits and tries again."""
+    """Without a free file descriptor the listener waits and tries again."""
     loop, errors = server_thread.loop, [OSError(errno.EMFILE, "Too many open files")]
     accept = loop.sock_accept
 

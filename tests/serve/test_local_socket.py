@@ -53,7 +53,7 @@ def test_a_handler_gets_path_and_query(opened: LocalSocket, path: Path) -> None:
 
 
 def test_no_request_waits_for_another(path: Path, server_thread: ServerThread) -> None:
-    """`status` is answered while the agent makes doctor's audit."""
+    """`status` is answered while another command waits for its answer."""
     asked, goes_on = threading.Event(), threading.Event()
 
     def wait(request: Request) -> Response:

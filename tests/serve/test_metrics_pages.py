@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ebpflb.serve.listener import Request, Response
-from tests.serve.conftest import Serve, ask, plain_pages
+from tests.serve.conftest import PlainMetrics, Serve, ask, plain_pages
 
 PORT = 10249
 
@@ -37,10 +37,10 @@ def test_healthz_is_plain_ok(serve: Serve) -> None:
 
 def test_healthz_is_counted() -> None:
     """kubernetes_healthcheck{name="ping",type="healthz"} counts each request to this page only."""
-    pings: list[str] = []
+    metrics = PlainMetrics()
     for path in ("/healthz", "/metrics", "/healthz"):
-        get(path, on_ping=lambda: pings.append("ping"))
-    assert pings == ["ping", "ping"]
+        get(path, metrics=metrics)
+    assert metrics.checks == ["ping", "ping"]
 
 
 def test_proxy_mode_is_ebpf_without_newline(serve: Serve) -> None:
@@ -53,19 +53,15 @@ def test_proxy_mode_is_ebpf_without_newline(serve: Serve) -> None:
 
 
 def test_configz_is_the_configuration_in_force() -> None:
-    """/configz has kube-proxy's key, and is read again for each request."""
-    now = {"mode": "nftables"}
-    pages = plain_pages(configuration=lambda: now)
-    for mode in ("nftables", "ebpf"):
-        now["mode"] = mode
-        answer = pages.respond(Request("/configz", ""))
-        assert json.loads(answer.body) == {"kubeproxy.config.k8s.io": {"mode": mode}}
+    """/configz has kube-proxy's key."""
+    answer = get("/configz", configuration={"mode": "nftables"})
+    assert json.loads(answer.body) == {"kubeproxy.config.k8s.io": {"mode": "nftables"}}
     assert (answer.status, answer.content_type) == (200, "application/json")
 
 
 def test_flagz_lists_the_flags_by_name() -> None:
     """/flagz looks like kube-proxy's page: a heading, a warning, a blank line, name=value."""
-    said = get("/flagz", flags=lambda: {"v": "2", "config": "/etc/x"}).body.decode()
+    said = get("/flagz", flags={"v": "2", "config": "/etc/x"}).body.decode()
     lines = said.splitlines()
     assert lines[:2] == ["", "ebpflb flags"]
     assert lines[2].startswith("Warning: This endpoint is not meant to be machine parseable")
@@ -101,13 +97,16 @@ def test_unknown_path_is_404(serve: Serve, profiling: bool) -> None:
         assert (reply.code, reply.body) == (404, "404 page not found\n")
 
 
-def test_page_that_fails_is_500_and_logged(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+def test_page_that_fails_is_500_and_logged(
+    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A bug in one page does not affect the other pages."""
 
-    def fail(_: str) -> tuple[bytes, str]:
+    def fail(_: object, accept: str) -> tuple[bytes, str]:
         raise RuntimeError("no metrics today")
 
-    serve(plain_pages(metrics=fail))
+    monkeypatch.setattr(PlainMetrics, "exposition", fail)
+    serve()
     assert ask("/metrics", PORT).code == 500
     assert ask("/proxyMode", PORT).code == 200
     assert "no metrics today" in caplog.text
