@@ -26,6 +26,7 @@ from ebpflb.agent import loop
 from ebpflb.agent.loop import Inbox
 from ebpflb.cluster import api  # noqa: F401  # otherwise each agent imports it
 from ebpflb.cluster.list_watch import ApiSource
+from ebpflb.cluster.source import ServerOptions
 from ebpflb.kernel.maps.layout import MAPS
 from ebpflb.options import Paths
 from ebpflb.serve.metrics import Metrics
@@ -72,7 +73,7 @@ def run_agent(library: Library, url: str, folder: Path) -> None:
     node, nobody = Node(library), SimpleNamespace(token=None)
     with simulated(node.kernel, cast(Any, None), cast(Any, nobody), node.table):
         inbox = Inbox()
-        source = ApiSource(inbox.put, node_name=NODE, master=url)
+        source = ApiSource(inbox.put, node_name=NODE, server_options=ServerOptions(master=url))
         inbox.put(devices(1))
         life = Life(
             *(bpffs.root(node.kernel), folder, inbox, Metrics(), time.monotonic, SPECS),

@@ -22,7 +22,7 @@ from ebpflb.agent.loop import Inbox, Part
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.cluster.api_servers import ApiServers
-from ebpflb.cluster.source import make_source
+from ebpflb.cluster.source import ServerOptions, make_source
 from ebpflb.errors import ClusterError, EbpflbError, in_words, log_once
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps.bpf_map import Map
@@ -496,13 +496,12 @@ def listed(options: Options) -> ClusterState:
         options.node_name, bind_address=options.bind_address, admission=options.admission
     )
     inbox = SimpleQueue[Event | Together]()
+    server = ServerOptions(options.kubeconfig, options.master, ApiServers(options.api_servers))
     source = make_source(
         inbox.put,
         node_name=options.node_name,
         manifests=options.manifests,
-        kubeconfig=options.kubeconfig,
-        master=options.master,
-        servers=ApiServers(options.api_servers),
+        server_options=server,
         first_version=NEWEST,
     )
     source.start()

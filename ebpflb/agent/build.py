@@ -41,8 +41,8 @@ from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale import StaleWorker
 from ebpflb.agent.sync import DevicesAttached, Sync
 from ebpflb.cluster.api_servers import ApiServers
-from ebpflb.cluster.event_recorder import EventRecorder, MakeServer, server_factory
-from ebpflb.cluster.source import Source, make_source
+from ebpflb.cluster.event_recorder import EventRecorder, server_factory
+from ebpflb.cluster.source import ServerOptions, make_source
 from ebpflb.config.fields import to_builtins
 from ebpflb.config.translation import EXTERNAL_IPS
 from ebpflb.history.recorder import History
@@ -115,12 +115,18 @@ class _Builder:
             options.api_servers,
             on_reached=lambda places: inbox.put(Observed(Fact.REACHED_SERVERS, places)),
         )
-        self._writing_server: MakeServer | None = None  # connects to the API server to write
-        if not options.manifests:
-            self._writing_server = server_factory(
-                options.kubeconfig, options.master, self._metrics.request, self._api_servers
-            )
-        self._source = self._make_source()
+        server = ServerOptions(
+            options.kubeconfig, options.master, self._api_servers, self._metrics.request
+        )
+        # Connects to the API server to write.
+        self._writing_server = None if options.manifests else server_factory(server)
+        self._source = make_source(
+            inbox.put,
+            node_name=options.node_name,
+            manifests=options.manifests,
+            server_options=server,
+            on_silent=self._metrics.watch_silent,
+        )
         self._source.prepare()
         self._start(self._source)  # its lists arrive while the agent is made
         missing = self._open_datapath()
@@ -165,19 +171,6 @@ class _Builder:
         datapath.netfilter = self._netfilter = NetfilterSync(self._maps, options, sctp=sctp)
         self._stack.callback(self._netfilter.close)
         return missing
-
-    def _make_source(self) -> Source:
-        options = self._options
-        return make_source(
-            self._inbox.put,
-            node_name=options.node_name,
-            manifests=options.manifests,
-            kubeconfig=options.kubeconfig,
-            master=options.master,
-            servers=self._api_servers,
-            observe=self._metrics.request,
-            on_silent=self._metrics.watch_silent,
-        )
 
     def _make_servers(self, flags: Mapping[str, str]) -> HttpServers:
         options, metrics, inbox = self._options, self._metrics, self._inbox

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 from socket import (
     IPPROTO_TCP,
     SO_KEEPALIVE,
@@ -29,7 +28,7 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 from ebpflb.cluster.access import open_access
 from ebpflb.cluster.api_servers import ApiServers
 from ebpflb.cluster.decoding import WatchSilent, error_from_status, error_from_write
-from ebpflb.cluster.source import Observe, Timing, unobserved
+from ebpflb.cluster.source import ServerOptions, Timing
 from ebpflb.errors import ClusterError, in_words
 from ebpflb.model.events import Kind
 from ebpflb.redaction import redact
@@ -97,25 +96,13 @@ JSON = "application/json"
 
 
 class Server:
-    """An API server, by kubeconfig or, if that is None, the server of the pod that we run in.
+    """An API server.
 
-    ``master`` overrides the kubeconfig's URL; alone it means no credentials. ``servers`` are asked
-    in turn instead, with the same credentials. Raises ClusterError if the configuration cannot be
-    used; the constructor sends nothing.
+    Raises ClusterError if the configuration cannot be used; the constructor sends nothing.
     """
 
-    def __init__(
-        self,
-        kubeconfig: Path | None,
-        timing: Timing,
-        master: str = "",
-        *,
-        servers: ApiServers | None = None,
-        observe: Observe = unobserved,
-    ) -> None:
-        self._observe = observe
-        self._servers = servers or ApiServers()
-        self._config_source = kubeconfig, master
+    def __init__(self, options: ServerOptions, timing: Timing) -> None:
+        self._options, self._servers = options, options.servers or ApiServers()
         self.url = ""
         self._configure()
         self._timing = timing
@@ -253,7 +240,7 @@ class Server:
                 self._servers.failed(url)
             else:
                 self._servers.answered(url)
-            self._observe(method, url, code, time.monotonic() - began)
+            self._options.observe(method, url, code, time.monotonic() - began)
 
     def _where(self, url: str | None) -> str:
         """Name the server that failed in an error; sources are called by the usual one's URL."""
@@ -261,7 +248,7 @@ class Server:
 
     def _configure(self) -> None:
         """Read the kubeconfig and the files that it names. Raises ClusterError."""
-        access = open_access(*self._config_source, self._servers.own)
+        access = open_access(self._options.kubeconfig, self._options.master, self._servers.own)
         try:
             pool = access.pool(KEEPALIVE)
         except (HTTPError, ValueError) as error:  # an invalid proxy

@@ -13,15 +13,13 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import quote
 
 import msgspec
 
-from ebpflb.cluster.api_servers import ApiServers
 from ebpflb.cluster.decoding import RequestRejected
-from ebpflb.cluster.source import Backoff, Observe, Timing, unobserved
+from ebpflb.cluster.source import Backoff, ServerOptions, Timing
 from ebpflb.errors import EbpflbError, in_words, log_once
 from ebpflb.model.events import Key, Kind
 from ebpflb.redaction import redact
@@ -241,21 +239,13 @@ def manifest(event: Event, instance: str, now: int) -> tuple[str, bytes]:
     return path, msgspec.json.encode(body)
 
 
-def server_factory(
-    kubeconfig: Path | None,
-    master: str = "",
-    observe: Observe = unobserved,
-    servers: ApiServers | None = None,
-) -> MakeServer:
-    """Return a function that connects to the API server, when it is called first.
-
-    Arguments as of ``list_watch.ApiSource``.
-    """
+def server_factory(options: ServerOptions) -> MakeServer:
+    """Return a function that connects to the API server, when it is called first."""
 
     @cache
     def make() -> "api.Server":
         from ebpflb.cluster import api
 
-        return api.Server(kubeconfig, Timing(), master, servers=servers, observe=observe)
+        return api.Server(options, Timing())
 
     return make

@@ -23,14 +23,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from msgspec import Raw
 
 from ebpflb.cluster import api, decoding
-from ebpflb.cluster.api_servers import ApiServers
 from ebpflb.cluster.decoding import query
-from ebpflb.cluster.source import Emit, Observe, RetryLoop, Timing, unobserved
+from ebpflb.cluster.source import Emit, RetryLoop, ServerOptions, Timing
 from ebpflb.errors import ClusterError, InvalidObject
 from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Removed, Replaced
 from ebpflb.redaction import redact
@@ -243,40 +241,26 @@ class ApiSource:
         emit: Emit,
         *,
         node_name: str,
-        kubeconfig: Path | None = None,
-        master: str = "",
-        servers: ApiServers | None = None,
+        server_options: ServerOptions | None = None,
         timing: Timing | None = None,
         limit: int = PAGE_LIMIT,
         first_version: str = ANY,
-        observe: Observe = unobserved,
         on_silent: Callable[[str], None] = lambda kind: None,
     ) -> None:
-        """Without ``kubeconfig`` the configuration is that of a pod.
-
-        ``node_name`` is the Node to watch; ``master`` and ``servers``: see api.Server.
-        ``first_version``: see ListWatch.
-        """
+        """``node_name`` is the Node to watch; ``first_version``: see ListWatch."""
         self._emit = emit
         self._node_name = node_name
-        self._kubeconfig = kubeconfig
-        self._master, self._servers = master, servers
+        self._server_options = server_options or ServerOptions()
         self._timing = timing or Timing()
         self._limit, self._first_version = limit, first_version
-        self._observe, self._on_silent = observe, on_silent
+        self._on_silent = on_silent
         self._stopped = self._timing.new_event()
         self._threads: list[threading.Thread] = []
         self._loops: dict[Kind, RetryLoop] = {}
 
     def prepare(self) -> None:
         """Check the configuration. Raises ClusterError if it cannot be used; sends nothing."""
-        self.server = api.Server(
-            self._kubeconfig,
-            self._timing,
-            self._master,
-            servers=self._servers,
-            observe=self._observe,
-        )
+        self.server = api.Server(self._server_options, self._timing)
 
     def start(self) -> None:
         """Start the threads. Raises ClusterError if the configuration cannot be used."""

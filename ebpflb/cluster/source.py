@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from ebpflb.cluster.api_servers import ApiServers
 from ebpflb.cluster.decoding import Forbidden
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Event, SourceStatus, Together
@@ -33,8 +34,17 @@ Called from any thread.
 """
 
 
-def unobserved(method: str, url: str, code: int | None, seconds: float) -> None:
-    """An ``Observe`` that does nothing."""
+class ServerOptions(NamedTuple):
+    """How to reach an API server: by kubeconfig or, if that is None, as the pod that we run in.
+
+    ``master`` overrides the kubeconfig's URL; alone it means no credentials. ``servers`` are asked
+    in turn instead, with the same credentials.
+    """
+
+    kubeconfig: Path | None = None
+    master: str = ""
+    servers: ApiServers | None = None
+    observe: Observe = lambda method, url, code, seconds: None
 
 
 class Source(Protocol):

@@ -11,7 +11,7 @@ import pytest
 from ebpflb.agent import node_readiness
 from ebpflb.agent.node_readiness import BURST, BURST_SECONDS, HEARTBEAT, NodeReadiness
 from ebpflb.cluster.event_recorder import server_factory
-from ebpflb.cluster.source import Timing
+from ebpflb.cluster.source import ServerOptions, Timing
 from ebpflb.model.nodes import (
     CONDITION,
     CONDITION_TYPE,
@@ -41,7 +41,7 @@ class World:
         self.api, self.now, self.ready = api, 1000.0, False
         self.writes: list[bool] = []
         self.stale: Node | None = None
-        make = server_factory(api.kubeconfig(folder))
+        make = server_factory(ServerOptions(api.kubeconfig(folder)))
         more: Any = {"clock": lambda: self.now, "timing": Timing(jitter=lambda: 1.0)}
         here: Any = self
         self.writer = NodeReadiness(options(kind), here, make, self.writes.append, **more)

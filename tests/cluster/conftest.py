@@ -11,7 +11,7 @@ import pytest
 
 from ebpflb.cluster.list_watch import ApiSource
 from ebpflb.cluster.manifests import ManifestSource
-from ebpflb.cluster.source import Source, Timing
+from ebpflb.cluster.source import ServerOptions, Source, Timing
 from tests.cluster.event_log import NODE, QUICK, Begin, EventLog, Quick, Start
 from tests.kit.api_server import FakeApiServer
 
@@ -66,10 +66,11 @@ def watch(api: FakeApiServer, events: EventLog, tmp_path: Path, begin: Begin) ->
     """Start an ApiSource on the fake server; timing and limit can be given."""
 
     def watch(**settings: Any) -> Source:
-        kubeconfig = api.kubeconfig(tmp_path)
-        return begin(
-            ApiSource(events, node_name=NODE, kubeconfig=kubeconfig, **{"timing": QUICK} | settings)
-        )
+        usual: dict[str, Any] = {
+            "server_options": ServerOptions(api.kubeconfig(tmp_path)),
+            "timing": QUICK,
+        }
+        return begin(ApiSource(events, node_name=NODE, **usual | settings))
 
     return watch
 

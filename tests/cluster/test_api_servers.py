@@ -12,6 +12,7 @@ from ebpflb.cluster import api_servers
 from ebpflb.cluster.api import Server
 from ebpflb.cluster.api_servers import ApiServers
 from ebpflb.cluster.list_watch import ApiSource
+from ebpflb.cluster.source import ServerOptions
 from ebpflb.errors import ClusterError
 from ebpflb.model.addresses import host_port
 from ebpflb.model.events import Changed, Kind
@@ -104,7 +105,7 @@ def test_without_verification_only_the_given_ones_are_asked(tmp_path: Path) -> N
         kubeconfig.write_text(json.dumps(config))
         servers = ApiServers([gone.url])
         servers.name([named.url])
-        server = Server(kubeconfig, QUICK, servers=servers)
+        server = Server(ServerOptions(kubeconfig, servers=servers), QUICK)
         with pytest.raises(ClusterError, match=f"^{gone.url}: .*refused"):
             list(server.page(Kind.SERVICE, {}))
         assert named.requests == []
@@ -116,7 +117,10 @@ def test_the_next_server_is_asked_when_one_dies(events: EventLog, tmp_path: Path
         servers = ApiServers([one.url, other.url])
         kubeconfig = one.kubeconfig(tmp_path)
         source = ApiSource(
-            events, node_name=NODE, kubeconfig=kubeconfig, servers=servers, timing=QUICK
+            events,
+            node_name=NODE,
+            server_options=ServerOptions(kubeconfig, servers=servers),
+            timing=QUICK,
         )
         source.start()
         try:
@@ -135,7 +139,9 @@ def test_a_server_that_cannot_answer_is_left_for_another(tmp_path: Path) -> None
     """A server that cannot answer, for example without its etcd, is left for another."""
     with FakeApiServer() as one, FakeApiServer() as other:
         one.fail("Service", 503, times=9)
-        server = Server(one.kubeconfig(tmp_path), QUICK, servers=ApiServers([one.url, other.url]))
+        server = Server(
+            ServerOptions(one.kubeconfig(tmp_path), servers=ApiServers([one.url, other.url])), QUICK
+        )
         server.url = other.url
         with pytest.raises(ClusterError, match=f"^{one.url}: 503"):
             list(server.page(Kind.SERVICE, {}))
@@ -151,7 +157,9 @@ def test_a_watch_outlives_the_patience_for_a_connection(
     with FakeApiServer() as one, FakeApiServer() as other:
         servers = ApiServers([one.url, other.url])
         source = ApiSource(
-            events, node_name=NODE, kubeconfig=one.kubeconfig(tmp_path), servers=servers
+            events,
+            node_name=NODE,
+            server_options=ServerOptions(one.kubeconfig(tmp_path), servers=servers),
         )
         source.start()
         try:
@@ -190,7 +198,7 @@ def test_those_that_the_cluster_names_are_verified(
         kubeconfig.write_text(json.dumps(config))
         servers = ApiServers([gone.url])
         servers.name([named.url])
-        server = Server(kubeconfig, QUICK, servers=servers)
+        server = Server(ServerOptions(kubeconfig, servers=servers), QUICK)
         if is_accepted:
             assert list(server.page(Kind.SERVICE, {}))
         else:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.cluster.list_watch import ApiSource
+from ebpflb.cluster.source import ServerOptions
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Changed, Kind, SourceStatus
 from tests.cluster.event_log import QUICK, Begin, EventLog, Quick, Start
@@ -52,7 +53,11 @@ def test_a_renewed_token_file_is_read_again(
     token and its file are given, the file counts.
     """
     kubeconfig, token = with_token_file(api, tmp_path, **also)
-    begin(ApiSource(events, node_name="node-1", kubeconfig=kubeconfig, timing=QUICK))
+    begin(
+        ApiSource(
+            events, node_name="node-1", server_options=ServerOptions(kubeconfig), timing=QUICK
+        )
+    )
     for kind in Kind:
         events.next(kind)
         api.wait_for_watch(kind)
@@ -98,7 +103,12 @@ def test_master_overrides_the_kubeconfig(
     kubeconfig.write_text(kubeconfig.read_text().replace(api.url, "http://127.0.0.1:9"))
     master = f"{api.url}/"
     begin(
-        ApiSource(events, node_name="node-1", kubeconfig=kubeconfig, master=master, timing=quick())
+        ApiSource(
+            events,
+            node_name="node-1",
+            server_options=ServerOptions(kubeconfig, master=master),
+            timing=quick(),
+        )
     )
     assert events.next(Kind.SERVICE)
 
@@ -114,7 +124,11 @@ def test_a_server_that_cannot_be_reached_is_told_in_words(
     events: EventLog, begin: Begin, server: str, words: str
 ) -> None:
     """The error has neither Python's classes nor errnos."""
-    begin(ApiSource(events, node_name="node-1", master=server, timing=QUICK))
+    begin(
+        ApiSource(
+            events, node_name="node-1", server_options=ServerOptions(master=server), timing=QUICK
+        )
+    )
     assert events.source_status().error == words
 
 
@@ -139,7 +153,7 @@ def test_a_broken_kubeconfig_is_told_in_one_line(
         content["clusters"][0]["cluster"] = change
     kubeconfig.write_text(change if isinstance(change, str) else json.dumps(content))
     with pytest.raises(ClusterError) as failed:
-        ApiSource(events, node_name="node-1", kubeconfig=kubeconfig).start()
+        ApiSource(events, node_name="node-1", server_options=ServerOptions(kubeconfig)).start()
     assert str(failed.value).startswith(f"{kubeconfig}: {words}")
     assert "Errno" not in str(failed.value) and "\n" not in str(failed.value)
 
@@ -151,7 +165,9 @@ def test_what_is_no_kubeconfig(
     """An endless device, a pipe or a huge sparse file is named, and not read."""
     lay(make, tmp_path / "kubeconfig")
     with pytest.raises(ClusterError) as failed:
-        ApiSource(events, node_name="node-1", kubeconfig=tmp_path / "kubeconfig").prepare()
+        ApiSource(
+            events, node_name="node-1", server_options=ServerOptions(tmp_path / "kubeconfig")
+        ).prepare()
     assert str(failed.value).startswith(f"{tmp_path}/kubeconfig: ")
     assert "Errno" not in str(failed.value) and "\n" not in str(failed.value)
 

@@ -19,6 +19,7 @@ from ebpflb.cluster.event_recorder import (
     EventRecorder,
     manifest,
 )
+from ebpflb.cluster.source import ServerOptions
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Key, PartStatus
 from tests.cluster.event_log import NODE, QUICK
@@ -43,7 +44,7 @@ def record(api: FakeApiServer, tmp_path: Path) -> Iterator[Record]:
     def record(
         clock: Callable[[], float] = time.monotonic, stop_timeout: float = 2.0
     ) -> EventRecorder:
-        server = event_recorder.server_factory(api.kubeconfig(tmp_path))
+        server = event_recorder.server_factory(ServerOptions(api.kubeconfig(tmp_path)))
         started.append(
             EventRecorder(server, NODE, timing=QUICK, clock=clock, stop_timeout=stop_timeout)
         )
@@ -210,7 +211,10 @@ def test_kubeconfig_that_cannot_be_used_is_said(
 ) -> None:
     """The recorder only reports the problem; the agent itself will stop."""
     it = EventRecorder(
-        event_recorder.server_factory(tmp_path / "none"), NODE, timing=QUICK, stop_timeout=0.0
+        event_recorder.server_factory(ServerOptions(tmp_path / "none")),
+        NODE,
+        timing=QUICK,
+        stop_timeout=0.0,
     )
     it.start()
     it.event(*STARTING)

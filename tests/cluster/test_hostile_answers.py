@@ -13,6 +13,7 @@ import pytest
 from ebpflb.cluster import api as answers
 from ebpflb.cluster import decoding
 from ebpflb.cluster.list_watch import ApiSource
+from ebpflb.cluster.source import ServerOptions
 from ebpflb.model.events import Changed, Kind
 from tests.cluster.event_log import NODE, QUICK, Begin, EventLog, Start
 from tests.cluster.objects import service
@@ -83,7 +84,11 @@ def asked(events: EventLog, tmp_path: Path, begin: Begin) -> Iterator[Callable[[
         opened.append(server)
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         master = f"http://127.0.0.1:{server.server_port}"
-        begin(ApiSource(events, node_name=NODE, master=master, timing=QUICK))
+        begin(
+            ApiSource(
+                events, node_name=NODE, server_options=ServerOptions(master=master), timing=QUICK
+            )
+        )
         return events.error()
 
     yield error

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.cluster.api import Server
+from ebpflb.cluster.source import ServerOptions
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Kind
 from tests.cluster.conftest import QUICK
@@ -21,12 +22,17 @@ def observed() -> list[Observed]:
 
 
 def test_a_source_tells_of_lists_and_watches(
-    events: EventLog, watch: Start, observed: list[Observed]
+    api: FakeApiServer,
+    events: EventLog,
+    watch: Start,
+    observed: list[Observed],
+    tmp_path: Path,
 ) -> None:
-    """Each request is reported once, with method, server and status; a watch is reported at its
-    answer.
-    """
-    source = watch(observe=lambda *request: observed.append(request[:3]))
+    """Each request is reported once, with method, server and status; a watch at its answer."""
+    server = ServerOptions(
+        api.kubeconfig(tmp_path), observe=lambda *request: observed.append(request[:3])
+    )
+    source = watch(server_options=server)
     for kind in Kind:
         events.next(kind)
     url = source.server.url  # type: ignore[attr-defined]
@@ -44,7 +50,7 @@ def test_refusals_and_silence_are_observed(
         observed.append((method, url, code))
         seconds.append(spent)
 
-    server = Server(api.kubeconfig(tmp_path), QUICK, observe=observe)
+    server = Server(ServerOptions(api.kubeconfig(tmp_path), observe=observe), QUICK)
     api.token = "another"
     with pytest.raises(ClusterError):
         list(server.page(Kind.NODE, {}))

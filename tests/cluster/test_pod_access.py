@@ -14,6 +14,7 @@ from kubernetes.client.rest import should_bypass_proxies
 from ebpflb.cluster import access
 from ebpflb.cluster.access import bypasses_proxy, proxy_for
 from ebpflb.cluster.api import Server
+from ebpflb.cluster.source import ServerOptions
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Kind
 from tests.cluster.event_log import QUICK
@@ -53,7 +54,7 @@ def test_a_renewed_token(
     """The token is read again after a minute, before the former one expires, and after a 401."""
     if after == "a minute":
         monkeypatch.setattr(access, "TOKEN_SECONDS", -1.0)
-    server = Server(None, QUICK)
+    server = Server(ServerOptions(), QUICK)
     assert is_answered(server)
     (account / "token").write_text("the next")
     pod.token = "the next"
@@ -78,7 +79,7 @@ def test_an_unusable_account(account: Path, name: str, content: str | None, word
     if content is not None:
         (account / name).write_text(content)
     with pytest.raises(ClusterError, match=words):
-        Server(None, QUICK)
+        Server(ServerOptions(), QUICK)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_the_server_of_the_environment(
 ) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
-    assert Server(None, QUICK).url == url
+    assert Server(ServerOptions(), QUICK).url == url
 
 
 def test_kubernetes_is_imported_for_a_kubeconfig_alone() -> None:
@@ -142,5 +143,5 @@ def test_requests_go_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
     with pytest.raises(ClusterError, match="proxy") as failed:
-        is_answered(Server(None, QUICK, "http://192.0.2.1"))
+        is_answered(Server(ServerOptions(master="http://192.0.2.1"), QUICK))
     assert "password" not in str(failed.value)

@@ -19,7 +19,7 @@ import pytest
 from ebpflb import redaction
 from ebpflb.cluster.api import Server
 from ebpflb.cluster.list_watch import ApiSource
-from ebpflb.cluster.source import RetryLoop
+from ebpflb.cluster.source import RetryLoop, ServerOptions
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Kind, PartStatus
 from ebpflb.options import Paths
@@ -68,13 +68,13 @@ def test_a_token_is_trimmed(api: FakeApiServer, tmp_path: Path, how: str, end: s
     (tmp_path / "token").write_text(f"{TOKEN}{end}")
     user = {"token": f"{TOKEN}{end}"} if how == "token" else {"tokenFile": "token"}
     kubeconfig = change(api.kubeconfig(tmp_path), "user", user)
-    assert list(Server(kubeconfig, QUICK).page(Kind.SERVICE, {}))
+    assert list(Server(ServerOptions(kubeconfig), QUICK).page(Kind.SERVICE, {}))
 
 
 def error_of(kubeconfig: Path) -> str:
     """Return why a server cannot be reached, including the underlying errors."""
     with pytest.raises(ClusterError) as failed:
-        list(Server(kubeconfig, QUICK).page(Kind.SERVICE, {}))
+        list(Server(ServerOptions(kubeconfig), QUICK).page(Kind.SERVICE, {}))
     at: BaseException | None = failed.value
     while at is not None:
         for secret in (TOKEN, PASSWORD):
@@ -130,7 +130,11 @@ def test_a_credential_plugin_that_fails_is_asked_again(
     token.write_text(json.dumps(answer | {"status": {"token": api.token}}))
     user = plugin(tmp_path, f"[ -e {is_up} ] && cat {token}")
     kubeconfig = change(api.kubeconfig(tmp_path), "user", user)
-    begin(ApiSource(events, node_name="node-1", kubeconfig=kubeconfig, timing=QUICK))
+    begin(
+        ApiSource(
+            events, node_name="node-1", server_options=ServerOptions(kubeconfig), timing=QUICK
+        )
+    )
     failure = f"credential plugin {tmp_path / 'plugin'}: exit status 1: run it by hand to see why"
     for number in (1, 2):
         while events.source_status().error != failure:
@@ -150,7 +154,7 @@ def test_an_empty_token_file_is_none(api: FakeApiServer, tmp_path: Path) -> None
     """An empty token file is ignored, and the token is used."""
     user = {"token": api.token, "tokenFile": ""}
     kubeconfig = change(api.kubeconfig(tmp_path), "user", user)
-    assert list(Server(kubeconfig, QUICK).page(Kind.SERVICE, {}))
+    assert list(Server(ServerOptions(kubeconfig), QUICK).page(Kind.SERVICE, {}))
 
 
 def test_what_a_server_repeats_is_not_said(
@@ -160,7 +164,11 @@ def test_what_a_server_repeats_is_not_said(
     body = json.dumps({"message": f"no rights for Bearer {TOKEN}"}).encode()
     api.fail("Service", 403, body, times=1000)
     kubeconfig = api.kubeconfig(tmp_path)
-    begin(ApiSource(events, node_name="node-1", kubeconfig=kubeconfig, timing=QUICK))
+    begin(
+        ApiSource(
+            events, node_name="node-1", server_options=ServerOptions(kubeconfig), timing=QUICK
+        )
+    )
     assert events.source_status().error == "403 no rights for Bearer ***"
 
 
@@ -188,7 +196,7 @@ def test_passwords_of_urls_are_not_said(
     else:
         change(kubeconfig, "cluster", {where: url})
     with pytest.raises(ClusterError) as failed:
-        list(Server(kubeconfig, QUICK).page(Kind.SERVICE, {}))
+        list(Server(ServerOptions(kubeconfig), QUICK).page(Kind.SERVICE, {}))
     assert PASSWORD.replace(" ", "-") not in repr(failed.value)
 
 
@@ -236,8 +244,8 @@ KEY_USER = """
 import sys, time
 from pathlib import Path
 from ebpflb.cluster.api import Server
-from ebpflb.cluster.source import Timing
-server = Server(Path(sys.argv[1]), Timing())
+from ebpflb.cluster.source import ServerOptions, Timing
+server = Server(ServerOptions(Path(sys.argv[1])), Timing())
 print(server._access._configuration.key_file, flush=True)
 time.sleep(600)
 """
@@ -289,7 +297,11 @@ def test_an_inline_ca_that_is_renewed_is_used(
             "certificate-authority-data": first_ca,
         }
         kubeconfig.write_text(json.dumps(content))
-        source = begin(ApiSource(events, node_name="node-1", kubeconfig=kubeconfig, timing=QUICK))
+        source = begin(
+            ApiSource(
+                events, node_name="node-1", server_options=ServerOptions(kubeconfig), timing=QUICK
+            )
+        )
         events.next(Kind.SERVICE)
         api.wait_for_watch("Service")
     with FakeApiServer(token=TOKEN, certificate=second, port=port) as api:
