@@ -30,8 +30,7 @@ STAYS = "is kept while it still translates connections; run this command again l
 
 
 @click.command()
-@common.state_dir
-@common.run_dir
+@common.agents_paths
 @click.option("--kube-proxy", is_flag=True, help="Remove what kube-proxy left behind, not ebpflb.")
 @click.option("--dry-run", is_flag=True, help="Only print what to remove.")
 @click.option(
@@ -39,7 +38,7 @@ STAYS = "is kept while it still translates connections; run this command again l
     is_flag=True,
     help="With --kube-proxy: also if kube-proxy is running or open connections may break.",
 )
-def cleanup(state_dir: Path, run_dir: Path, kube_proxy: bool, dry_run: bool, force: bool) -> None:
+def cleanup(paths: Paths, kube_proxy: bool, dry_run: bool, force: bool) -> None:
     """Detach ebpflb's programs and remove its maps.
 
     Services do not work on this node afterwards, unless kube-proxy serves them.
@@ -59,8 +58,6 @@ def cleanup(state_dir: Path, run_dir: Path, kube_proxy: bool, dry_run: bool, for
     """
     if force and not kube_proxy:
         raise click.UsageError("--force needs --kube-proxy")
-    common.require_capabilities()
-    paths = pins.paths(state_dir, run_dir)
     if kube_proxy:
         remove_kube_proxy(paths, dry_run=dry_run, force=force)
     else:

@@ -2,6 +2,7 @@
 """Options and helpers that several commands share."""
 
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,6 +11,7 @@ import click
 from ebpflb.errors import NodeError, plain
 from ebpflb.kernel.node import namespaces
 from ebpflb.options import Flag, Options, Paths, flags_of
+from ebpflb.tools import pins
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _Parsed = TypeVar("_Parsed")
@@ -38,6 +40,19 @@ run_dir = directory(
     help=f"The agent's --run-dir.  [default: as recorded in the state directory, or {Paths.run}]",
 )
 cgroup_root = directory(FLAGS["cgroup"])
+
+
+def agents_paths(command: Callable[..., None]) -> Callable[..., None]:
+    """Add --state-dir and --run-dir; the command gets ``paths``, and needs the capabilities."""
+
+    @state_dir
+    @run_dir
+    @wraps(command)
+    def with_paths(*, state_dir: Path, run_dir: Path | None, **others: Any) -> None:
+        require_capabilities()
+        command(paths=pins.paths(state_dir, run_dir), **others)
+
+    return with_paths
 
 
 def namespace(command: Command) -> Command:

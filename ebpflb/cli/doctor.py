@@ -32,8 +32,7 @@ from ebpflb.tools.node_status import facts_of
 
 @click.command()
 @common.cgroup_root
-@common.state_dir
-@common.run_dir
+@common.agents_paths
 @click.option(
     "--canary/--no-canary",
     default=True,
@@ -44,8 +43,7 @@ from ebpflb.tools.node_status import facts_of
 @list_option
 def doctor(
     cgroup_root: Path | None,
-    state_dir: Path,
-    run_dir: Path | None,
+    paths: Paths,
     output: Output,
     canary: bool,
     quiet: bool,
@@ -64,8 +62,6 @@ def doctor(
     $ ebpflb doctor --quiet --no-canary
     $ ebpflb doctor -o json
     """
-    common.require_capabilities()
-    paths = pins.paths(state_dir, run_dir)
     pins.require_state_directory(paths.state)
     found = _results(paths, cgroup_root, canary=canary)
     results = sorted(found, key=lambda each: (WRONG, WARNING, OK).index(each.result))

@@ -2,23 +2,15 @@
 """``ebpflb explain``: why a connection goes where it goes."""
 
 import sys
-from pathlib import Path
 
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import (
-    Output,
-    limit_option,
-    output_option,
-    percent,
-    print_as,
-    print_table,
-)
+from ebpflb.cli.output import Output, limit_option, output_option, percent, print_as, print_table
 from ebpflb.entries.services import Frontend
 from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.options import Paths
 from ebpflb.serve import status
-from ebpflb.tools import pins
 from ebpflb.tools.explain import answer
 from ebpflb.tools.explain.answer import Explained
 from ebpflb.tools.explain.asking import NamedService, parse_question
@@ -44,16 +36,14 @@ from ebpflb.tools.explain.asking import NamedService, parse_question
     help="The client's port; with it the endpoint of a packet is exact.  [default: any]",
 )
 @limit_option
-@common.state_dir
-@common.run_dir
+@common.agents_paths
 @output_option("wide", "json", "yaml")
 def explain(
     to: Frontend | NamedService,
     sender: str,
     from_port: int | None,
     limit: int | None,
-    state_dir: Path,
-    run_dir: Path | None,
+    paths: Paths,
     output: Output,
 ) -> None:
     """Explain why a connection goes where it goes, step by step.
@@ -72,8 +62,6 @@ def explain(
     $ ebpflb explain 10.96.0.10:53/udp --from shop/web-1
     $ ebpflb explain 192.0.2.1:30080 --from outside
     """
-    common.require_capabilities()
-    paths = pins.paths(state_dir, run_dir)
     found = answer.explain(StateDir(paths.state), paths.cache, to, sender, from_port)
     published = status.read(paths)
     if published and (aside := published.set_aside.get(found.service)):

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,15 +13,9 @@ from msgspec.structs import asdict
 from ebpflb.cli import common
 from ebpflb.cli.output import Output, limit_option, list_option, print_list
 from ebpflb.entries.services import service_of
-from ebpflb.history.records import (
-    Change,
-    ServiceChange,
-    WriteCause,
-    latest_changes,
-    parse_time,
-)
+from ebpflb.history.records import Change, ServiceChange, WriteCause, latest_changes, parse_time
+from ebpflb.options import Paths
 from ebpflb.serve.conditions import span
-from ebpflb.tools import pins
 
 FEW = 3  # names of one sort in a cell of a narrow table
 
@@ -37,16 +30,14 @@ FEW = 3  # names of one sort in a cell of a narrow table
     help="Only records since a time, such as 10m (ago), 14:03 or 2026-11-22T14:03:10.",
 )
 @limit_option
-@common.state_dir
-@common.run_dir
+@common.agents_paths
 @list_option
 def history(
     service: tuple[str, str] | None,
     namespace: str,
     since: float | None,
     limit: int | None,
-    state_dir: Path,
-    run_dir: Path | None,
+    paths: Paths,
     output: Output,
 ) -> None:
     """Show how Services have changed in the maps, and which object or event was the cause.
@@ -59,8 +50,7 @@ def history(
     $ ebpflb history --service shop/cart -o wide
     $ ebpflb history -n shop --limit 20
     """
-    common.require_capabilities()
-    paths, most = pins.paths(state_dir, run_dir), output.most_rows(limit)
+    most = output.most_rows(limit)
     wanted = service or ((namespace, "") if namespace else None)
     found = latest_changes(paths, wanted, since, most)
     make = _items if output.is_data else partial(_rows, wide=output.is_wide)

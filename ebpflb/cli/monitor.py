@@ -4,7 +4,6 @@
 import sys
 from contextlib import closing
 from ipaddress import IPv4Network, IPv6Network, ip_network
-from pathlib import Path
 
 import click
 
@@ -20,6 +19,7 @@ from ebpflb.cli.output import (
 )
 from ebpflb.errors import NodeError
 from ebpflb.kernel.monitoring import DECISIONS, FREQUENT, USUAL, decision_mask
+from ebpflb.options import Paths
 from ebpflb.tools import pins
 from ebpflb.tools.events import EventFilter, EventNames, EventStream, Teller, Told
 from ebpflb.tools.snapshot import require_service
@@ -113,8 +113,7 @@ def _parse_clients(text: str) -> IPv4Network | IPv6Network:
     f"flows and of other traffic: {', '.join(sorted(FREQUENT))}]",
 )
 @click.option("--count", type=click.IntRange(1), help="Exit after this many events.")
-@common.state_dir
-@common.run_dir
+@common.agents_paths
 @output_option("wide", "json", "yaml", more="; JSON is an object a line, YAML a document for it")
 def monitor(
     service: tuple[str, str] | None,
@@ -122,8 +121,7 @@ def monitor(
     client: IPv4Network | IPv6Network | None,
     verdicts: tuple[str, ...],
     count: int | None,
-    state_dir: Path,
-    run_dir: Path | None,
+    paths: Paths,
     output: Output,
 ) -> None:
     """Show the decisions of the datapath, live, until Ctrl-C.
@@ -137,9 +135,7 @@ def monitor(
     $ ebpflb monitor --verdict refused --count 10
     $ ebpflb monitor --client 10.244.1.0/24 -o json
     """
-    common.require_capabilities()
-    paths = pins.paths(state_dir, run_dir)
-    with pins.pinned_maps(state_dir) as maps:
+    with pins.pinned_maps(paths.state) as maps:
         name = "/".join(service) if service else None
         if name:
             require_service(maps, name)

@@ -12,7 +12,7 @@ import click
 
 from ebpflb import files
 from ebpflb.cli import common
-from ebpflb.tools import pins
+from ebpflb.options import Paths
 from ebpflb.tools.report import Source, collect
 
 
@@ -44,16 +44,14 @@ from ebpflb.tools.report import Source, collect
     type=click.File("rb"),
     help="The agent's log; - is stdin.  [default: what systemd has of the unit ebpflb]",
 )
-@common.state_dir
-@common.run_dir
+@common.agents_paths
 def report(
     file: str | None,
     services: tuple[str, ...],
     no_names: bool,
     key: str | None,
     log: IO[bytes] | None,
-    state_dir: Path,
-    run_dir: Path | None,
+    paths: Paths,
 ) -> None:
     """Write one file with what somebody else needs to understand this node.
 
@@ -67,12 +65,11 @@ def report(
     $ ebpflb report --no-names --service shop/cart
     $ ebpflb report --log - --file /tmp/report.tar.gz
     """
-    common.require_capabilities()
     if file == "-" and sys.stdout.isatty():
         raise click.UsageError("--file -: the report is not written to a terminal")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which ends a started command, too
     secret = (key.encode() if key else os.urandom(32)) if no_names else None
-    data, failed = collect(Source(pins.paths(state_dir, run_dir), services, log), secret)
+    data, failed = collect(Source(paths, services, log), secret)
     name = file or f"ebpflb-report-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz"
     if name == "-":
         sys.stdout.buffer.write(data)

@@ -20,7 +20,7 @@ from ebpflb.config.fields import (
 )
 from ebpflb.config.parameters import EFFECTIVE_WITH_CONFIG, PARAMETERS, SWITCHES, Parameter, type_of
 from ebpflb.config.validation import FieldError
-from ebpflb.errors import ConfigurationError, in_json_words
+from ebpflb.errors import ConfigurationError, in_json_words, instead_of_os_error
 from ebpflb.model.addresses import Duration
 from ebpflb.options import REMOVED_OPTIONS, Flag, Options, Paths, flags_of
 from ebpflb.redaction import redact
@@ -286,10 +286,8 @@ def _raise_if_any(errors: Iterable[str]) -> None:
 
 def write(config: KubeProxyConfiguration, path: Path) -> None:
     """Write a file for --config. Raises ConfigurationError if that fails."""
-    try:
+    with instead_of_os_error(str(path), ConfigurationError):
         path.write_text(fields.as_yaml(config))
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}") from error
     log.info("%s: written", path)
 
 

@@ -3,7 +3,6 @@
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 
@@ -20,6 +19,7 @@ from ebpflb.cli.output import (
 )
 from ebpflb.errors import escaped
 from ebpflb.model.annotations import KEEP, RANDOM
+from ebpflb.options import Paths
 from ebpflb.serve.service_page import (
     UNUSED,
     USED,
@@ -29,7 +29,7 @@ from ebpflb.serve.service_page import (
     ServicePage,
     ServiceRow,
 )
-from ebpflb.tools import ask, pins
+from ebpflb.tools import ask
 
 # The tables of ``ebpflb services``.
 
@@ -177,15 +177,13 @@ def services() -> None:
 )
 @common.namespace
 @limit_option
-@common.state_dir
-@common.run_dir
+@common.agents_paths
 @list_option
 def list_(
     patterns: tuple[str, ...],
     namespace: str,
     limit: int | None,
-    state_dir: Path,
-    run_dir: Path | None,
+    paths: Paths,
     output: Output,
 ) -> None:
     """Print a row for each Service, of all namespaces.
@@ -197,8 +195,6 @@ def list_(
     $ ebpflb services list -n shop 'web-*' -o wide
     $ ebpflb services list 'shop/*' -o json
     """
-    common.require_capabilities()
-    paths = pins.paths(state_dir, run_dir)
     names = tuple(
         name if "/" in name else f"{namespace or '*'}/{name}" for name in patterns or ("*",)
     )
@@ -212,14 +208,12 @@ def list_(
     callback=common.parsed(common.parse_service),
 )
 @limit_option
-@common.state_dir
-@common.run_dir
+@common.agents_paths
 @list_option
 def get(
     service: tuple[str, str],
     limit: int | None,
-    state_dir: Path,
-    run_dir: Path | None,
+    paths: Paths,
     output: Output,
 ) -> None:
     """Print one Service: frontends, endpoints with their share, and why other endpoints are unused.
@@ -232,8 +226,6 @@ def get(
     $ ebpflb services get shop/cart -o wide
     $ ebpflb services get shop/cart -o json
     """
-    common.require_capabilities()
-    paths = pins.paths(state_dir, run_dir)
     found = ask.service(paths, *service)
     show_page(found, output, output.most_rows(limit))
     sys.exit(NOT_SERVED if found.problems else 0)

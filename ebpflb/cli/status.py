@@ -4,16 +4,15 @@
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import click
 
 from ebpflb.cli import common
 from ebpflb.cli.output import Output, data_option, print_as
+from ebpflb.options import Paths
 from ebpflb.serve.conditions import Facts, Verdict, VerdictReason, judge, since
 from ebpflb.serve.status import AgentStatus
-from ebpflb.tools import pins
 from ebpflb.tools.node_status import read_status
 from ebpflb.version import VERSION
 
@@ -105,10 +104,9 @@ def _state_text(value: Any) -> str:
 
 
 @click.command()
-@common.state_dir
-@common.run_dir
+@common.agents_paths
 @data_option
-def status(state_dir: Path, run_dir: Path, output: Output) -> None:
+def status(paths: Paths, output: Output) -> None:
     """Show the state of this node, and why.
 
     After the version comes OK, DEGRADED (Services are served, but something is wrong or
@@ -121,8 +119,6 @@ def status(state_dir: Path, run_dir: Path, output: Output) -> None:
     $ ebpflb status -o yaml
     $ ebpflb status -o json
     """
-    common.require_capabilities()
-    paths = pins.paths(state_dir, run_dir)
     found = read_status(paths)
     if output.is_data:
         print_as(output, found.as_data())
