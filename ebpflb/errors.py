@@ -6,7 +6,8 @@ text of ``in_words``.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 
 # Parts of library messages beside the reason: urllib3's objects, Python's errno, ssl's source line.
@@ -130,6 +131,15 @@ def in_words(error: BaseException) -> str:
             [*(plain(str(it)).rstrip(".") for it in error.args[:-1]), in_words(error.args[-1])]
         )
     return plain(str(error)) or type(error).__name__
+
+
+@contextmanager
+def instead_of_os_error(what: str, kind: type[EbpflbError] = NodeError) -> Iterator[None]:
+    """Raise an error for the operator, of this kind, where an OSError ends the block."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error.args[-1]}") from error
 
 
 def plain(text: str) -> str:

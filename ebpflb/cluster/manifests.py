@@ -29,7 +29,7 @@ from inotify_simple import INotify, flags
 from ebpflb import files
 from ebpflb.cluster import decoding
 from ebpflb.cluster.source import Emit, RetryLoop, Timing
-from ebpflb.errors import ClusterError, InvalidObject, one_line
+from ebpflb.errors import ClusterError, InvalidObject, instead_of_os_error, one_line
 from ebpflb.model.endpoint_slices import ReadSlice
 from ebpflb.model.events import (
     Changed,
@@ -313,10 +313,8 @@ class ManifestDirectory:
         return {name: it for name, it in defined.items() if self._is_selected(name, it.object)}
 
     def _signatures(self) -> dict[str, Signature]:
-        try:
+        with instead_of_os_error(str(self._directory), ClusterError):
             names = [name for name in os.listdir(self._directory) if is_manifest(name)]
-        except OSError as error:
-            raise ClusterError(f"{self._directory}: {error.strerror}") from error
         found = ((name, _signature(self._directory / name)) for name in names)
         return {name: signature for name, signature in found if signature is not None}
 
@@ -476,10 +474,8 @@ class ManifestSource(DescriptorWorker):
 
     def _watch(self, inotify: INotify) -> int:
         """Return the watch descriptor, which stays the same for the same directory."""
-        try:
+        with instead_of_os_error(str(self._directory), ClusterError):
             return int(inotify.add_watch(self._directory, _INOTIFY_MASK))
-        except OSError as error:
-            raise ClusterError(f"{self._directory}: {error.strerror}") from error
 
     def _emit(self, events: Sequence[Event]) -> None:
         """Emit what was read at once as one change: a Service and its slices fit together."""

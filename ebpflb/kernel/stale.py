@@ -24,13 +24,7 @@ from functools import cache
 from ipaddress import ip_address
 from typing import Protocol as Interface
 
-from ebpflb.entries.flows import (
-    DESTINATION_NAT,
-    ENDED_TCP_STATES,
-    SEEN_REPLY,
-    Connection,
-    Tuple,
-)
+from ebpflb.entries.flows import DESTINATION_NAT, ENDED_TCP_STATES, SEEN_REPLY, Connection, Tuple
 from ebpflb.entries.flows import Ends as FlowEnds
 from ebpflb.entries.services import Frontend, Range, ServiceEntry
 from ebpflb.errors import NodeError

@@ -4,15 +4,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ebpflb import child
-from ebpflb.errors import NodeError
+from ebpflb.kernel.netfilter.firewall import run
 
 NETNS = Path("/run/netns")
 
 
 def ip(*words: str) -> None:
     """Run ip(8). Raises NodeError with its message."""
-    _run(["ip", *words])
+    run(["ip", *words])
 
 
 @dataclass(frozen=True)
@@ -33,27 +32,18 @@ class Namespace:
         Unless ``v6`` is set, commands without an address are about IPv4.
         """
         family = ["-6"] if v6 else []
-        _run(["ip", *family, "-n", self.netns, "-batch", "-"], "\n".join(lines) + "\n")
+        run(["ip", *family, "-n", self.netns, "-batch", "-"], "\n".join(lines) + "\n")
 
     def nft(self, rules: str) -> None:
         """Load rules. Raises NodeError with the message of nft(8)."""
-        _run([*self.enter, "nft", "-f", "-"], rules)
+        run([*self.enter, "nft", "-f", "-"], rules)
 
     def sysctl(self, name: str, value: object) -> None:
         """Set a sysctl by its dotted name; a dot in a device's name is written as a slash."""
         path = name.translate(str.maketrans("./", "/."))
-        _run([*self.enter, "tee", f"/proc/sys/{path}"], str(value))
+        run([*self.enter, "tee", f"/proc/sys/{path}"], str(value))
 
     @property
     def enter(self) -> list[str]:
         """Return the command prefix that enters the namespace."""
         return ["nsenter", f"--net={NETNS / self.netns}", "--"]
-
-
-def _run(command: list[str], script: str = "") -> None:
-    try:
-        done = child.run(command, script)
-    except OSError as error:
-        raise NodeError(f"{command[0]}: {error.strerror}") from error
-    if done.returncode:
-        raise NodeError(f"{' '.join(command)}: {done.stderr.strip()}\n{script}".strip())

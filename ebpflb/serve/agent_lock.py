@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from ebpflb import files
-from ebpflb.errors import NodeError
+from ebpflb.errors import instead_of_os_error
 from ebpflb.kernel.maps import state_dir
 from ebpflb.kernel.maps.state_dir import StateLock
 from ebpflb.model.events import Drift, Part
@@ -82,10 +82,8 @@ def _record(paths: Paths) -> None:
             if not paths.ports_file.exists():
                 files.replace(paths.ports_file, files.read_regular(former.ports_file))
         status.remove(former)
-    try:
+    with instead_of_os_error(str(paths.state)):
         state_dir.write_record(paths)
-    except OSError as error:
-        raise NodeError(f"{paths.state}: {error.strerror}") from error
 
 
 def _remove_if_empty(paths: Paths) -> None:

@@ -155,7 +155,7 @@ def attach(state: StateDir, cgroup: Path, programs: list[Program]) -> None:
     them may already have the new program.
     """
     made: list[Path] = []
-    with _open(cgroup) as target:
+    with opened(cgroup) as target:
         try:
             for program in programs:
                 pin = state.links_directory / program.name
@@ -210,7 +210,7 @@ def foreign_programs(cgroup: Path, our_maps: Collection[int]) -> dict[str, list[
     ``our_maps`` are the ids of the state directory's maps. Each of our programs uses one of them,
     even a program without a pin; programs of another ebpflb use none of them.
     """
-    with _open(cgroup) as target:
+    with opened(cgroup) as target:
         ids = {s: bpf.query(target, a.attach_type, effective=True) for s, a in SECTIONS.items()}
     others = {
         section: [program_name(id) for id in found if _maps_of(id).isdisjoint(our_maps)]
@@ -270,7 +270,7 @@ def _link_info(pin: Path) -> Any:
         return None if link is None else bpf.info(link, "link_info")
 
 
-def _open(cgroup: Path) -> AbstractContextManager[int]:
+def opened(cgroup: Path) -> AbstractContextManager[int]:
     return bpf.closing(os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY))
 
 
@@ -314,11 +314,9 @@ def cookie_program(cache: Path) -> Iterator[None]:
     """Attach the program without a pin: the kernel removes the link if this process ends."""
     attach = loader.HOOK_TYPES[loader.GETSOCKNAME4]
     code = compiler.compile_source(COOKIE_SOURCE, cache=cache).programs["netns_cookie"]
-    opened = [os.open(cgroup_root(), os.O_RDONLY | os.O_DIRECTORY)]
-    try:
-        opened.append(loader.load_one("netns_cookie", attach, code))
-        opened.append(bpf.link_create(opened[1], opened[0], attach.attach_type))
+    with (
+        opened(cgroup_root()) as cgroup,
+        bpf.closing(loader.load_one("netns_cookie", attach, code)) as program,
+        bpf.closing(bpf.link_create(program, cgroup, attach.attach_type)),
+    ):
         yield
-    finally:
-        for fd in reversed(opened):
-            os.close(fd)

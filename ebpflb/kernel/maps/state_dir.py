@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from ebpflb import child, files
-from ebpflb.errors import KernelError, NodeError
+from ebpflb.errors import KernelError, NodeError, instead_of_os_error
 from ebpflb.kernel import bpf
 from ebpflb.kernel.bpf import MAP_FLAGS
 from ebpflb.kernel.maps import layout
@@ -108,10 +108,8 @@ def mount_bpffs(path: Path) -> None:
     if BPFFS not in (path, *path.parents):
         hint = f"mount one there (mount -t bpf bpf DIR), or choose a --state-dir below {BPFFS}"
         raise NodeError(f"{path} is not in a bpffs: {hint}")
-    try:
+    with instead_of_os_error(f"no bpffs at {BPFFS}, and no mount(8)"):
         done = child.run(["mount", "-t", "bpf", "bpf", str(BPFFS)])
-    except OSError as error:
-        raise NodeError(f"no bpffs at {BPFFS}, and no mount(8): {error.strerror}") from error
     if done.returncode:
         raise NodeError(f"no bpffs at {BPFFS}, and mounting one failed: {done.stderr.strip()}")
 
@@ -472,11 +470,9 @@ class StateLock:
             self._opened = None
 
     def _open(self) -> int:
-        try:
+        with instead_of_os_error(str(self.directory)):
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             opened = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise NodeError(f"{self.directory}: {error.strerror}") from error
         try:
             _make_private(opened, self.directory)
         except NodeError:

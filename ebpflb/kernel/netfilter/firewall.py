@@ -22,7 +22,7 @@ from typing import Any
 from msgspec import Struct
 
 from ebpflb import child
-from ebpflb.errors import NodeError
+from ebpflb.errors import NodeError, instead_of_os_error
 from ebpflb.kernel.netfilter import nft
 from ebpflb.model import kube_proxy
 from ebpflb.model.addresses import number, parse_address, parse_network
@@ -178,22 +178,17 @@ def legacy_tables(family: int) -> set[str]:
 
     Reading a table that does not exist would create it.
     """
-    try:
-        return set(_LEGACY_TABLES[family].read_text().split())
-    except FileNotFoundError:
-        return set()
-    except OSError as error:
-        raise NodeError(f"{_LEGACY_TABLES[family]}: {error.strerror}") from error
+    names = _LEGACY_TABLES[family]
+    with instead_of_os_error(str(names)):
+        return set(names.read_text().split()) if names.exists() else set()
 
 
 def legacy_has_chain(family: int, table: str, chain: str) -> bool:
     """Whether the table exists and has the chain. Raises NodeError if it cannot be read."""
     if table not in legacy_tables(family):
         return False
-    try:
+    with instead_of_os_error(f"table {table} of iptables-legacy"):
         entries = read_table(family, table)
-    except OSError as error:
-        raise NodeError(f"table {table} of iptables-legacy: {error.strerror}") from error
     return re.search(_CHAIN % re.escape(chain.encode()), entries, re.DOTALL) is not None
 
 
@@ -212,11 +207,9 @@ def legacy_size(family: int, table: str) -> bytes:
     """
     if table not in legacy_tables(family):
         return b""
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as socket_:
-            return _info(socket_, family, table)
-    except OSError as error:
-        raise NodeError(f"table {table} of iptables-legacy: {error.strerror}") from error
+    what = f"table {table} of iptables-legacy"
+    with instead_of_os_error(what), socket.socket(family, socket.SOCK_DGRAM) as socket_:
+        return _info(socket_, family, table)
 
 
 def _info(opened: socket.socket, family: int, table: str) -> bytes:
@@ -307,10 +300,8 @@ def _variant(command: str) -> str:
 
 def run(command: list[str], stdin: str = "") -> str:
     """Return the output of a tool. Raises NodeError with the tool's message."""
-    try:
+    with instead_of_os_error(command[0]):
         done = child.run(command, stdin)
-    except OSError as error:
-        raise NodeError(f"{command[0]}: {error.strerror}") from error
     if done.returncode:
         reason = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
         raise NodeError(f"{command[0]}: {reason}")

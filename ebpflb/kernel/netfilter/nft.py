@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing, suppress
 from typing import NamedTuple, TypeVar
 
-from ebpflb.errors import NodeError
+from ebpflb.errors import NodeError, instead_of_os_error
 from ebpflb.kernel.netlink import (
     ACK,
     DUMP,
@@ -82,10 +82,8 @@ class Session:
 
     def __init__(self) -> None:
         """Open the socket. Raises NodeError."""
-        try:
+        with instead_of_os_error("nf_tables"):
             self._socket = open_nf_tables()
-        except OSError as error:
-            raise NodeError(f"nf_tables: {error.strerror}") from error
         self._lock = threading.Lock()
 
     def close(self) -> None:

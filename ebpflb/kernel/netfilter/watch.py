@@ -17,9 +17,7 @@ from ebpflb.entries.flows import DESTINATION_NAT
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import conntrack, flowtable, nft
 from ebpflb.kernel.netfilter.flowtable import FlowtableSync
-from ebpflb.kernel.netfilter.nft import (
-    Refused,
-)
+from ebpflb.kernel.netfilter.nft import Refused
 from ebpflb.kernel.netfilter.table import LOAD_CT_STATE, one_rule_table
 from ebpflb.kernel.netlink import NETFILTER, Subscription
 from ebpflb.model.events import SourceStatus

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ebpflb.errors import NodeError
+from ebpflb.errors import instead_of_os_error
 from ebpflb.kernel import netlink
 from ebpflb.kernel.node.sysctls import bridge_calls
 from ebpflb.model.addresses import Address
@@ -112,12 +112,10 @@ class DeviceTable:
         """Return the devices as they are now. Raises NodeError; then all are read again."""
         self.note_bridge_calls()
         changed, self._changed = self._changed, None
-        try:
+        with instead_of_os_error("devices cannot be listed"):
             self._read(changed)
             devices = tuple(self._devices[index] for index in sorted(self._devices))
             self.poll_seconds = _poll_seconds(devices)
-        except OSError as error:
-            raise NodeError(f"devices cannot be listed: {error.args[-1]}") from error
         self._changed = set()
         return DevicesChanged(devices)
 

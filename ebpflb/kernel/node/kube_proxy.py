@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from ebpflb.errors import NodeError
+from ebpflb.errors import NodeError, instead_of_os_error
 from ebpflb.kernel import netlink
 from ebpflb.kernel.netfilter import firewall, nft
 from ebpflb.kernel.netfilter.firewall import FAMILY_OF_TOOL, LEGACY, NFT_FAMILY, Tool, tools
@@ -76,20 +76,15 @@ def dummy_addresses(device: str) -> set[Address] | None:
         index = socket.if_nametoindex(device)
     except OSError:
         return None
-    try:
+    with instead_of_os_error(device):
         return addresses_at(index)
-    except OSError as error:
-        raise NodeError(f"{device}: {error.strerror}") from error
 
 
 def remove_dummy_device(device: str) -> None:
     """Remove the device. Raises NodeError."""
-    try:
-        with netlink.route_socket() as kernel:
-            header = LINK_HEADER.pack(0, 0, socket.if_nametoindex(device), 0, 0)
-            netlink.request(kernel, _REMOVE_LINK, header, netlink.ACK)
-    except OSError as error:
-        raise NodeError(f"{device}: {error.strerror}") from error
+    with instead_of_os_error(device), netlink.route_socket() as kernel:
+        header = LINK_HEADER.pack(0, 0, socket.if_nametoindex(device), 0, 0)
+        netlink.request(kernel, _REMOVE_LINK, header, netlink.ACK)
 
 
 def ipsets() -> set[str]:
@@ -136,11 +131,10 @@ def _pyroute2(what: str) -> Iterator[None]:
     from pyroute2.netlink.exceptions import NetlinkError
 
     try:
-        yield
+        with instead_of_os_error(what):
+            yield
     except NetlinkError as error:
         raise NodeError(f"{what}: {error.args[-1]}") from error
-    except OSError as error:
-        raise NodeError(f"{what}: {error.strerror}") from error
 
 
 _NFT_TABLES = {nft.Name("ip", NFT_TABLE), nft.Name("ip6", NFT_TABLE)}

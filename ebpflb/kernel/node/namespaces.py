@@ -149,12 +149,7 @@ def call_in(path: Path, function: Callable[[], _T], kind: int = NEW_NETWORK) -> 
     another kind.
     """
 
-    def enter_and_call() -> _T:
-        enter(path, kind)
-        return function()
-
-    with ThreadPoolExecutor(1, "namespace") as thread:
-        return thread.submit(enter_and_call).result()
+    return _in_thread(partial(enter, path, kind), function)
 
 
 def call_in_new(function: Callable[[], _T]) -> _T:
@@ -163,15 +158,19 @@ def call_in_new(function: Callable[[], _T]) -> _T:
     Raises OSError.
     """
 
-    def leave_and_call() -> _T:
+    def leave() -> None:
         try:
             unshare(NEW_NETWORK)
         except OSError as error:
             raise OSError(error.errno, f"cannot make a namespace: {error.strerror}") from error
-        return function()
 
+    return _in_thread(leave, function)
+
+
+def _in_thread(begin: Callable[[], None], function: Callable[[], _T]) -> _T:
     with ThreadPoolExecutor(1, "namespace") as thread:
-        return thread.submit(leave_and_call).result()
+        thread.submit(begin).result()
+        return thread.submit(function).result()
 
 
 def enter(path: Path, kind: int) -> None:

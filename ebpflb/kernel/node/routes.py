@@ -9,7 +9,7 @@ from socket import AF_INET, AF_INET6, if_indextoname, socket
 from struct import Struct
 from typing import NamedTuple
 
-from ebpflb.errors import NodeError
+from ebpflb.errors import instead_of_os_error
 from ebpflb.kernel import netlink
 from ebpflb.model.addresses import Address
 
@@ -28,12 +28,10 @@ Attributes = Mapping[int, bytes]
 
 def gateways() -> set[Address]:
     """Return the gateways of default routes: clients beyond the node's pods. Raises NodeError."""
-    try:
+    with instead_of_os_error("routes cannot be listed"):
         found = [
             ip_address(it[_GATEWAY]) for it in _default_routes(*_AF.values()) if _GATEWAY in it
         ]
-    except OSError as error:
-        raise NodeError(f"routes cannot be listed: {error.args[-1]}") from error
     return {gateway for gateway in found if not gateway.is_link_local}
 
 
@@ -81,12 +79,10 @@ def _ask(
 
 def rule_marks() -> set[int]:
     """Return the marks, under their masks. Raises NodeError."""
-    try:
+    with instead_of_os_error("routing rules cannot be listed"):
         messages = [
             it for family in _AF.values() for it in netlink.dump(_GET_RULE, _header(family))
         ]
-    except OSError as error:
-        raise NodeError(f"routing rules cannot be listed: {error.args[-1]}") from error
     rules = [netlink.attributes(message, _HEADER.size) for message in messages]
     every_bit = (2**32 - 1).to_bytes(4, sys.byteorder)
     masked = (

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from ebpflb import files
-from ebpflb.errors import NodeError
+from ebpflb.errors import NodeError, instead_of_os_error
 from ebpflb.model.addresses import Family, format_numbers, parse_numbers, parse_ranges
 from ebpflb.model.packet_path import SYSCTLS
 from ebpflb.options import ConntrackOptions
@@ -190,9 +190,7 @@ def _raise_size(path: Path, least: int, not_settable: Set[int] = _NOT_SETTABLE) 
 
 
 def _set(path: Path, value: int) -> None:
-    try:
+    with instead_of_os_error(f"{path}: cannot be set to {value}"):
         if int(path.read_text()) != value:
             path.write_text(f"{value}\n")
             log.info("sysctl %s set to %d", path.name, value)
-    except OSError as error:
-        raise NodeError(f"{path}: cannot be set to {value}: {error.strerror}") from error
