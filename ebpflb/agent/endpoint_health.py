@@ -25,6 +25,7 @@ from ebpflb.cluster.event_recorder import object_limit
 from ebpflb.entries.services import service_name
 from ebpflb.errors import EbpflbError
 from ebpflb.kernel import bpf
+from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps.bpf_map import Map, MappedArray
 from ebpflb.kernel.maps.layout import columns
 from ebpflb.kernel.maps.records import BackendHealth, ServiceBackend
@@ -181,10 +182,7 @@ class EndpointWatch(PeriodicWorker):
             precompile.SOCKET_OPENING, cache=self._options.paths.cache
         )
         (program,) = loader.load(compiled, self._maps)
-        with (
-            bpf.closing(program.fd),
-            bpf.closing(os.open(self._options.cgroup, os.O_RDONLY | os.O_DIRECTORY)) as cgroup,
-        ):
+        with bpf.closing(program.fd), cgroup_links.opened(self._options.cgroup) as cgroup:
             self._link = bpf.link_create(program.fd, cgroup, program.attach_type)
         self._watch_packets(watched=True)
         log.info("watching for endpoints that do not answer")

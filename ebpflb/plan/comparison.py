@@ -9,10 +9,7 @@ no longer planned is then skipped.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any, NamedTuple
 
-from ebpflb.entries.services import (
-    NO_SLOT,
-    SourceRange,
-)
+from ebpflb.entries.services import NO_SLOT, SourceRange
 from ebpflb.model.events import Drift, Part
 from ebpflb.model.services import PortName
 from ebpflb.plan.frontends import SourceRangesSnapshot

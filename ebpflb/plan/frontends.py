@@ -9,13 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ebpflb.entries.services import (
-    CoveringPrefixes,
-    Frontend,
-    Prefix,
-    ServiceEntry,
-    SourceRange,
-)
+from ebpflb.entries.services import CoveringPrefixes, Frontend, Prefix, ServiceEntry, SourceRange
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.services import PortName
 from ebpflb.plan.allocators import Quarantine

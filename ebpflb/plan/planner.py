@@ -45,12 +45,7 @@ from ebpflb.plan.canary import is_canary
 from ebpflb.plan.desired import LIMIT, NOTHING, DesiredBackend, DesiredService, Lack, Size
 from ebpflb.plan.frontends import ClusterIps, Frontends, SourceRanges
 from ebpflb.plan.map_contents import MapContents
-from ebpflb.plan.service_entries import (
-    NO_ENTRIES,
-    MadeTables,
-    ServiceEntries,
-    slots,
-)
+from ebpflb.plan.service_entries import NO_ENTRIES, MadeTables, ServiceEntries, slots
 from ebpflb.plan.space import EVERYONE, UNLIMITED, Ahead, Shares, Space
 from ebpflb.plan.stale import Removal, removals
 

@@ -11,28 +11,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from ebpflb.entries.services import (
-    ADDRESS,
-    NODE_PORT,
-    Flags,
-    Frontend,
-    frontend_kind,
-    service_name,
-)
+from ebpflb.entries.services import ADDRESS, NODE_PORT, Flags, Frontend, frontend_kind, service_name
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import BackendCounters, ServiceCounters
 from ebpflb.model import endpoints
 from ebpflb.model.addresses import Family, host_port
 from ebpflb.model.annotations import PASSTHROUGH, RANDOM, show_on_removal
 from ebpflb.model.endpoint_slices import StoredSlice
-from ebpflb.model.endpoints import (
-    NONE_SET_ASIDE,
-    LeftOut,
-    SetAside,
-    Topology,
-    UnusedReason,
-    select,
-)
+from ebpflb.model.endpoints import NONE_SET_ASIDE, LeftOut, SetAside, Topology, UnusedReason, select
 from ebpflb.model.events import Key
 from ebpflb.model.services import PortName, Protocol, ServicePort
 from ebpflb.plan.desired import NODE_LOCAL, WITHHELD, DesiredBackend, DesiredService

@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -105,11 +104,6 @@ def initial(*, node: str, source: str) -> AgentStatus:
 
 def rfc3339(seconds: float) -> str:
     """Format a time since the epoch, to the second."""
-    return _in_words(int(seconds))
-
-
-@lru_cache(maxsize=16)
-def _in_words(seconds: int) -> str:
     return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
 
 

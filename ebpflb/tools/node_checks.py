@@ -304,13 +304,11 @@ def _bpffs(state_directory: Path) -> str:
 
 def _cgroup(cgroup: Path | None) -> str:
     root = cgroup_links.cgroup_root(cgroup)
-    target = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        bpf.query(target, SECTIONS["cgroup/connect4"].attach_type)
+        with cgroup_links.opened(root) as target:
+            bpf.query(target, SECTIONS["cgroup/connect4"].attach_type)
     except EbpflbError as error:
         raise NotADirectoryError(f"{root} is not a cgroup v2") from error
-    finally:
-        os.close(target)
     return str(root)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from ebpflb.entries.services import Frontend
-from ebpflb.kernel.attach import cgroup_links
+from ebpflb.kernel.attach import cgroup_links, tcx
 from ebpflb.kernel.maps import layout, records
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node import namespaces
@@ -145,11 +145,8 @@ def _of_another_node(asked: Frontend, facts: MapFacts) -> str:
 
 def _facts(state: StateDir, maps: PrivateMaps) -> MapFacts:
     hooks = cgroup_links.attached(state)
-    devices = frozenset(
-        int(pin.name.partition("-")[0])
-        for pin in (state.devices_directory.iterdir() if state.devices_directory.is_dir() else ())
-        if pin.name.partition("-")[0].isdecimal()
-    )
+    pins = state.devices_directory.glob("*")
+    devices = tcx.indexes(pin.name.partition("-")[0] for pin in pins)
     return MapFacts(
         maps.pinned, cgroup_links.cgroup_of(state), devices, socket_hooks="connect4" in hooks
     )

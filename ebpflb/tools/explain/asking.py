@@ -6,7 +6,7 @@ The thread must be in the node's network namespace.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
@@ -138,7 +138,7 @@ class MapFacts:
     """
 
     def __init__(
-        self, maps: Mapping[str, Map], cgroup: Path, devices: frozenset[int], *, socket_hooks: bool
+        self, maps: Mapping[str, Map], cgroup: Path, devices: Collection[int], *, socket_hooks: bool
     ) -> None:
         self.maps, self.cgroup, self.devices = maps, cgroup, devices
         self.socket_hooks = socket_hooks
