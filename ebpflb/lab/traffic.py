@@ -5,11 +5,7 @@
                                             with its name and the client's address, then an echo;
                                             an IPv4 address is written ::ffff:ADDRESS
     traffic.py request PROTOCOL HOST PORT N connects N times; prints the counts as a JSON object
-    traffic.py repeat PROTOCOL HOST PORT S  the same until its input ends, with pauses of S seconds;
-                                            prints "ready" after the first connection
     traffic.py await NAME HOST PORT         connects by TCP until the server NAME replies
-    traffic.py echo HOST PORT BYTES N       connects N times, each time sends as many bytes and
-                                            reads the echo; prints one name per line
 
 The counts: replies by the server's name, and the client's addresses that each server saw; replies
 by the peer's address that the client saw; errors by the errno's name.
@@ -18,12 +14,11 @@ by the peer's address that the client saw; errors by the errno's name.
 import errno
 import json
 import os
-import selectors
 import socket
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -102,19 +97,7 @@ def request_by_udp(family: int, where: tuple[str, int]) -> Reply:
         return Reply(*read(answer), peer[0])
 
 
-def request_by_connected_udp(family: int, where: tuple[str, int]) -> Reply:
-    with socket.socket(family, socket.SOCK_DGRAM) as client:
-        client.settimeout(_TIMEOUT)
-        client.connect(where)
-        client.send(b"?")
-        return Reply(*read(client.recv(64)), client.getpeername()[0])
-
-
-REQUESTS = {
-    "tcp": request_by_tcp,
-    "udp": request_by_udp,
-    "connected-udp": request_by_connected_udp,
-}
+REQUESTS = {"tcp": request_by_tcp, "udp": request_by_udp}
 
 
 def send_requests(protocol: str, host: str, port: str, times: Iterable[object]) -> dict[str, Any]:
@@ -133,27 +116,6 @@ def send_requests(protocol: str, host: str, port: str, times: Iterable[object]) 
                 sources[reply.name].append(reply.source)
     shares = {"names": dict(sorted(names.items())), "sources": sources}
     return {**shares, "errors": errors, "peers": peers}
-
-
-def echo(host: str, port: str, size: str) -> str:
-    """Return the server's name. Raises OSError, or ValueError if the echo differs."""
-    sent = os.urandom(int(size))
-    with socket.create_connection((host, int(port)), _TIMEOUT) as client:
-        stream = client.makefile("rb")
-        name, _ = read(stream.readline())
-        _in_thread(client.sendall, sent)
-        if stream.read(len(sent)) != sent:
-            raise ValueError(f"{len(sent)} bytes came back changed")
-        return name
-
-
-def until_input_ends(pause: float) -> Iterator[None]:
-    yield
-    print("ready", flush=True)
-    with selectors.DefaultSelector() as selector:
-        selector.register(sys.stdin, selectors.EVENT_READ)
-        while not selector.select(pause):
-            yield
 
 
 def await_name(name: str, host: str, port: str) -> None:
@@ -182,10 +144,5 @@ if __name__ == "__main__":
             await_name(name, host, port)
         case ["request", protocol, host, port, count]:
             print(json.dumps(send_requests(protocol, host, port, range(int(count)))))
-        case ["echo", host, port, size, count]:
-            for _ in range(int(count)):
-                print(echo(host, port, size))
-        case ["repeat", protocol, host, port, pause]:
-            print(json.dumps(send_requests(protocol, host, port, until_input_ends(float(pause)))))
         case _:
             sys.exit(__doc__)

@@ -22,7 +22,7 @@ from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.manifests import Manifest
 from ebpflb.model.packet_path import Engine
-from tests.kit import forked
+from tests.kit import forked, lab_client
 from tests.kit.forked import ForkedAgent
 from tests.kit.sockets import Sockets
 from tests.load import paused
@@ -30,6 +30,7 @@ from tests.load import paused
 PORT, TARGET, NODEPORT = 80, 8080, 30080
 MARKER = "10.96.255.255"
 TRAFFIC = Path(traffic.__file__)
+CLIENT = Path(lab_client.__file__), str(TRAFFIC.parent)  # the program, and its first word
 PREFIX = f"ebpflb-test-{os.getpid()}"
 _numbers = count(1)
 
@@ -168,8 +169,9 @@ class LabCluster:
         self, host: Host, protocol: str, address: str, port: int = PORT, pause: float = 0.0
     ) -> "subprocess.Popen[str]":
         """Start a client that sends requests until ``stop_client``; wait for one answer."""
-        words = ("repeat", protocol, address, str(port), str(paused(pause)))
-        return self.start_program(host, *words, stdin=subprocess.PIPE)
+        words = *CLIENT, "repeat", protocol, address, str(port), str(paused(pause))
+        client = host.python(*words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        return self.lab.keep_ready(client)
 
     def stop_client(self, client: "subprocess.Popen[str]") -> Any:
         """End the client; return its counts."""
@@ -194,7 +196,7 @@ class LabCluster:
         return self._output_of(host, "echo", *words).splitlines()
 
     def _output_of(self, host: Host, *words: str) -> str:
-        process = self.lab.keep(host.python(TRAFFIC, *words, stdout=subprocess.PIPE))
+        process = self.lab.keep(host.python(*CLIENT, *words, stdout=subprocess.PIPE))
         return process.communicate()[0]
 
     def close(self) -> None:

@@ -9,14 +9,20 @@ bench.history, Request.
 import json
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+KIT = Path(__file__).parents[1] / "kit"
 
-def run(traffic: Any, protocol: str, host: str, port: int, pause: float, history: str) -> None:
+
+def run(
+    traffic: Any, times: Iterator[None], protocol: str, host: str, port: int, history: str
+) -> None:
     family, request = traffic.family_of(host), traffic.REQUESTS[protocol]
     about = json.loads(sys.argv[-1])
     with open(history, "w") as out:
-        for _ in traffic.until_input_ends(pause):
+        for _ in times:
             said, begun = {"endpoint": "", "error": ""}, time.monotonic()
             try:
                 said["endpoint"] = request(family, (host, port)).name
@@ -28,5 +34,6 @@ def run(traffic: Any, protocol: str, host: str, port: int, pause: float, history
 
 if __name__ == "__main__":
     _, lab, protocol, host, port, pause, history, _ = sys.argv
-    sys.path.insert(0, lab)
-    run(__import__("traffic"), protocol, host, int(port), float(pause), history)
+    sys.path[:0] = lab, str(KIT)
+    times = __import__("lab_client").until_input_ends(float(pause))
+    run(__import__("traffic"), times, protocol, host, int(port), history)
