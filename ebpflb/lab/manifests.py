@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Objects of Kubernetes as manifests, as `kubectl get -o yaml` would show them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ def service(
     ports: list[Manifest],
     *,
     namespace: str = "default",
-    labels: Mapping[str, str] | None = None,
-    annotations: Mapping[str, str] | None = None,
+    labels: dict[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
     ingress: Iterable[str | Manifest] | None = (),
     **spec: Any,
 ) -> Manifest:
@@ -31,7 +31,7 @@ def service(
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(name, namespace, labels, annotations),
+        "metadata": _metadata(name, namespace=namespace, labels=labels, annotations=annotations),
         "spec": usual | spec,
         "status": {"loadBalancer": {"ingress": entries} if entries else {}},
     }
@@ -45,18 +45,18 @@ def endpoint_slice(
     *,
     name: str | None = None,
     namespace: str = "default",
-    labels: Mapping[str, str] | None = None,
-    annotations: Mapping[str, str] | None = None,
+    labels: dict[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
 ) -> Manifest:
     """Return an EndpointSlice of a Service, with the label that names it unless ``labels`` are
     given.
     """
-    usual = {"kubernetes.io/service-name": service}
+    labels = {"kubernetes.io/service-name": service} if labels is None else labels
     name = f"{service}-{family.lower()}" if name is None else name
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
-        "metadata": _metadata(name, namespace, usual if labels is None else labels, annotations),
+        "metadata": _metadata(name, namespace=namespace, labels=labels, annotations=annotations),
         "addressType": family,
         "endpoints": endpoints,
         "ports": ports,
@@ -76,7 +76,7 @@ def endpoint(address: str, *, node: str, target: str, **conditions: bool) -> Man
 def node(
     name: str,
     *addresses: str | tuple[str, str],
-    labels: Mapping[str, str] | None = None,
+    labels: dict[str, str] | None = None,
     pod_cidrs: Iterable[str] = (),
     **spec: Any,
 ) -> Manifest:
@@ -87,7 +87,7 @@ def node(
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": _metadata(name, "", labels),
+        "metadata": _metadata(name, labels=labels),
         "spec": {"podCIDRs": list(pod_cidrs)} | spec,
         "status": {"addresses": [{"type": type, "address": text} for type, text in pairs]},
     }
@@ -103,20 +103,9 @@ def service_cidr(*networks: str, name: str = "kubernetes") -> Manifest:
     }
 
 
-def _metadata(
-    name: str,
-    namespace: str = "",
-    labels: Mapping[str, str] | None = None,
-    annotations: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": name}
-    if namespace:
-        found["namespace"] = namespace
-    if labels:
-        found["labels"] = dict(labels)
-    if annotations:
-        found["annotations"] = dict(annotations)
-    return found
+def _metadata(name: str, **others: Any) -> Manifest:
+    """Return the metadata, without what is empty."""
+    return {"name": name} | {key: value for key, value in others.items() if value}
 
 
 def text(objects: Iterable[Manifest]) -> str:

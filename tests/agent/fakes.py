@@ -422,7 +422,7 @@ def changed(kind: Kind, manifest: Json) -> Changed:
     return Changed(kind, *found(kind, manifest))
 
 
-def service(name: str, ip: str, annotations: Mapping[str, str] | None = None) -> Json:
+def service(name: str, ip: str, annotations: dict[str, str] | None = None) -> Json:
     ports = [{"port": 80, "protocol": "TCP"}]
     return manifests.service(name, [ip], ports, annotations=annotations)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small valid objects, written as in a manifest; a test gives only the values that it is about."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ def service(
     name: str = "web",
     namespace: str = "shop",
     labels: dict[str, str] | None = None,
-    annotations: Mapping[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
     ingress: list[dict[str, str]] | None = None,
     **spec: Any,
 ) -> objects.Service:
@@ -56,7 +56,7 @@ def slice(
     name: str = "web-abcde",
     namespace: str = "shop",
     labels: dict[str, str] | None = None,
-    annotations: Mapping[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
     family: str = "IPv4",
     ports: list[dict[str, Any]] | None = None,
 ) -> objects.EndpointSlice:
