@@ -111,24 +111,7 @@ class _Builder:
         self._options, self._lock, self._inbox, self._stack = options, lock, inbox, stack
         self._metrics = Metrics()
         stack.callback(self._metrics.close)
-        self._api_servers = ApiServers(
-            options.api_servers,
-            on_reached=lambda places: inbox.put(Observed(Fact.REACHED_SERVERS, places)),
-        )
-        server = ServerOptions(
-            options.kubeconfig, options.master, self._api_servers, self._metrics.request
-        )
-        # Connects to the API server to write.
-        self._writing_server = None if options.manifests else server_factory(server)
-        self._source = make_source(
-            inbox.put,
-            node_name=options.node_name,
-            manifests=options.manifests,
-            server_options=server,
-            on_silent=self._metrics.watch_silent,
-        )
-        self._source.prepare()
-        self._start(self._source)  # its lists arrive while the agent is made
+        self._open_source()
         missing = self._open_datapath()
         self._history = History(options.paths)
         self._history.start()
@@ -151,6 +134,28 @@ class _Builder:
         for each in workers:
             self._stack.callback(stopping.run_all, each.stop)
             each.start()
+
+    def _open_source(self) -> None:
+        """Start the source of objects: its lists arrive while the agent is made."""
+        options, inbox = self._options, self._inbox
+        self._api_servers = ApiServers(
+            options.api_servers,
+            on_reached=lambda places: inbox.put(Observed(Fact.REACHED_SERVERS, places)),
+        )
+        server = ServerOptions(
+            options.kubeconfig, options.master, self._api_servers, self._metrics.request
+        )
+        # Connects to the API server to write.
+        self._writing_server = None if options.manifests else server_factory(server)
+        self._source = make_source(
+            inbox.put,
+            node_name=options.node_name,
+            manifests=options.manifests,
+            server_options=server,
+            on_silent=self._metrics.watch_silent,
+        )
+        self._source.prepare()
+        self._start(self._source)
 
     def _open_datapath(self) -> str | None:
         """Open maps, programs and engine; return why netfilter cannot serve, or None."""
@@ -215,9 +220,7 @@ class _Builder:
     def _make_cluster(self) -> ClusterState:
         options = self._options
         cluster = ClusterState(
-            options.node_name,
-            bind_address=options.bind_address,
-            admission=options.admission,
+            options.node_name, bind_address=options.bind_address, admission=options.admission
         )
         exempt = untracked([])  # what cannot be read is said by the watch
         cluster.observe(Fact.UNTRACKED_DESTINATIONS, exempt.destinations)
