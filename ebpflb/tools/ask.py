@@ -54,6 +54,7 @@ def pulse(paths: Paths) -> Pulse | None:
 
 def audit(paths: Paths) -> AuditReport:
     """Return the findings of an audit that the agent makes now. Raises NoAnswer or Hangs."""
+    pulse(paths)  # says at once that the agent hangs
     return get(paths, "/v1/audit", AuditReport, AUDIT_SECONDS)
 
 
