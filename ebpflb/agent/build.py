@@ -66,7 +66,7 @@ from ebpflb.serve.agent_lock import AgentLock
 from ebpflb.serve.listener import Handler
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.metrics_pages import MetricsPages
-from ebpflb.serve.metrics_read import AgentSeen, Sources
+from ebpflb.serve.metrics_read import Sources
 from ebpflb.serve.servers import HttpServers
 
 
@@ -323,21 +323,18 @@ class _Builder:
         """Connect the metrics to the objects that they read on request."""
         options, labels = self._options, self._cluster.labels
 
-        def look() -> AgentSeen:
-            return AgentSeen(
-                status=publisher.status,
-                health=self._servers.health,
-                endpoints_set_aside=aside.count,
-                times_set_aside=aside.times,
-                node_local=node_local.counts,
-                events_dropped=self._servers.events.dropped,
-            )
-
         sources = Sources(
-            datapath=self._datapath,
+            self._datapath,
             planner=lambda: self._service_sync.planner,
-            agent=look,
-            restored=lambda: self._nat_watch.put_back,
+            status=lambda: publisher.status,
+            health=self._servers.health,
+            counts=lambda: {
+                "ebpflb_endpoints_set_aside": aside.count,
+                "ebpflb_endpoint_set_aside_total": aside.times,
+                "ebpflb_node_local_listeners": node_local.counts,
+                "ebpflb_events_dropped_total": self._servers.events.dropped,
+                "ebpflb_conntrack_table_restored_total": self._nat_watch.put_back,
+            },
             series=options.service_metrics,
             labels_of=lambda key: labels.get(key, ""),
         )

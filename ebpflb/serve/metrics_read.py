@@ -110,28 +110,18 @@ def metric(name: str, samples: Samples) -> Metric:
     return made
 
 
-class AgentSeen(NamedTuple):
-    """The agent at a scrape; ``node_local`` are node-local listeners by state."""
-
-    status: AgentStatus
-    health: Health
-    endpoints_set_aside: int
-    times_set_aside: int
-    node_local: Mapping[str, int]
-    events_dropped: int
-
-
 class Sources(NamedTuple):
     """What is read at each scrape; the agent may replace its planner.
 
-    ``restored``: how often the engine's nft table was put back. ``labels_of`` returns the labels
-    of a Service, as ``show_labels`` writes them.
+    ``counts`` has the metrics that parts of the agent count, by name. ``labels_of`` returns the
+    labels of a Service, as ``show_labels`` writes them.
     """
 
     datapath: Datapath
     planner: Callable[[], Planner]
-    agent: Callable[[], AgentSeen]
-    restored: Callable[[], int] = lambda: 0
+    status: Callable[[], AgentStatus]
+    health: Health
+    counts: Callable[[], dict[str, Samples]]
     series: SeriesOf | None = None
     labels_of: Callable[[Key], str] = lambda _: ""
 
@@ -145,13 +135,14 @@ class Reading:
 
     def groups(self) -> dict[str, Look]:
         """Return what reads each group of metrics: all of them are shown, or none."""
+        given = self._sources
         found: dict[str, Look] = {
             "maps": self._look_at_maps,
-            "status": lambda: look_at_agent(self._sources.agent()),
+            "status": lambda: look_at_agent(given.status(), given.health) | given.counts(),
             "conntrack": self._look_at_conntrack,
         }
-        if self._sources.series:
-            found["services"] = SeriesReader(self._sources, self._sources.series).look
+        if given.series:
+            found["services"] = SeriesReader(given, given.series).look
         return found
 
     def _look_at_maps(self) -> dict[str, Samples]:
@@ -194,13 +185,11 @@ class Reading:
         return {
             "ebpflb_conntrack_entries": conntrack.count(),
             "ebpflb_conntrack_max_entries": conntrack.limit(),
-            "ebpflb_conntrack_table_restored_total": self._sources.restored(),
         }
 
 
-def look_at_agent(seen: AgentSeen) -> dict[str, Samples]:
+def look_at_agent(status: AgentStatus, health: Health) -> dict[str, Samples]:
     """Return the metrics of the last published status, and of the agent's loop."""
-    status, health = seen.status, seen.health
     kinds = Counter(name.partition(" ")[0] for name in status.invalid_objects)
     path = status.packet_path
     named = islice(sorted(status.not_programmed), MAX_SERIES)
@@ -208,10 +197,6 @@ def look_at_agent(seen: AgentSeen) -> dict[str, Samples]:
         "ebpflb_healthy": health.healthy,
         "ebpflb_ready": health.ready,
         "ebpflb_inbox_oldest_seconds": health.pulse.waiting,
-        "ebpflb_events_dropped_total": seen.events_dropped,
-        "ebpflb_node_local_listeners": seen.node_local,
-        "ebpflb_endpoints_set_aside": seen.endpoints_set_aside,
-        "ebpflb_endpoint_set_aside_total": seen.times_set_aside,
         "ebpflb_build_info": {(VERSION, COMMIT, BUILD_DATE, layout_hash()): 1},
         "ebpflb_packet_path_info": {(path.engine, path.reason): 1} if path else {},
         "ebpflb_condition": dict.fromkeys((each.cause for each in conditions(status)), 1),

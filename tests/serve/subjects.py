@@ -22,7 +22,7 @@ from ebpflb.options import SeriesOf
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
-from ebpflb.serve.metrics_read import AgentSeen, Sources
+from ebpflb.serve.metrics_read import Samples, Sources
 from ebpflb.serve.status import AgentStatus
 from tests.plan.builders import CAPACITY, desired
 from tests.plan.builders import name as port_name
@@ -82,8 +82,15 @@ def fake_datapath(maps: dict[str, Any] | None = None) -> Any:
     return SimpleNamespace(maps=maps or fake_maps(), state=state, programs=[])
 
 
-def agent_seen(status: AgentStatus) -> AgentSeen:
-    return AgentSeen(status, Health(60), 0, 0, dict.fromkeys(STATES, 0), 0)
+def counts(aside: int = 0, times: int = 0, dropped: int = 0) -> dict[str, Samples]:
+    """Return what parts of the agent count."""
+    return {
+        "ebpflb_endpoints_set_aside": aside,
+        "ebpflb_endpoint_set_aside_total": times,
+        "ebpflb_node_local_listeners": dict.fromkeys(STATES, dropped),
+        "ebpflb_events_dropped_total": dropped,
+        "ebpflb_conntrack_table_restored_total": 0,
+    }
 
 
 def sources(
@@ -91,7 +98,7 @@ def sources(
     planner: Callable[[], Planner] = lambda: Planner(CAPACITY),
     status: Callable[[], AgentStatus] = lambda: BUSY,
 ) -> Sources:
-    return Sources(fake_datapath(maps), planner, lambda: agent_seen(status()))
+    return Sources(fake_datapath(maps), planner, status, Health(60), counts)
 
 
 def everything(monkeypatch: pytest.MonkeyPatch) -> Metrics:

@@ -9,9 +9,8 @@ from ebpflb.model.nodes import STATES
 from ebpflb.model.packet_path import Engine, PacketPath
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
-from ebpflb.serve.metrics_read import AgentSeen
 from ebpflb.serve.status import AgentStatus
-from tests.serve.subjects import agent_seen, changes, sources, value, values
+from tests.serve.subjects import changes, counts, sources, value, values
 
 STATUS = AgentStatus(pid=1, node="node-1", source="s", started="2026-11-23T12:00:00+00:00")
 SERVICE = "ebpflb_service_not_programmed"
@@ -65,9 +64,9 @@ def test_the_loop() -> None:
     """
     now, waiting = 100.0, 0.0
     health = Health(60, monotonic=lambda: now, waiting=lambda: waiting)
-    seen = agent_seen(STATUS)._replace(health=health)
+    seen = counts()
     made = Metrics()
-    made.read(sources()._replace(agent=lambda: seen))
+    made.read(sources()._replace(health=health, counts=lambda: seen))
     names = "ebpflb_healthy", "ebpflb_ready", "ebpflb_inbox_oldest_seconds"
     assert [value(made, name) for name in names] == [1, 0, 0]
     health.set_not_ready([])
@@ -80,11 +79,11 @@ def test_the_loop() -> None:
     now = 161.0
     assert value(made, "ebpflb_healthy") == 0
     before = values(made)
-    seen = AgentSeen(STATUS, health, 2, 3, dict(zip(STATES, (4, 5), strict=True)), 6)
+    seen = counts(aside=2, times=3, dropped=6)
     assert changes(made, before) == {
         "ebpflb_endpoints_set_aside": {"": 2},
         "ebpflb_endpoint_set_aside_total": {"": 3},
-        "ebpflb_node_local_listeners": dict(zip(STATES, (4, 5), strict=True)),
+        "ebpflb_node_local_listeners": dict.fromkeys(STATES, 6),
         "ebpflb_events_dropped_total": {"": 6},
     }
 
