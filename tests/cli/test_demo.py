@@ -142,7 +142,7 @@ def test_another_users_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     another.mkdir()
     monkeypatch.setenv("SUDO_UID", str(USER + 1))
     demo = begin()
-    assert demo.stdout and demo.stdout.readline().startswith(f"removed: {own.name}, which")
+    assert demo.stdout and demo.stdout.readline().startswith(f"removed: {own.name}, left by an")
     demo.terminate()
     demo.communicate(timeout=120)
     assert (own.exists(), another.exists()) == (False, True)
