@@ -58,12 +58,7 @@ class Bridge:
             f"link set veth{number} type bridge_slave hairpin {'on' if self.hairpin else 'off'}",
         )
         pod.ip(f"link set eth0 up mtu {self.mtu}")
-        both = zip(addresses(node, number), addresses(node, 1), (24, 64), strict=True)
-        for address, gateway, length in both:
-            pod.ip(
-                f"address add {address}/{length} dev eth0",
-                f"route add default via {gateway} dev eth0",
-            )
+        pod.connect(addresses(node, number), addresses(node, 1))
 
     def reach(self, host: Namespace, node: int, other: int) -> None:
         for there, gateway in zip(network(other), NODES.addresses(other), strict=True):

@@ -34,6 +34,12 @@ class Namespace:
         family = ["-6"] if v6 else []
         run(["ip", *family, "-n", self.netns, "-batch", "-"], "\n".join(lines) + "\n")
 
+    def connect(self, addresses: tuple[str, str], gateways: tuple[str, str]) -> None:
+        """Give eth0 an address of each family, IPv4 first, and a default route."""
+        for address, gateway, length in zip(addresses, gateways, (24, 64), strict=True):
+            own, route = f"address add {address}/{length}", f"route add default via {gateway}"
+            self.ip(f"{own} dev eth0", f"{route} dev eth0")
+
     def nft(self, rules: str) -> None:
         """Load rules. Raises NodeError with the message of nft(8)."""
         run([*self.enter, "nft", "-f", "-"], rules)

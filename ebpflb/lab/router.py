@@ -65,12 +65,7 @@ class Router(Namespace):
             f"link set {cable} master {segment.name} up",
         )
         host.ip("link set eth0 up")
-        both = zip(segment.addresses(number), segment.gateways, (24, 64), strict=True)
-        for address, gateway, length in both:
-            host.ip(
-                f"address add {address}/{length} dev eth0",
-                f"route add default via {gateway} dev eth0",
-            )
+        host.connect(segment.addresses(number), segment.gateways)
 
     def lead(self, network: str, gateway: str) -> None:
         """Route packets from outside to this network via the node with this address."""
