@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# OSS-Fuzz's build: each target and its seeds into $OUT. Not tried (project.yaml says why).
+# OSS-Fuzz's build: each target and its seeds into $OUT. Tried without its base image (README.md).
 set -euo pipefail
 cd "$SRC/ebpflb"
 pip3 install --require-hashes --no-deps --requirement requirements/test.txt
