@@ -7,10 +7,11 @@ stderr, 3 the exit status), and 255 closes one.
 
 import base64
 import json
+import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha1
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -21,7 +22,7 @@ Execute = Callable[[str, list[str], bytes], tuple[int, bytes, bytes]]
 """From a pod's name, the command and its stdin to the exit status, stdout and stderr."""
 
 _GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455
-_TEXT_AND_BINARY, _CLOSE = (1, 2), 8
+_TEXT_AND_BINARY, _CLOSE, _PING, _PONG = (1, 2), 8, 9, 10
 _STDIN, _STDOUT, _STDERR, _STATUS, _CLOSE_STREAM = 0, 1, 2, 3, 255
 _RESOURCES = {
     "kind": "APIResourceList",
@@ -114,17 +115,29 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Sec-WebSocket-Protocol", "v5.channel.k8s.io")
         self.end_headers()
         given = self._stdin() if "stdin" in query else b""
+        self._sending = threading.Lock()
+        threading.Thread(target=self._answer_pings, daemon=True).start()
         status, out, err = type(self).execute(name, query["command"], given)
         for stream, data in ((_STDOUT, out), (_STDERR, err)):
             for at in range(0, len(data), 1 << 14):
                 self._frame(2, bytes([stream]) + data[at : at + (1 << 14)])
         self._frame(2, bytes([_STATUS]) + json.dumps(_status(status)).encode())
         self._frame(_CLOSE, struct.pack(">H", 1000))
+        self.connection.shutdown(socket.SHUT_RD)
         self.close_connection = True
+
+    def _answer_pings(self) -> None:
+        """Until the end: kubectl gives up after a minute without an answer."""
+        with suppress(OSError, ValueError):
+            while True:
+                kind, data = self._read_frame()
+                if kind == _PING:
+                    self._frame(_PONG, data)
 
     def _frame(self, kind: int, data: bytes) -> None:
         size = bytes([len(data)]) if len(data) < 126 else b"\x7e" + struct.pack(">H", len(data))
-        self.wfile.write(bytes([0x80 | kind]) + size + data)
+        with self._sending:
+            self.wfile.write(bytes([0x80 | kind]) + size + data)
 
     def _stdin(self) -> bytes:
         """Return the input until the client closes the stream."""
