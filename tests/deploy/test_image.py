@@ -128,6 +128,8 @@ def test_an_image_of_140_mb_is_built(tmp_path: Path) -> None:
                   "CREATED=2026-09-21T14:13:20Z"):  # fmt: skip
         assert f"--build-arg {given}" in asked
     assert "--timestamp 1790000000" in asked
+    (processes,) = re.findall(r"--ulimit nproc=(\d+)", asked)
+    assert int(processes) <= int(Path("/proc/sys/kernel/pid_max").read_text())
     assert "--tag localhost/ebpflb:dev ." in asked
     assert done.stdout.splitlines()[-1].endswith("140 MB, by podman")
 
