@@ -43,10 +43,13 @@ def test_the_formula_holds_what_was_measured() -> None:
         assert it.size <= size <= 1.1 * it.size, it
 
 
-def test_the_page_has_the_growth_of_an_hour() -> None:
-    """The plot shows the slope, its bounds and the pauses that the samples have."""
+def test_the_page_has_what_the_soak_measured() -> None:
+    """It has the slope, its bounds and the pauses of the samples, and the least blocks in use."""
     samples, said = endurance.read(), words(SCALE)
     times, pauses = [it["at"] for it in samples], [it["pause"] for it in samples]
     found = plot.trend(times, [it["rss"] for it in samples])
     assert f"grew by {found.slope:.1f} MB (95 %: {found.low:.1f} to {found.high:.1f})" in said
     assert f"{median(pauses):.2f} s in the median, and {max(pauses):.1f} s at most" in said
+    parts = [samples[at : at + 15] for at in range(0, len(samples) - 14, 15)]
+    least = [min(it["blocks"] for it in part) for part in parts]
+    assert f"between {min(least):,.0f} and {max(least):,.0f}" in said
