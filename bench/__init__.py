@@ -29,6 +29,7 @@ devices        a first start on a node with many devices, and what they cost aft
 
 moved_datagrams  for how long a removed endpoint gets datagrams: flows, by entries of conntrack
 ended_sockets  the same of a pod's connected socket, by pods
+dns            what a DNS endpoint that dies costs, beside kube-proxy's clean-up
 
 tenant         what 1.5 MB of each list that a tenant may write cost
 
@@ -38,8 +39,9 @@ flow_program   a packet's cost by test runs; established: also beside another co
 
 schedulers     what each scheduler means for clients: `make bench-schedulers`
 queue_program  its client and servers
-own_counts     the same, computed, where several nodes count their own connections
 draws          what a draw costs: `make bench-draws`
+shares         the share of an endpoint with long connections, on many nodes
+held_program   its clients and servers
 
 nodeport       NodePorts from outside, beside kube-proxy's rules: `make bench-nodeport`
 node_cost      what a packet costs the node, by streams of established flows

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the choice of an endpoint costs by scheduler: the run time of connect4, against random.
 
-    sudo .venv/bin/python -m bench.draws [--rounds K] [--calls N]
+    sudo .venv/bin/python -m bench.draws [--rounds K] [--calls N] [--endpoints M]
 
-One client connects to a Service of each scheduler in turns, with and without weights, each of four
+One client connects to a Service of each scheduler in turns, with and without weights, each of M
 endpoints. The least of all rounds is what the program takes undisturbed; the median is beside it.
 """
 
@@ -35,7 +35,6 @@ from ebpflb.serve import status
 
 PROGRAM = Path(pod_program.__file__)
 PORT, TARGET = 80, 8080
-ENDPOINTS = 4
 
 
 class Draw(NamedTuple):
@@ -59,28 +58,28 @@ DRAWS = [
 
 def main() -> None:
     """``calls`` of each scheduler, a round."""
-    run_bench(__doc__, _measured, rounds=30, calls=1000)
+    run_bench(__doc__, _measured, rounds=30, calls=1000, endpoints=4)
 
 
 def _measured(wanted: argparse.Namespace) -> list[Line]:
     with temporary_lab("ebpflb-bench-draws") as (lab, folder, stack):
-        client, agent = _build(lab, folder)
+        client, agent = _build(lab, folder, wanted.endpoints)
         stack.callback(agent.close)
         counted = stack.enter_context(hooks.Hooks(StateDir(agent.paths.state), agent.node.cgroup))
         stack.enter_context(hooks.statistics())
         return list(_rows(client, counted, wanted))
 
 
-def _build(lab: Lab, folder: Path) -> tuple[Client, LabAgent]:
+def _build(lab: Lab, folder: Path, endpoints: int) -> tuple[Client, LabAgent]:
     node = lab.node("node", 1)
-    pods = [lab.pod(node, f"pod-{i}", 10 + i, hooked=False) for i in range(ENDPOINTS)]
+    pods = [lab.pod(node, f"pod-{i}", 10 + i, hooked=False) for i in range(endpoints)]
     for pod in pods:
         lab.keep_ready(pod.python(PROGRAM, "serve", pod.name, str(TARGET), stdout=PIPE))
     agent = LabAgent(lab, node, folder)
     objects = [each for number, draw in enumerate(DRAWS) for each in _objects(number, draw, pods)]
     manifests.write(agent.manifests / "all.yaml", [manifests.node("node", node.v4), *objects])
     agent.start()
-    wait_until("all is programmed", lambda: _backends(agent) == ENDPOINTS * len(DRAWS))
+    wait_until("all is programmed", lambda: _backends(agent) == endpoints * len(DRAWS))
     return Client(lab, lab.pod(node, "client", 2)), agent
 
 
@@ -110,7 +109,8 @@ def _rows(client: Client, counted: hooks.Hooks, wanted: argparse.Namespace) -> L
             work = partial(client.do, "take_turns", [(draw.address, PORT)], wanted.calls)
             took[draw].append(counted.per_call(work)["connect4"])
     plain = next(draw for draw in DRAWS if draw.name == RANDOM)
-    yield f"connect4, {wanted.rounds} rounds of {wanted.calls} connections to {ENDPOINTS} endpoints"
+    rounds = f"{wanted.rounds} rounds of {wanted.calls} connections"
+    yield f"connect4, {rounds} to {wanted.endpoints} endpoints"
     yield _row("random", took[plain], 0)
     for draw, costs in took.items():
         if draw != plain:

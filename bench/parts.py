@@ -110,6 +110,11 @@ PARTS = {
             f"{_MILLION} --seconds 5", f"{_MILLION} --seconds 1", (_AGENT,), usual=False,
         ),
         Part(
+            "shares", "bench.shares",
+            "The share of an endpoint whose connections last three times as long",
+            "", "--nodes 3 --connections 90", (Panel("the slow", ""),), usual=False,
+        ),
+        Part(
             "agents", "bench.agents", "Many agents at one API server",
             "--agents 100 --seconds 30", "--agents 20 --seconds 5",
             (

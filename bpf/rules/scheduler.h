@@ -109,27 +109,39 @@ static __always_inline void table_spare(const struct request *request, struct se
 		service->table.size *= !(service->flags & SERVICE_EVEN);
 }
 
+/* Of a list with at most so many backends all are compared, else so many that are drawn. */
+#define COMPARED_BACKENDS 8
+
 /*
- * Draws two places by weight, and returns the slot whose backend has fewer connections for its
- * weight, or the first slot if both have the same. The second draw uses the mixed rest of the
- * first.
+ * Returns the slot whose backend has the fewest connections for its weight; of equal ones the first
+ * drawn. A backend may be drawn twice, and each draw uses the mixed number of the one before.
  */
 static __always_inline __u32 least_connections_slot(const struct service *service,
 						    const struct range *range, __u16 list,
 						    struct draw draw, __u32 size)
 {
-	struct draw second = draw_of(number_mix(draw.rest), size - 1);
-	__u32 one = scheduler_slot_at(service, range, list, draw), other;
-	__s64 load, other_load;
-	__u16 weight, other_weight;
+	__u32 slot = scheduler_slot_at(service, range, list, draw), least = slot, number = draw.rest;
+	bool all = range->size <= COMPARED_BACKENDS;
+	__u16 weight, least_weight;
+	__s64 load, least_load = slot_load(slot, &least_weight);
 
-	second.place += draw.place + 1;
-	if (second.place >= size)
-		second.place -= size;
-	other = scheduler_slot_at(service, range, list, second);
-	load = slot_load(one, &weight);
-	other_load = slot_load(other, &other_weight);
-	return other_load * weight < load * other_weight ? other : one;
+	UNROLL
+	for (__u32 i = 1; i < COMPARED_BACKENDS; i++) {
+		if (all && i >= range->size)
+			break;
+		number = number_mix(number);
+		if (all)
+			slot = slot + 1 - range->base < range->size ? slot + 1 : range->base;
+		else
+			slot = scheduler_slot_at(service, range, list, draw_of(number, size));
+		load = slot_load(slot, &weight);
+		if (load * least_weight < least_load * weight) {
+			least = slot;
+			least_load = load;
+			least_weight = weight;
+		}
+	}
+	return least;
 }
 
 /* Returns the slot of the backend that a new connection gets. The list must not be empty. */
@@ -144,7 +156,7 @@ static __always_inline __u32 scheduler_slot(const struct request *request,
 		draw.place = rotation_next(&service->id, list, size);
 	else
 		draw = draw_of(scheduler_draw(request, service->flags), size);
-	if (service->flags & SERVICE_LEAST_CONNECTIONS && size > 1)
+	if (service->flags & SERVICE_LEAST_CONNECTIONS)
 		slot = least_connections_slot(service, range, list, draw, size);
 	else
 		slot = scheduler_slot_at(service, range, list, draw);
