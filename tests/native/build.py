@@ -77,6 +77,7 @@ SHAPE = ("-std=gnu11", "-O1", "-fPIC", "-DDIALECT_NATIVE")
 # For kernels with and without bpf_set_retval.
 VARIANTS = {"set_retval": ("-DHAVE_SET_RETVAL",), "no_retval": ()}
 ROOT = Path(__file__).parents[2]
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")  # before there are threads: Python 3.11 has a race
 SOURCES = (Path(__file__), SOURCE, *layout.SOURCES.rglob("*.[ch]"))
 
 
@@ -104,8 +105,7 @@ def once(name: str, build: Callable[[Path], None]) -> Path:
 def built(variant: str) -> Any:
     """Return the module with the hooks of a variant."""
     name = f"native_{variant}"
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    return _load(name, once(f"{name}{suffix}", lambda path: _build(path, name, VARIANTS[variant])))
+    return _load(name, once(f"{name}{SUFFIX}", lambda path: _build(path, name, VARIANTS[variant])))
 
 
 def _build(library: Path, name: str, flags: tuple[str, ...]) -> None:

@@ -192,3 +192,7 @@ class Translated(NetfilterSync):
     """A change that programs do not notice."""
 
     flags = frozenset[str]()
+
+    def _may_have_flows(self) -> bool:
+        """Return True: the flow tables serve the simulation's packets."""
+        return True

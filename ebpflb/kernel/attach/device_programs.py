@@ -56,7 +56,7 @@ Load = Callable[[bool], list[Program]]
 _REMOVED = "programs were removed from device %s: attaching them again"
 _INGRESS, _EGRESS = ("ingress",), ("egress",)
 _ATTACH_ORDER = (*_EGRESS, *_INGRESS)
-_GROUP = 16  # devices that get programs together, most important first
+GROUP = 16  # devices that get programs together, most important first
 # How long the device of a new pod has no clsact. With it the CNI plugin bandwidth, which creates a
 # qdisc ingress there, would fail, and the pod with it (containernetworking/plugins#894).
 PLUGIN_SECONDS = 2.0
@@ -123,7 +123,7 @@ class DevicePrograms:
 
         Only devices that have changed are checked for the programs; ``faults`` checks all.
         ``now``: indexes of devices that must have programs before this returns, such as those that
-        an earlier agent served; None: all. The worker serves the others in order, _GROUP at a time:
+        an earlier agent served; None: all. The worker serves the others in order, GROUP at a time:
         see ``take_attached``. It also attaches ``egress`` to devices that have served without, and
         removes it.
         """
@@ -175,7 +175,7 @@ class DevicePrograms:
         self.held.release(pin for index in surplus for pin in self.attacher.pins(index, _EGRESS))
         due = [it for it in wanted if it.index in self.to_come | self.lack_egress]
         ready = [device for device in due if device.index not in self._earliest]
-        groups = [ready[at : at + _GROUP] for at in range(0, len(ready), _GROUP)]
+        groups = [ready[at : at + GROUP] for at in range(0, len(ready), GROUP)]
         waiting = [[device] for device in due if device.index in self._earliest]
         steps = chain(self._steps_of(groups), self._detach_egress(surplus), self._steps_of(waiting))
         if not self._on_attached:

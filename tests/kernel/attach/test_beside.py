@@ -80,7 +80,7 @@ def test_the_caller_does_not_wait(
     groups.
     """
     made, index = beside.made, ns.index("v0")
-    monkeypatch.setattr(device_programs, "_GROUP", 2)
+    monkeypatch.setattr(device_programs, "GROUP", 2)
     assert made.update(first(ns), {index}) == {}
     assert at("v0") == ids(packets)
     assert made.attached == {index}
