@@ -85,6 +85,8 @@ LONG = (
     "tests/packet/test_mutations.py",  # 26
     "tests/packet/test_recycled_flows.py",  # 13
     "tests/network/test_schedulers.py",  # 140
+    "tests/network/test_egress.py",  # 140
+    "tests/network/test_sctp.py",  # 50
     "tests/network/test_on_removal.py",  # 73
     "tests/network/test_flowtable.py",
     "tests/network/test_release.py",  # 45
