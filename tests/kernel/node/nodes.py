@@ -20,7 +20,7 @@ def _works(tool: Tool) -> bool:
     """Whether the tool is installed and the kernel has its tables (Debian 13 lacks the legacy
     tables).
     """
-    words = ["unshare", "--net", str(tool.command), "--list-rules"]
+    words = ["unshare", "--net", str(tool.command), "--wait", "--list-rules"]
     return bool(tool.command) and not subprocess.run(words, capture_output=True).returncode
 
 
