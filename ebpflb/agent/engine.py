@@ -293,8 +293,12 @@ class EngineChoice:
 
     @property
     def needs_egress(self) -> bool:
-        """Whether the flow tables translate new flows, alone or beside netfilter."""
-        return not self.is_netfilter or self._netfilter.beside_flows
+        """Whether the flow tables translate new flows, alone or beside netfilter.
+
+        With --shadow they count for netfilter, which translates nothing.
+        """
+        may_open = self._netfilter.beside_flows or self._options.shadow
+        return may_open or not self.is_netfilter
 
     def forget_flows(self) -> None:
         """As NetfilterSync.forget_flows; a failure is left to the watch of the table."""
