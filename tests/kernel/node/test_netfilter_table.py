@@ -9,6 +9,7 @@ ingress does.
 import os
 import socket
 import struct
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from typing import NamedTuple
@@ -357,6 +358,11 @@ def test_as_nft_prints_it() -> None:
         ):
             assert line in shown
         run("nft", "delete", "table", "inet", TABLE.table)
+        checked = subprocess.run(
+            ["nft", "-c", "-f", "-"], input=shown, capture_output=True, text=True
+        )
+        if "expected TC classid, expression has type integer" in checked.stderr:
+            pytest.xfail("nft 1.1 takes no shift of a priority (limits.md)")
         run("nft", "-f", "-", said=shown)
         assert run("nft", "-y", "list", "table", "inet", TABLE.table) == shown
         assert elements.read().keys() == {1, 2}
