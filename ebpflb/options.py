@@ -32,6 +32,7 @@ from ebpflb.model.packet_path import (
     PacketMark,
     parse_mark,
 )
+from ebpflb.model.pools import Pools, parse_pools, show_pools
 from ebpflb.model.services import (
     ALL_EXTERNAL_IPS,
     Admission,
@@ -569,6 +570,17 @@ class Options:
         parse=parse_external_ips,
         show=str,
     )
+    l2_pools: Pools = option(
+        (),
+        "--l2-pool",
+        "Addresses for Services of type LoadBalancer with loadBalancerClass ebpflb.io/l2, of both"
+        " families, in namespaces with these labels; can be repeated.",
+        default_text="none",
+        metavar="RANGE,...[@SELECTOR]",
+        repeated=True,
+        parse=parse_pools,
+        show=show_pools,
+    )
     nodeport_source_ranges: tuple[Network, ...] = option(
         (),
         "--nodeport-source-ranges",
@@ -645,6 +657,7 @@ class Options:
             endpoint_health=self.endpoint_health,
             node_local_addresses=self.node_local_addresses,
             whole_addresses=self.whole_addresses,
+            pools=self.l2_pools,
         )
 
     @property

@@ -15,6 +15,7 @@ monitoring        serves `ebpflb monitor`
 endpoint_health   sets endpoints aside that do not answer this node
 node_local        asks the listeners on this node that Services name whether they answer
 node_readiness    says in the API whether Services work on this node
+address_writer    gives Services load balancer addresses from the pools
 missed_ends       ends sockets and counted connections whose end no program saw
 stale             ends connections that lead to endpoints which no longer serve
 """

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from ebpflb import stopping
 from ebpflb.agent import engine, loop
+from ebpflb.agent.address_writer import AddressWriter
 from ebpflb.agent.audit import (
     ELEMENTS_NAME,
     TABLE_NAME,
@@ -149,7 +150,7 @@ class _Builder:
         self._writing_server = None if options.manifests else server_factory(server)
         self._source = make_source(
             inbox.put,
-            node_name=options.node_name,
+            node_name="" if options.l2_pools else options.node_name,  # Nodes share the addresses
             manifests=options.manifests,
             server_options=server,
             on_silent=self._metrics.watch_silent,
@@ -235,7 +236,7 @@ class _Builder:
         canary = CanarySync(sync)
         uplinks = UplinkCanary(inbox, canary, self._node_sync)
         stale, health = self._stale_worker(), self._servers.health
-        readiness = NodeReadiness(options, health, self._writing_server, self._metrics.node_written)
+        writers = self._writers()
         endpoint_health, node_local = self._endpoint_watch(), self._node_local_watch()
         parts = (
             self._loader,
@@ -251,7 +252,7 @@ class _Builder:
             Recorder(self._history, sync),
             ApiServersFile(options, self._cluster, self._api_servers.name),
             SourceErrors(self._source.received),
-            readiness,
+            *writers,
             BesideKubeProxy(options.left_to_kube_proxy),
         )
         self._pages |= {
@@ -264,7 +265,7 @@ class _Builder:
         self._start_workers(stale, uplinks, endpoint_health, node_local)
         publisher = Publisher(options, health, audit, self._node_sync)
         self._connect_metrics(publisher, endpoint_health, node_local)
-        self._start(self._servers, readiness)
+        self._start(self._servers, *writers)
         return Agent(inbox, parts, sync.take_turn, publisher.publish, health.turned)
 
     def _start_workers(self, stale: StaleWorker, *others: Works) -> None:
@@ -287,6 +288,15 @@ class _Builder:
             DeviceWatch(inbox.put),
         )
         self._metrics.socket_destroy_supported(stale.ends_udp)  # known since its start
+
+    def _writers(self) -> tuple[NodeReadiness, AddressWriter]:
+        """Return the parts that write to the API, each in a thread of its own."""
+        server, servers = self._writing_server, self._servers
+        wrote, told = self._metrics.node_written, servers.record_no_address
+        return (
+            NodeReadiness(self._options, servers.health, server, wrote),
+            AddressWriter(self._cluster, self._inbox, server, told),
+        )
 
     def _audit(self, reporter: Reporter) -> Audit:
         inbox, service_sync = self._inbox, self._service_sync

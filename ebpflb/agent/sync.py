@@ -108,7 +108,8 @@ class Sync(Part):
                 self.service_sync.plan_all()  # repairs any fault of the plan, hours apart
             # Later only the keys are needed; the objects would stay in memory until then.
             event = Replaced(event.kind, dict.fromkeys(event.objects), event.version)  # type: ignore[arg-type]
-        self._taken.applied.append((event, applied))
+        if self.cluster.counts(event):
+            self._taken.applied.append((event, applied))
 
     def _observe(self, message: Observed) -> None:
         """Take this node's own observations of endpoints and frontends."""

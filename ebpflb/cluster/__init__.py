@@ -10,6 +10,7 @@ api             requests to the API server
 api_servers     which of several API servers is asked
 access          its address, TLS and credentials, as a pod has them
 kubeconfig      the same from a kubeconfig
+balanced_services  all Services with their addresses, and writes of an address
 event_recorder  Kubernetes events about the Node and its Services, sent to the API server
 
 A directory of manifests:

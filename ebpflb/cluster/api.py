@@ -110,8 +110,8 @@ class Server:
         self._lock = threading.Lock()
         self._closed = False
 
-    def page(self, kind: Kind, query: dict[str, str]) -> Iterator[bytes]:
-        """Yield one page of a list, as it arrives.
+    def page(self, kind: Kind | str, query: dict[str, str]) -> Iterator[bytes]:
+        """Yield one page of a list, as it arrives; ``kind`` may be a path.
 
         Raises ClusterError, or ResourceExpired for a version or a continue token that the server no
         longer has.
@@ -176,12 +176,12 @@ class Server:
 
     @contextmanager
     def _get(
-        self, kind: Kind, query: dict[str, str], *, read_timeout: float
+        self, kind: Kind | str, query: dict[str, str], *, read_timeout: float
     ) -> Iterator[BaseHTTPResponse]:
         with _as_cluster_errors():
             response = self._request(
                 "GET",
-                API_PATHS[kind],
+                API_PATHS[kind] if isinstance(kind, Kind) else kind,
                 fields=query,
                 timeout=Timeout(connect=CONNECT_TIMEOUT, read=read_timeout),
                 preload_content=False,

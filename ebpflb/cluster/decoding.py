@@ -27,7 +27,7 @@ from ebpflb.model.services import PROXY_NAME_LABEL
 
 
 def query(kind: Kind, node_name: str) -> dict[str, str]:
-    """Return the selectors of a list or watch request, for the node of this name."""
+    """Return the selectors of a list or watch request, for the node of this name; "": all nodes."""
     match kind:
         case Kind.SERVICE:
             absent = f"!{PROXY_NAME_LABEL}"
@@ -35,7 +35,7 @@ def query(kind: Kind, node_name: str) -> dict[str, str]:
         case Kind.ENDPOINT_SLICE:
             return {"labelSelector": f"!{HEADLESS_LABEL}"}
         case Kind.NODE:
-            return {"fieldSelector": f"metadata.name={node_name}"}
+            return {"fieldSelector": f"metadata.name={node_name}"} if node_name else {}
     return {}
 
 
@@ -48,7 +48,7 @@ def is_selected(item: Object, node_name: str) -> bool:
         case EndpointSlice():
             return HEADLESS_LABEL not in labels
         case Node():
-            return item.metadata.name == node_name
+            return node_name in ("", item.metadata.name)
     return True
 
 

@@ -247,7 +247,7 @@ class ApiSource:
         first_version: str = ANY,
         on_silent: Callable[[str], None] = lambda kind: None,
     ) -> None:
-        """``node_name`` is the Node to watch; ``first_version``: see ListWatch."""
+        """``node_name`` is the Node to watch, "" all; ``first_version``: see ListWatch."""
         self._emit = emit
         self._node_name = node_name
         self._server_options = server_options or ServerOptions()

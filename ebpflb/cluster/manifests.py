@@ -350,7 +350,7 @@ class ManifestDirectory:
         if isinstance(object, ReadSlice):
             return True
         if isinstance(object, InvalidObject):
-            return name.kind is not Kind.NODE or name.key.name == self._node_name
+            return name.kind is not Kind.NODE or self._node_name in ("", name.key.name)
         return decoding.is_selected(object, self._node_name)
 
     def _replace_all(self) -> list[Event]:

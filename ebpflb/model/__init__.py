@@ -14,6 +14,9 @@ facts            what this node observes, and what each fact changes in the plan
 
 annotations      the annotations of ebpflb, and warnings about them
 
+pools            pools of load balancer addresses, and which Service gets which of them
+claims           this agent's copy of what Services ask of the pools
+
 Other facts from the objects:
 
 api_servers         the endpoints of default/kubernetes, which are kept

@@ -290,6 +290,13 @@ def show_networks(ranges: tuple[Network, ...]) -> str:
     return ",".join(map(str, ranges))
 
 
+# Which address of the operator's pools a Service wants, and with which Services of its namespace it
+# may share one: those with the same value. pools.py reads them.
+
+REQUESTED_ANNOTATION = "ebpflb.io/load-balancer-ips"
+SHARING_ANNOTATION = "ebpflb.io/allow-shared-ip"
+
+
 # The names of all annotations of Services and of slices.
 
 OF_SERVICES = frozenset(
@@ -301,6 +308,8 @@ OF_SERVICES = frozenset(
         HEALTH_ANNOTATION,
         NODE_LOCAL_ANNOTATION,
         FAILOVER_ANNOTATION,
+        REQUESTED_ANNOTATION,
+        SHARING_ANNOTATION,
     }
 )
 OF_SLICES = frozenset({WEIGHT_ANNOTATION})

@@ -17,6 +17,7 @@ from ebpflb.model import api_servers, endpoint_slices, endpoints, nodes, service
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.annotations import HEALTH_OFF
 from ebpflb.model.api_servers import NO_API_PLACES, KeptApiServers, api_places
+from ebpflb.model.claims import Claims
 from ebpflb.model.endpoint_slices import ReadSlice, StoredSlice
 from ebpflb.model.endpoints import (
     NONE_SET_ASIDE,
@@ -32,6 +33,7 @@ from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Rem
 from ebpflb.model.facts import FACTS, Fact, Values
 from ebpflb.model.nodes import NodeLocalPorts, Untracked
 from ebpflb.model.objects import EndpointSlice, Node, Service, ServiceCIDR
+from ebpflb.model.pools import given_back
 from ebpflb.model.services import (
     KUBERNETES,
     OF_KUBE_PROXY,
@@ -186,6 +188,7 @@ class ClusterState:
         self.watches: tuple[Watch, ...] = ()  # of what Services want observed on this node
         self.with_passive_health: set[Key] = set()  # Services
         self.node_local = NodeLocalPorts()
+        self.claims = Claims(admission.pools)
         self.observed: dict[Fact, Values] = dict.fromkeys(Fact, frozenset())
         self.claimed: Claimed = tuple  # who claims each frontend: a Service may ask for more
         self.api_places = NO_API_PLACES
@@ -271,6 +274,12 @@ class ClusterState:
             tuple(warnings),
         )
 
+    def counts(self, event: ObjectEvent) -> bool:
+        """Whether an event may matter to this node's maps: that of another Node does not."""
+        if isinstance(event, Replaced) or event.kind is not Kind.NODE:
+            return True
+        return event.key.name == self.node_name
+
     def warnings(self) -> Iterator[tuple[str, str]]:
         """Yield each object with an unserved part, and the reason."""
         return ((f"{kind} {key}", "; ".join(its)) for (kind, key), its in self._warnings.items())
@@ -315,6 +324,7 @@ class ClusterState:
             Kind.SERVICE: self.services.keys(),
             Kind.ENDPOINT_SLICE: self.slices.keys(),
             Kind.SERVICE_CIDR: self.ranges.keys(),
+            Kind.NODE: {Key("", name) for name in self.claims.nodes},
         }
         invalid = {key for kind, key in self.invalid if kind is event.kind}
         for key in (stored.get(event.kind, set()) | invalid) - event.objects.keys():
@@ -333,8 +343,17 @@ class ClusterState:
         except Exception as error:  # a mistake of the program stops no other object either
             text = str(error if isinstance(error, InvalidObject) else unexpected(error))
             self.invalid[kind, key] = text
+            if kind is Kind.SERVICE and self.admission.pools:
+                self._give_back(key, found)
             return [ObjectWarning(kind, key, found.source, text, self.effect(kind, key))]
         return [ObjectWarning(kind, key, found.source, text) for text in texts]
+
+    def _give_back(self, key: Key, found: ReadObject) -> None:
+        """Serve an invalid Service at no address of the pools that it no longer has."""
+        ports = self.services.get(key, ())
+        if ports != (fewer := given_back(ports, self.admission.pools, found.object)):
+            self.services[key] = fewer
+            self.changed_services.add(key)
 
     def _new_warnings(self, kind: Kind, key: Key, now: tuple[str, ...]) -> Iterable[str]:
         """Return the warnings that the object's last version did not have."""
@@ -381,6 +400,7 @@ class ClusterState:
             ports = services.with_loopback(ports, local)
         if (which := self.admission.whole_addresses) is not WholeAddresses.NONE:
             ports = services.with_whole_addresses(ports, which)
+        self.claims.store(key, service)
         self.labels.pop(key, None)
         if labels := service.metadata.labels:
             self.labels[key] = show_labels(labels)
@@ -421,7 +441,8 @@ class ClusterState:
         return frozenset(network for ranges in self.ranges.values() for network in ranges)
 
     def _store_node(self, node: Node) -> tuple[str, ...]:
-        if node.metadata.name != self.node_name:  # a server that ignores the fieldSelector
+        self.claims.store_node(node)
+        if node.metadata.name != self.node_name:
             return ()
         self.node = node
         zone = nodes.zone(node)
@@ -447,10 +468,13 @@ class ClusterState:
             self.labels.pop(key, None)
             self.with_passive_health.discard(key)
             self.node_local.name(key, ())
+            self.claims.drop(key)
             if self.services.pop(key, None) is not None:
                 self.changed_services.add(key)
         elif kind is Kind.ENDPOINT_SLICE:
             self._drop_slice(key)
+        elif kind is Kind.NODE:
+            self.claims.drop_node(key.name)
         elif kind is Kind.SERVICE_CIDR:
             self.ranges.pop(key, None)
             self.service_cidrs = self._service_cidrs()

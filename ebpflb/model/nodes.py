@@ -64,6 +64,12 @@ def addresses(node: objects.Node) -> tuple[Address, ...]:
     )
 
 
+def is_ready(node: objects.Node) -> bool:
+    """Whether the Node is Ready; one that does not say so, as in a manifest, is."""
+    conditions = (node.status and node.status.conditions) or []
+    return all(each.status == "True" for each in conditions)
+
+
 def primary_addresses(candidates: Iterable[Address]) -> dict[Family, Address]:
     """Return the first address of each family; the first family is the node's primary one."""
     first: dict[Family, Address] = {}

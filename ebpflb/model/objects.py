@@ -83,6 +83,8 @@ class ServiceSpec(Struct, frozen=True, gc=False, rename="camel"):
     external_traffic_policy: str | None = None
     external_failover_policy: str | None = None
     health_check_node_port: int = 0
+    load_balancer_class: str | None = None
+    load_balancer_ip: str | None = field(name="loadBalancerIP", default=None)
 
 
 class LoadBalancerIngress(Struct, frozen=True, gc=False, rename="camel"):
@@ -160,8 +162,20 @@ class NodeAddress(Struct, frozen=True, gc=False):
     address: str
 
 
+class NodeCondition(Struct, frozen=True, gc=False):
+    type: str
+    status: str
+
+
 class NodeStatus(Struct, frozen=True, gc=False):
+    """The addresses, and of the conditions the one that counts here: others change often."""
+
     addresses: list[NodeAddress] | None = None
+    conditions: list[NodeCondition] | None = None
+
+    def __post_init__(self) -> None:
+        ready = [each for each in self.conditions or () if each.type == "Ready"]
+        structs.force_setattr(self, "conditions", ready or None)
 
 
 class Taint(Struct, frozen=True, gc=False):
@@ -175,7 +189,7 @@ class NodeSpec(Struct, frozen=True, gc=False):
 
 
 class Node(Struct, frozen=True, gc=False):
-    """v1 Node: its zone label, its addresses, its pods' addresses, and its taints."""
+    """v1 Node: its zone label, addresses, pods' addresses and taints, and whether it is ready."""
 
     metadata: Metadata
     spec: NodeSpec | None = None

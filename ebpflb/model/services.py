@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -31,6 +31,9 @@ from ebpflb.model.annotations import (
 )
 from ebpflb.model.events import Key
 from ebpflb.model.objects import Metadata
+
+if TYPE_CHECKING:
+    from ebpflb.model.pools import Pool
 
 # Which of a Service's externalIPs are served.
 #
@@ -224,6 +227,7 @@ class Admission(Struct, frozen=True):
     address and port at which the node's own processes reach the API servers.
     ``keeps_api_servers``: the Service default/kubernetes never loses its last ready endpoint, and
     has passive endpoint health. ``whole_addresses``: for which addresses Services stand as a whole.
+    ``pools``: addresses that a Service gets only from the agents; as externalIPs they do not count.
     """
 
     serve_external_ips: bool = True
@@ -236,6 +240,7 @@ class Admission(Struct, frozen=True):
     endpoint_health: str = HEALTH_OFF
     node_local_addresses: tuple[Address, ...] = annotations.NODE_LOCAL_DNS
     whole_addresses: WholeAddresses = WholeAddresses.NONE
+    pools: "tuple[Pool, ...]" = ()
 
     def health_of(self, service: Key) -> str:
         """Return the default of a Service's endpoint health."""
@@ -536,7 +541,9 @@ def _external_ips(
     listed = spec.external_ips or () if admission.serve_external_ips else ()
     used = _first(listed, MOST_ADDRESSES, "spec.externalIPs", warnings)
     found = _parsed(addresses.parse_frontend, "spec.externalIPs[{}]", used, warnings)
-    return admission.external_ips.of(found, warnings)
+    pooled = {it for it in found if any(pool.has(it) for pool in admission.pools)}
+    warnings += [f"spec.externalIPs: {it} is not served: --l2-pool has it" for it in pooled]
+    return admission.external_ips.of([it for it in found if it not in pooled], warnings)
 
 
 def _load_balancer_ips(service: objects.Service, warnings: list[str]) -> list[Address]:

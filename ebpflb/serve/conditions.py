@@ -51,6 +51,7 @@ class Cause(StrEnum):
     OBJECTS_DIFFER = "objects differ"
     STALE_UDP = "UDP sockets not ended"
     NODE_NOT_WRITTEN = "node readiness not written"
+    ADDRESSES_MISSING = "addresses missing"
     PORTS_NOT_OPEN = "ports not open"
     KUBE_PROXY_MISSING = "kube-proxy missing"
     REMOVED_SETTINGS = "removed settings"
@@ -97,6 +98,8 @@ _LASTING = {
     "translated",
     Cause.STALE_UDP: "UDP sockets and flows may keep removed endpoints: {}",
     Cause.NODE_NOT_WRITTEN: "the Node does not say in the API whether Services work here: {}",
+    Cause.ADDRESSES_MISSING: "a load balancer address is missing | load balancer addresses are "
+    "missing",
     Cause.KUBE_PROXY_MISSING: "kube-proxy {}",
     Cause.PORTS_NOT_OPEN: "a port of the agent is not open | ports of the agent are not open",
     Cause.REMOVED_SETTINGS: "a setting has no effect | settings have no effect",
@@ -121,6 +124,7 @@ def _found(it: AgentStatus) -> dict[Cause, str | Mapping[str, str] | bool | None
         Cause.CHOICES_LOST: it.choices_lost,
         Cause.STALE_UDP: it.udp_not_ended,
         Cause.NODE_NOT_WRITTEN: it.node_not_written,
+        Cause.ADDRESSES_MISSING: it.addresses_missing,
         Cause.KUBE_PROXY_MISSING: it.left_to_kube_proxy and it.kube_proxy,
         Cause.PORTS_NOT_OPEN: not it.kube_proxy_runs and it.ports_not_open,  # else it has them
         Cause.REMOVED_SETTINGS: it.removed_settings,

@@ -151,6 +151,10 @@ class HttpServers:
         """Record an event: a Service does not fit into the maps."""
         self._warn(event_recorder.service(service), "DoesNotFit", "Program", reason)
 
+    def record_no_address(self, service: Key, note: str) -> None:
+        """Record an event: a Service has not the load balancer address that it asks for."""
+        self._warn(event_recorder.service(service), "AllocationFailed", "Assign", note)
+
     def record_set_aside(self, service: Key, note: str) -> None:
         """Record an event: an endpoint gets no connections."""
         self._warn(event_recorder.service(service), "EndpointSetAside", "Watch", note)

@@ -72,6 +72,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     devices_to_come: int = 0  # to which the programs are being attached
     flows_wait: bool = False  # until then the flow tables, which are the engine, open no flow
     sync_error: str | None = None  # of the last sync, if it failed
+    addresses_missing: Mapping[str, str] = {}  # Service -> why it lacks a load balancer address
     node_not_written: str | None = None  # why the Node does not say whether Services work
     udp_not_ended: str | None = None  # why stale UDP sockets currently cannot be ended
     kube_proxy: str | None = None  # a kube-proxy on this node, or its leftovers

@@ -21,6 +21,7 @@ DETAILS = {
     "--endpoint-health": "See [endpoint health](endpoint-health.md).",
     "--fast-forward": "See [below](#what-do-the-larger-options-cost).",
     "--load-balancer-unknown-ports": "See [addresses of Services](vips.md).",
+    "--l2-pool": "See [load balancer addresses](load-balancer-addresses.md).",
     "--local-api-server": "Only with the systemd unit or a static pod: see [API "
     "servers](api-servers.md#how-does-a-kubelet-use-it).",
     "--manifests": "[Getting started](getting-started.md#how-do-i-serve-a-service-from-a-file) has "
@@ -58,6 +59,7 @@ _CHART = {
         "extraArgs",
     ),
     "--api-server": "apiServer.hosts",
+    "--l2-pool": "l2Pools",
     "--map-size": "mapSizes",
     "--external-ips": "externalIPs",
     "--nodeport-source-ranges": "nodePortSourceRanges",

@@ -116,7 +116,7 @@ def test_rights_in_the_cluster(defaults: list[Object]) -> None:
     read = {(group_of(path), path.rsplit("/", 1)[1]) for path in api.API_PATHS.values()}
     wanted = {it: {"list", "watch"} for it in read}
     methods = re.findall(r'"(GET|POST|PUT|PATCH|DELETE)"', inspect.getsource(api))
-    assert set(methods) == {"GET", "POST", "PATCH"}  # PATCH: only with nodeReadiness
+    assert set(methods) == {"GET", "POST", "PATCH"}  # PATCH: only with nodeReadiness or l2Pools
     told = event_recorder.Event(
         event_recorder.node("node"), "Normal", "Starting", "StartKubeProxy", ""
     )

@@ -10,6 +10,7 @@ from typing import Any
 RESOURCES = {
     "/api/v1": {
         "configmaps": "ConfigMap",
+        "namespaces": "Namespace",
         "nodes": "Node",
         "secrets": "Secret",
         "serviceaccounts": "ServiceAccount",
@@ -31,9 +32,9 @@ OBJECT_PATHS = {
     kind: f"{group}/{name}"
     for group, resources in RESOURCES.items()
     for name, kind in resources.items()
-    if kind in ("Service", "EndpointSlice", "Node", "ServiceCIDR")
+    if kind in ("Service", "EndpointSlice", "Namespace", "Node", "ServiceCIDR")
 }
-_WITHOUT_NAMESPACE = {"Node", "ServiceCIDR", "ClusterRole", "ClusterRoleBinding"}
+_WITHOUT_NAMESPACE = {"Namespace", "Node", "ServiceCIDR", "ClusterRole", "ClusterRoleBinding"}
 _VERBS = ["create", "get", "list", "patch", "watch"]
 
 

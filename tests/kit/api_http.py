@@ -12,7 +12,7 @@ from tests.kit.api_discovery import OBJECT_PATHS, document
 from tests.kit.api_history import Json, Request, status
 
 KINDS = {path: kind for kind, path in OBJECT_PATHS.items()}
-PATCHED = re.compile(r"/api/v1/nodes/[^/]+(/status)?")
+PATCHED = re.compile(r"/api/v1/(namespaces/[^/]+/)?(nodes|services)/[^/]+(/status)?")
 EVENTS = re.compile(r"/apis/events\.k8s\.io/v1/namespaces/([^/]+)/events")
 
 
@@ -50,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def do_PATCH(self) -> None:
-        """Patch a Node; the server decides how the body is applied."""
+        """Patch a Node or a Service; the server decides how the body is applied."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert PATCHED.fullmatch(self.path), self.path
         sent = {"path": self.path, "type": self.headers["Content-Type"], "body": body}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Patches of Nodes, applied as an API server does, for the two kinds that the agent sends."""
+"""Patches, applied as an API server does, for the kinds that the agent sends."""
 
 import copy
 from typing import Any
@@ -9,13 +9,29 @@ from tests.kit.api_history import Json
 MERGE, OPERATIONS = "application/strategic-merge-patch+json", "application/json-patch+json"
 
 
+STATUS = "application/merge-patch+json"
+
+
 class Refused(Exception):
     """The patch cannot be applied."""
 
 
+class Conflict(Refused):
+    """The object is not the one that the client has read."""
+
+
 def applied(node: Json, content_type: str, body: Any) -> Json:
-    """Return the Node with the patch applied. Raises Refused if a test in the patch fails."""
+    """Return the Node, or the Service, with the patch applied.
+
+    Raises Refused if a test in the patch fails, Conflict for a wrong resourceVersion.
+    """
     made = copy.deepcopy(node)
+    if content_type == STATUS:
+        assert body.keys() == {"metadata", "status"} and body["status"].keys() == {"loadBalancer"}
+        if body["metadata"] != {"resourceVersion": node["metadata"]["resourceVersion"]}:
+            raise Conflict("the object has been modified")
+        made["status"] = {"loadBalancer": {"ingress": body["status"]["loadBalancer"]["ingress"]}}
+        return made
     if content_type == OPERATIONS:
         for operation in body:
             _apply(made, operation)

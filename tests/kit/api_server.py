@@ -249,15 +249,20 @@ class FakeApiServer:
             handler.send(200, json.dumps(found).encode())
 
     def _patch(self, sent: Json, handler: Handler) -> None:
-        """Patch a Node; the patch is recorded before the answer, as for creations."""
-        name = sent["path"].removesuffix("/status").rpartition("/")[2]
+        """Patch an object; the patch is recorded before the answer, as for creations."""
+        *_, kind, name = sent["path"].removesuffix("/status").split("/")
+        namespace = sent["path"].split("/")[4] if kind == "services" else ""
+        kinds = {"nodes": "Node", "services": "Service"}
         with self.changed:
-            node = self._collections["Node"].objects.get(("", name))
+            node = self._collections[kinds[kind]].objects.get((namespace, name))
             if node is None:
-                handler.refuse(404, f'nodes "{name}" not found')
+                handler.refuse(404, f'{kind} "{name}" not found')
                 return
             try:
                 changed = api_patches.applied(node, sent["type"], sent["body"])
+            except api_patches.Conflict as reason:
+                handler.refuse(409, str(reason))
+                return
             except api_patches.Refused as reason:
                 handler.refuse(422, str(reason))
                 return
@@ -265,6 +270,11 @@ class FakeApiServer:
             self.patches.append(sent)
             self.changed.notify_all()
         handler.send(200, json.dumps(changed).encode())
+
+    def objects(self, kind: str) -> list[Json]:
+        """Return all objects of a kind, as they are now."""
+        with self.changed:
+            return list(self._collections[kind].objects.values())
 
     def node(self, name: str) -> Json:
         """Return the current Node object."""

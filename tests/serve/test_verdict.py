@@ -67,6 +67,11 @@ def test_ok_needs_an_agent_without_errors() -> None:
             "does not say in the API whether Services work here: 403: forbidden",
         ),
         (
+            {"addresses_missing": {"shop/web": "no pool has one", "shop/b": "no pool has one"}},
+            Cause.ADDRESSES_MISSING,
+            "2 load balancer addresses are missing, the first: shop/web: no pool has one",
+        ),
+        (
             {"removed_settings": {"--one": "was removed"}},
             Cause.REMOVED_SETTINGS,
             "a setting has no effect: --one: was removed",
