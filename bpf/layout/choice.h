@@ -8,10 +8,11 @@ enum chosen {
 	CHOSEN = 0xeb000000,	/* the packet has a choice ... */
 	CHOSEN_MASK = 0xff000000,	/* ... if these bits are so */
 	CHOSEN_MASQUERADE = 0x00800000,	/* the backend sees this node as its client */
-	CHOSEN_SHIFTED = 0x00400000,	/* the id is CHOSEN_SHIFT bits higher */
+	CHOSEN_LIFTED = 0x00400000,	/* CHOSEN_BAND's bits of the id are CHOSEN_LIFT bits higher */
 	CHOSEN_ID = 0x003fffff,	/* the backend's id */
 };
-#define CHOSEN_SHIFT 4	/* the bits by which qdiscs pick a band */
+#define CHOSEN_BAND 15	/* the bits by which qdiscs pick a band */
+#define CHOSEN_LIFT 18	/* to the highest bits of an id */
 
 /* The choice for the datagrams of one flow: netfilter translates the first one, and counts all. */
 struct datagram_choice {

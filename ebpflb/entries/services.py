@@ -130,16 +130,17 @@ class Chosen(IntEnum):
     PREFIX = 0xEB000000
     MASK = 0xFF000000
     MASQUERADE = 0x00800000
-    SHIFTED = 0x00400000
+    LIFTED = 0x00400000
     ID = 0x003FFFFF
 
 
-CHOSEN_SHIFT = 4
+CHOSEN_BAND, CHOSEN_LIFT = 15, 18
 
 
 def id_of(chosen: int) -> int:
     """Return the backend's id in a choice."""
-    return (chosen & Chosen.ID) >> (CHOSEN_SHIFT if chosen & Chosen.SHIFTED else 0)
+    id = chosen & Chosen.ID
+    return id & (1 << CHOSEN_LIFT) - 1 | id >> CHOSEN_LIFT if chosen & Chosen.LIFTED else id
 
 
 class BackendLoad(NamedTuple):

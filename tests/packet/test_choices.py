@@ -3,7 +3,7 @@
 
 import pytest
 
-from ebpflb.entries.services import Chosen, id_of
+from ebpflb.entries.services import CHOSEN_BAND, Chosen, id_of
 from ebpflb.lab.agents import wait_until
 from tests.packet.frames import Packet, at, datagram, ends, opening, reply, segment
 from tests.packet.node import PacketNode
@@ -13,7 +13,6 @@ from tests.packet.services import serve, written
 CLIENTS = range(50_000, 50_040)
 FORGED = Chosen.PREFIX | 1
 OTHERS = 0x00010002  # a class of someone else's
-BAND = 15  # the bits by which qdiscs pick a band
 
 
 @pytest.fixture(params=["tcp", "udp"])
@@ -137,7 +136,7 @@ def test_datagrams_choose_again(node: PacketNode, places: Places, change: str) -
         node.forget_recent()
     node.ingress(request, "pods")
     assert chosen_id(node) == node.backend_id(1, new)
-    picks_no_band = node.priority & (Chosen.SHIFTED | BAND) == Chosen.SHIFTED
+    picks_no_band = node.priority & (Chosen.LIFTED | CHOSEN_BAND) == Chosen.LIFTED
     assert picks_no_band is (change != "idle"), "an idle flow is a new one to conntrack"
 
 

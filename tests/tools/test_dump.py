@@ -13,7 +13,7 @@ import pytest
 
 from ebpflb.entries.flows import Flow, FlowKind, Tuple
 from ebpflb.entries.services import (
-    CHOSEN_SHIFT,
+    CHOSEN_LIFT,
     NO_V4,
     NO_V6,
     Backend,
@@ -200,7 +200,7 @@ def remembered_of_packets(maps: dict[str, Map]) -> None:
     maps["fragments"].write([((CLIENT, FRONTEND, 4711, 17, 1), (now, 5000, 53))])
     maps["forwarded"].write([(Tuple(CLIENT, FRONTEND, 9, 80, 6, 2), (begun, 62, 1))])
     asked = Tuple(CLIENT, FRONTEND, 1000, 80, 6, 1)
-    chosen = Chosen.PREFIX | Chosen.MASQUERADE | Chosen.SHIFTED | A << CHOSEN_SHIFT
+    chosen = Chosen.PREFIX | Chosen.MASQUERADE | Chosen.LIFTED | A & ~15 | (A & 15) << CHOSEN_LIFT
     maps["udp_choices"].write(
         [
             (asked._replace(protocol=17), (WEB, chosen, 0, begun)),

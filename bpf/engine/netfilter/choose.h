@@ -20,7 +20,7 @@
  * prefix there was not written by us, and is removed. ip_forward overwrites ours, ip6_forward leaves
  * it in place. The rules remove it from a flow's first packet. No rule sees the others: in their choice
  * the id is shifted, as qdiscs (pfifo_fast, mqprio, fq) pick a band by the lowest four bits. The first
- * one's is not: an earlier version that comes back writes its rules, which know no shifted ids, before
+ * one's is not: an earlier version that comes back writes its rules, which know no lifted bits, before
  * it attaches its programs. After a silence a datagram is a flow's first one again.
  */
 #ifndef EBPFLB_ENGINE_NETFILTER_CHOOSE_H
@@ -73,11 +73,13 @@ static __always_inline bool netfilter_takes(const struct packet *packet,
 	return packet->tuple.protocol != SCTP || settings->flags & SETTING_NETFILTER_SCTP;
 }
 
-static __always_inline __u32 choice_shifted(__u32 backend)
+static __always_inline __u32 choice_lifted(__u32 backend)
 {
-	__u32 shifted = backend << CHOSEN_SHIFT;
+	__u32 band = backend & CHOSEN_BAND;
 
-	return shifted < CHOSEN_SHIFTED ? CHOSEN | CHOSEN_SHIFTED | shifted : CHOSEN | backend;
+	if (backend >> CHOSEN_LIFT)
+		return CHOSEN | backend;
+	return CHOSEN | CHOSEN_LIFTED | (backend ^ band) | band << CHOSEN_LIFT;
 }
 
 /* Whether the backend still serves the service for which it was chosen. */
@@ -85,7 +87,9 @@ static __always_inline bool chosen_is_there(__u32 service, __u32 chosen)
 {
 	__u32 id = chosen & CHOSEN_ID;
 
-	return backend_serves(service, chosen & CHOSEN_SHIFTED ? id >> CHOSEN_SHIFT : id);
+	if (chosen & CHOSEN_LIFTED)
+		id = (id & ((1 << CHOSEN_LIFT) - 1)) | id >> CHOSEN_LIFT;
+	return backend_serves(service, id);
 }
 
 /* Whether conntrack still has the flow, if nobody has deleted it. */
@@ -242,7 +246,7 @@ static __always_inline struct outcome leave_to_netfilter(struct __sk_buff *ctx,
 							 const struct settings *settings,
 							 const struct selection *selection)
 {
-	__u32 chosen = choice_shifted(selection->backend.id);
+	__u32 chosen = choice_lifted(selection->backend.id);
 	bool is_first = packet->opens;
 	enum masquerade_reason masquerade;
 

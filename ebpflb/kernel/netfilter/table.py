@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from ebpflb.entries.services import CHOSEN_SHIFT, Chosen
+from ebpflb.entries.services import CHOSEN_BAND, CHOSEN_LIFT, Chosen
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import nft
 from ebpflb.kernel.netfilter.nft import Name, Refused, Session, Transaction
@@ -73,7 +73,6 @@ _EQUAL, _NOT_EQUAL, _LESS, AT_LEAST = 0, 1, 2, 5  # NFT_CMP_*
 _RANDOM = 1  # NFT_NG_RANDOM
 _TO_NETWORK_ORDER = 1  # NFT_BYTEORDER_HTON
 _VERDICT, _REGISTER, _SECOND_REGISTER = 0, 1, 2  # NFT_REG_VERDICT, NFT_REG_1, NFT_REG_2
-_SHIFT_RIGHT = 2  # NFT_BITWISE_RSHIFT, 5.6
 _CT_STATE, _IS_INVALID = 0, 1  # NFT_CT_STATE, NF_CT_STATE_INVALID_BIT
 _ORIGINAL = b"\0"  # IP_CT_DIR_ORIGINAL
 _MAPS_ADDRESS, _MAPS_PORT, _FULLY_RANDOM = 0x1, 0x2, 0x10  # NF_NAT_RANGE_*
@@ -226,11 +225,15 @@ def _choice_rules(options: TableOptions) -> Iterator[Rule]:
     marked = _load_meta(_MARK), mask(rest, mark), _set_meta(_MARK)
     masqueraded = mask(Chosen.MASQUERADE), compare(_word(Chosen.MASQUERADE))
     yield Rule("translate", "mark for masquerade", (_load_meta(_PRIORITY), *masqueraded, *marked))
-    shifted = _load_meta(_PRIORITY), mask(Chosen.SHIFTED), compare(_word(Chosen.SHIFTED))
-    down = _load_meta(_PRIORITY), _shift_right(CHOSEN_SHIFT), _set_meta(_PRIORITY)
-    id = mask(Chosen.ID >> CHOSEN_SHIFT, Chosen.PREFIX)
-    alone = _load_meta(_PRIORITY), id, _set_meta(_PRIORITY)  # nft(8) loads no shift with a mask
-    yield Rule("translate", "a shifted id", (*shifted, *down, *alone))
+    for bit in (1 << place for place in range(CHOSEN_BAND.bit_length())):
+        above = bit << CHOSEN_LIFT
+        is_lifted = mask(Chosen.LIFTED | above), compare(_word(Chosen.LIFTED | above))
+        lowered = (
+            _load_meta(_PRIORITY),
+            mask(0xFFFFFFFF & ~(above | bit), bit),
+            _set_meta(_PRIORITY),
+        )
+        yield Rule("translate", f"lower bit {bit}", (_load_meta(_PRIORITY), *is_lifted, *lowered))
     for protocol, number in _protocols(options).items():
         for family in _FAMILIES:
             yield _translation(family, protocol, number)
@@ -424,12 +427,6 @@ def mask(mask: int, xor: int = 0) -> Tree:
 def _bitwise(mask: bytes, xor: bytes) -> Tree:
     registers: Mapping[int, bytes] = {1: to_number(_REGISTER), 2: to_number(_REGISTER)}
     return expression("bitwise", {**registers, 3: to_number(len(mask)), 4: {1: mask}, 5: {1: xor}})
-
-
-def _shift_right(bits: int) -> Tree:
-    registers: Tree = {1: to_number(_REGISTER), 2: to_number(_REGISTER)}
-    operation: Tree = {3: to_number(4), 6: to_number(_SHIFT_RIGHT), 7: {1: _word(bits)}}
-    return expression("bitwise", {**registers, **operation})
 
 
 def compare(value: bytes, operation: int = _EQUAL) -> Tree:

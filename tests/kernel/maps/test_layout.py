@@ -167,7 +167,7 @@ def test_bits_of_a_choice() -> None:
     names = {each.value: f"CHOSEN_{each.name}" for each in Chosen}
     names[Chosen.PREFIX] = "CHOSEN"
     assert layout.ffi.typeof("enum chosen").elements == names
-    assert sum((Chosen.MASK, Chosen.MASQUERADE, Chosen.SHIFTED, Chosen.ID)) == 0xFFFFFFFF
+    assert sum((Chosen.MASK, Chosen.MASQUERADE, Chosen.LIFTED, Chosen.ID)) == 0xFFFFFFFF
     assert Chosen.PREFIX & ~Chosen.MASK == 0
 
 
