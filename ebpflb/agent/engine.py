@@ -13,6 +13,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
@@ -254,6 +255,7 @@ class NetfilterSync:
 log = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 5.0
+_FORGETS, _FORGET_SECONDS = 4, 600.0  # a tenant may add and remove a scheduler again and again
 
 
 class EngineChoice:
@@ -278,6 +280,7 @@ class EngineChoice:
         self._options, self._missing = options, missing
         self._netfilter, self._clock = netfilter, clock
         self._changed = -math.inf  # last change of the engine
+        self._forgot = deque([-math.inf] * _FORGETS, _FORGETS)
         self.path: PacketPath | None = None
         self.due = math.inf
         packet_path.decide(options.packet_path, missing=missing)
@@ -301,9 +304,17 @@ class EngineChoice:
         return may_open or not self.is_netfilter
 
     def forget_flows(self) -> None:
-        """As NetfilterSync.forget_flows; a failure is left to the watch of the table."""
+        """As NetfilterSync.forget_flows, four times in ten minutes: programs at egress follow it.
+
+        A failure is left to the watch of the table.
+        """
+        now, before = self._clock(), self._netfilter.beside_flows
+        if now - self._forgot[0] < _FORGET_SECONDS:
+            return
         with suppress(NodeError):
             self._netfilter.forget_flows()
+        if before and not self._netfilter.beside_flows:
+            self._forgot.append(now)
 
     def update(
         self, devices: Devices, pods: Collection[Network], *, flows_wait: bool = False

@@ -156,3 +156,18 @@ def test_no_table_no_netfilter() -> None:
     node.table.error = None
     assert node.settle() is Engine.NETFILTER
     assert node.table.active
+
+
+def test_flows_are_forgotten_four_times_in_ten_minutes() -> None:
+    """A tenant who adds and removes a scheduler again and again does not make the agent take the
+    programs at egress off each time.
+    """
+    node = Node()
+
+    def forgets() -> bool:
+        node.now += 60
+        node.table.beside_flows = True
+        node.choice.forget_flows()
+        return not node.table.beside_flows
+
+    assert [forgets() for _ in range(11)] == [True] * 4 + [False] * 6 + [True]
