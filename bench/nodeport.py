@@ -122,7 +122,7 @@ def _rates(times: Times, connects: dict[Case, list[int]]) -> Lines:
     yield from _on_top(times)
     for place in PLACES:
         for one, other in RATIOS:
-            if (other, place) in times:
+            if {(one, place), (other, place)} <= times.keys():
                 ratios = _over(times[other, place], times[one, place])
                 target = _TARGETS.get((one, other, place))
                 yield row_of(f"{one} / {other}, {place}", ratios, "x", target, least=True)

@@ -133,7 +133,7 @@ def test_the_branch_that_is_checked_out_changes_no_byte(tmp_path: Path) -> None:
     asked = checkout / ".venv/bin/python"  # the first that the clone's content is given to
     asked.write_text(f"#!/bin/sh\ngit rev-parse --abbrev-ref HEAD >{tmp_path}/branch\nexit 1\n")
     (checkout / "deploy/image").mkdir()
-    stand_ins = [tools / "buildah", checkout / "deploy/image/emulate"]
+    stand_ins = [tools / "buildah", tools / "rpmbuild", checkout / "deploy/image/emulate"]
     for stand_in in stand_ins:
         stand_in.write_text("#!/bin/sh\n")
     for program in (asked, *stand_ins):
