@@ -66,7 +66,7 @@ help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
 
 # `make test`: each test with one or two sets of its parameters, each file of tests/network with one
-# of its set-ups, what is repeated a third as often, and without those that take long.
+# of its set-ups, what is repeated a fifth as often, and without those that take long.
 PYTEST := $(BIN)/python -m pytest
 SETS := --parameter-sets=2 --one-set-up=tests/network \
 	$(patsubst %,--parameter-sets=1:tests/%,agent cli kernel deploy network packet)
@@ -77,7 +77,7 @@ test test-all: $(VENV)/test
 	$(MAKE) --jobs=$$(nproc) run-$@ check
 
 run-test: SELECTED := $(PART)
-run-test: export EBPFLB_TEST_LOAD := 0.3
+run-test: export EBPFLB_TEST_LOAD := 0.2
 run-test run-test-all: tests-libraries tests-bytecode
 	$(RUN_SELECTED)
 

@@ -38,7 +38,7 @@ from tests.load import paused, scaled
 
 VIP, VIP_PORT, API_PORT = "10.96.0.1", 443, 6443
 LOCAL = "127.0.0.1", 7445
-PAUSE = paused(0.02)  # seconds between two requests of a client
+PAUSE = paused(0.05)  # seconds between two requests of a client
 PATIENCE = max(5.0, 60 * PAUSE)  # seconds that a client waits for an answer
 SERVICE = [{"name": "https", "port": VIP_PORT, "protocol": "TCP"}]
 SLICE = [{"name": "https", "port": API_PORT, "protocol": "TCP"}]
