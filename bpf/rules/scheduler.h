@@ -88,15 +88,31 @@ static __always_inline __u32 scheduler_slot_at(const struct service *service,
 	return draw.rest < choice->below ? choice->slot : choice->other;
 }
 
-/* Returns the number of connections of the slot's backend, and sets the backend's weight. */
-static __always_inline __s64 slot_load(__u32 slot, __u16 *weight)
+/* The slot with the fewest connections for its backend's weight, of those compared so far. */
+struct least {
+	__u32 slot;
+	__u16 weight;
+	__s64 load;
+};
+
+/*
+ * Takes the slot if its backend has fewer. The barrier keeps one branch: the compiler would make
+ * one for each field, and the verifier would follow all of them.
+ */
+static __always_inline void least_compare(struct least *least, __u32 slot)
 {
 	struct backend *backend = LOOKUP_NUMBER(struct backend, slots, slot);
-	__u32 id = backend ? backend->id : 0;
-	struct backend_load *load = LOOKUP_NUMBER(struct backend_load, backend_loads, id);
+	struct backend_load *load;
 
-	*weight = backend ? backend->weight : 0;
-	return load ? (__s32)load->open : 0;
+	if (!backend)
+		return;
+	load = LOOKUP_NUMBER(struct backend_load, backend_loads, backend->id);
+	if (!load)
+		return;
+	if ((__s64)(__s32)load->open * least->weight >= least->load * backend->weight)
+		return;
+	barrier();
+	*least = (struct least){ .slot = slot, .weight = backend->weight, .load = (__s32)load->open };
 }
 
 /*
@@ -120,28 +136,29 @@ static __always_inline __u32 least_connections_slot(const struct service *servic
 						    const struct range *range, __u16 list,
 						    struct draw draw, __u32 size)
 {
-	__u32 slot = scheduler_slot_at(service, range, list, draw), least = slot, number = draw.rest;
+	struct least least = { .slot = scheduler_slot_at(service, range, list, draw),
+			       .weight = 1, .load = 1LL << 40 }; /* more than any backend has */
+	__u32 slot = least.slot, number = draw.rest;
 	bool all = range->size <= COMPARED_BACKENDS;
-	__u16 weight, least_weight;
-	__s64 load, least_load = slot_load(slot, &least_weight);
+	__u64 place = slot - range->base, below;
 
+	least_compare(&least, slot);
 	UNROLL
 	for (__u32 i = 1; i < COMPARED_BACKENDS; i++) {
 		if (all && i >= range->size)
 			break;
-		number = number_mix(number);
-		if (all)
-			slot = slot + 1 - range->base < range->size ? slot + 1 : range->base;
-		else
+		if (all) {
+			below = ++place - range->size;
+			OPAQUE(below);
+			place &= (__s64)below >> 63; /* 0 after the last one, without a branch */
+			slot = range->base + place;
+		} else {
+			number = number_mix(number);
 			slot = scheduler_slot_at(service, range, list, draw_of(number, size));
-		load = slot_load(slot, &weight);
-		if (load * least_weight < least_load * weight) {
-			least = slot;
-			least_load = load;
-			least_weight = weight;
 		}
+		least_compare(&least, slot);
 	}
-	return least;
+	return least.slot;
 }
 
 /* Returns the slot of the backend that a new connection gets. The list must not be empty. */
