@@ -75,6 +75,9 @@ class IPVS(Section, frozen=True):
     sync_period: Duration = _HALF_A_MINUTE
     min_sync_period: Duration = Duration(0)
     scheduler: str = ""
+    tcp_timeout: Duration = Duration(0)
+    tcp_fin_timeout: Duration = Duration(0)
+    udp_timeout: Duration = Duration(0)
 
 
 class NFTables(Section, frozen=True):

@@ -31,19 +31,18 @@ def _ignored(flags: str, fields: str, reason: str) -> Parameter:
     return Parameter(flags, fields, reason, ignored=True)
 
 
-_NOT_READ = "For IPVS, Windows or Go's logging, which ebpflb does not have."
+_NOT_READ = "For IPVS itself, Windows or Go's logging, which ebpflb does not have."
 _API_CLIENT = "ebpflb reads objects as JSON, with a few watches, and does not throttle them."
 
 # Flags and fields (or whole sections) that nothing reads.
 SWITCHES = frozenset({"ipvs-strict-arp", "log-text-split-stream", "log-json-split-stream"})
 _IGNORED_FLAGS = """
-ipvs-exclude-cidrs ipvs-strict-arp ipvs-tcp-timeout ipvs-tcpfin-timeout ipvs-udp-timeout
+ipvs-exclude-cidrs ipvs-strict-arp
 vmodule log-flush-frequency log-text-split-stream log-text-info-buffer-size
 log-json-split-stream log-json-info-buffer-size
 """
 IGNORED_FIELDS = """
-ipvs.excludeCIDRs ipvs.strictARP ipvs.tcpTimeout ipvs.tcpFinTimeout ipvs.udpTimeout
-portRange winkernel windowsRunAsService
+ipvs.excludeCIDRs ipvs.strictARP portRange winkernel windowsRunAsService
 logging.flushFrequency logging.options logging.vmodule
 """
 
@@ -148,6 +147,12 @@ PARAMETERS = (
     Parameter("ipvs-scheduler", "ipvs.scheduler",
         "In mode ipvs the default of --scheduler: the scheduler of ebpflb that comes next to this "
         "one of the kernel. In other modes it has no effect."),
+    Parameter("ipvs-tcp-timeout", "ipvs.tcpTimeout",
+        "In mode ipvs the least --conntrack-tcp-timeout-established."),
+    Parameter("ipvs-tcpfin-timeout", "ipvs.tcpFinTimeout",
+        "In mode ipvs the least --conntrack-tcp-timeout-close-wait."),
+    Parameter("ipvs-udp-timeout", "ipvs.udpTimeout",
+        "In mode ipvs the least --conntrack-udp-timeout-stream."),
     Parameter("v verbose", "logging.verbosity",
         "Log verbosity. From 4 on, details are logged. SIGUSR2 switches them on and off."),
     Parameter("logging-format", "logging.format",

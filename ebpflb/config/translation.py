@@ -4,11 +4,12 @@
 from pathlib import Path
 from typing import Any
 
-from ebpflb.config.fields import KubeProxyConfiguration
+from ebpflb.config.fields import IPVS, KubeProxyConfiguration
 from ebpflb.config.validation import cluster_cidrs
 from ebpflb.model import annotations, devices
-from ebpflb.model.addresses import Address, parse_address, parse_network
+from ebpflb.model.addresses import Address, Duration, parse_address, parse_network
 from ebpflb.model.devices import LocalDetector, LocalMode
+from ebpflb.model.packet_path import KERNEL_UDP_STREAM_TIMEOUT
 from ebpflb.options import ConntrackOptions
 
 EXTERNAL_IPS = "AllowServiceExternalIPs"  # the only feature gate with an effect (kube-proxy.md 1.4)
@@ -77,17 +78,27 @@ def detector(config: KubeProxyConfiguration) -> LocalDetector:
 
 
 def conntrack(config: KubeProxyConfiguration) -> ConntrackOptions:
-    """Return the options in whole seconds, as the kernel's settings."""
-    section = config.conntrack
+    """Return the options in whole seconds, as the kernel's settings.
+
+    In mode ipvs no connection is forgotten sooner than by IPVS with its timeouts (kube-proxy.md
+    15).
+    """
+    section, ipvs = config.conntrack, config.ipvs if config.mode == "ipvs" else IPVS()
     return ConntrackOptions(
         max_per_core=section.max_per_core,
         min_total=section.min,
-        established=section.tcp_established_timeout.whole_seconds,
-        close_wait=section.tcp_close_wait_timeout.whole_seconds,
+        established=_longer(section.tcp_established_timeout, ipvs.tcp_timeout, 5 * 24 * 3600),
+        close_wait=_longer(section.tcp_close_wait_timeout, ipvs.tcp_fin_timeout, 60),
         be_liberal=section.tcp_be_liberal,
         udp=section.udp_timeout.whole_seconds,
-        udp_stream=section.udp_stream_timeout.whole_seconds,
+        udp_stream=_longer(section.udp_stream_timeout, ipvs.udp_timeout, KERNEL_UDP_STREAM_TIMEOUT),
     )
+
+
+def _longer(own: Duration, ipvs: Duration, kernel: int) -> int:
+    """Return the longer timeout in seconds; 0 keeps the kernel's, if that is the longest."""
+    seconds = own.whole_seconds
+    return seconds if ipvs.whole_seconds <= (seconds or kernel) else ipvs.whole_seconds
 
 
 def ignored_gates(config: KubeProxyConfiguration) -> list[str]:

@@ -7,7 +7,7 @@ the node's families is checked later, once the Node is known.
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -45,6 +45,11 @@ _LIMITS = {
         ),
         (0, math.inf),
     ),
+}
+_TIMEOUTS = ("ipvs.tcpTimeout", "ipvs.tcpFinTimeout", "ipvs.udpTimeout")
+_LIMITS_OF_MODE: Mapping[str, Mapping[str, tuple[int, float]]] = {
+    "ipvs": dict.fromkeys(_TIMEOUTS, (0, math.inf)),
+    "nftables": {"nftables.masqueradeBit": (0, 31)},
 }
 # The field that a detectLocalMode requires.
 _REQUIRED = {
@@ -94,8 +99,7 @@ def _periods(config: KubeProxyConfiguration) -> Iterator[FieldError]:
 
 
 def _numbers(config: KubeProxyConfiguration) -> Iterator[FieldError]:
-    nftables = {"nftables.masqueradeBit": (0, 31)} if config.mode == "nftables" else {}
-    for path, (least, most) in {**_LIMITS, **nftables}.items():
+    for path, (least, most) in {**_LIMITS, **_LIMITS_OF_MODE.get(config.mode, {})}.items():
         value = value_at(config, path)
         if not least <= value <= most:
             allowed = f"at least {least}" if most == math.inf else f"between {least} and {most}"

@@ -92,14 +92,14 @@ def test_without_effect(run: Run, file: Path, caplog: pytest.LogCaptureFixture) 
     """A field that has no effect is named, unless its value is a default."""
     write(
         file,
-        ipvs={"tcpTimeout": "5s", "strictARP": False},
+        ipvs={"excludeCIDRs": ["10.0.0.0/8"], "strictARP": False},
         iptables={"localhostNodePorts": False},
         winkernel={"enableDSR": True},
         logging={"options": {"json": {"splitStream": True}}},
         featureGates={"AllowServiceExternalIPs": True, "Zeta": True, "Alpha": False},
     )
     run("--config", file)
-    ignored = f"{file}: accepted, but ignored: ipvs.tcpTimeout, logging.options, winkernel"
+    ignored = f"{file}: accepted, but ignored: ipvs.excludeCIDRs, logging.options, winkernel"
     assert ignored in caplog.messages
     assert "accepted, but ignored: iptables.localhostNodePorts" in caplog.messages
     assert "feature gates without effect: Alpha, Zeta" in caplog.messages

@@ -49,7 +49,7 @@ def another(value: Any) -> Any:
         return f"{value}x"
     if isinstance(value, bool):
         return not value
-    return Duration(value + fields.SECOND) if isinstance(value, Duration) else value + 1
+    return Duration(value + 48 * 3600 * fields.SECOND) if isinstance(value, Duration) else value + 1
 
 
 @pytest.mark.parametrize(
