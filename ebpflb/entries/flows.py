@@ -294,8 +294,9 @@ class Connection(NamedTuple):
 
     @property
     def is_translated(self) -> bool:
-        """Whether requests get another destination."""
-        return bool(self.status & DESTINATION_NAT)
+        """Whether requests get another destination; IPVS sets no bit of the status."""
+        asked, answering = self.original, self.reply
+        return asked[1::2] != (answering.source, answering.source_port)
 
     @property
     def state(self) -> FlowState:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.entries.flows import DESTINATION_NAT, Connection, FlowState
+from ebpflb.entries.flows import DESTINATION_NAT, Connection, Ends, FlowState
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.services import Protocol
@@ -65,6 +65,15 @@ def test_datagrams_and_their_backend(family: int) -> None:
     assert (found.protocol, found.state) == (Protocol.UDP, FlowState.ONE_WAY)
     assert found.is_translated
     assert 0 < found.seconds <= 30
+
+
+def test_ipvs_translates_without_a_bit_of_the_status() -> None:
+    """An entry whose replies come from another address is translated, as those of IPVS."""
+    client, vip, backend = map(ip_address, ("10.0.0.1", VIPS[4], "10.0.0.2"))
+    asked = Ends(client, vip, 4321, 53)
+    assert Connection(Protocol.UDP, asked, Ends(backend, client, 53, 4321)).is_translated
+    assert Connection(Protocol.UDP, asked, Ends(vip, client, 5353, 4321)).is_translated
+    assert not Connection(Protocol.UDP, asked, asked.reversed()).is_translated
 
 
 @pytest.mark.parametrize("family", [4, 6])
