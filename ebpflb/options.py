@@ -574,7 +574,8 @@ class Options:
         (),
         "--l2-pool",
         "Addresses for Services of type LoadBalancer with loadBalancerClass ebpflb.io/l2, of both"
-        " families, in namespaces with these labels; can be repeated.",
+        " families, for which the nodes answer by ARP and NDP; for namespaces with these labels."
+        " Can be repeated.",
         default_text="none",
         metavar="RANGE,...[@SELECTOR]",
         repeated=True,

@@ -50,9 +50,9 @@ class _Known(NamedTuple):
     ranges: Mapping[Network, str]
 
     def unusable(self, services: Mapping[Address, str]) -> Unusable:
-        """Return what no Service may get. Raises NodeError if the routes cannot be listed."""
-        gateways = dict.fromkeys(routes.gateways(), "it is the address of a router")
-        return self.claims.unusable({**gateways, **self.own}, services, self.ranges)
+        """Return what no Service may get. Raises OSError."""
+        routers = dict.fromkeys(routes.routers(), "it is the address of a router")
+        return self.claims.unusable({**routers, **self.own}, services, self.ranges)
 
 
 class _Write(NamedTuple):

@@ -4,10 +4,12 @@
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Protocol
 
 from ebpflb import stopping
 from ebpflb.agent import engine, loop
+from ebpflb.agent.address_owner import AddressOwner
 from ebpflb.agent.address_writer import AddressWriter
 from ebpflb.agent.audit import (
     ELEMENTS_NAME,
@@ -47,6 +49,8 @@ from ebpflb.cluster.source import ServerOptions, make_source
 from ebpflb.config.fields import to_builtins
 from ebpflb.config.translation import EXTERNAL_IPS
 from ebpflb.history.recorder import History
+from ebpflb.kernel.attach import answerer
+from ebpflb.kernel.attach.answerer import Answerer
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import Sweeper
@@ -289,13 +293,22 @@ class _Builder:
         )
         self._metrics.socket_destroy_supported(stale.ends_udp)  # known since its start
 
-    def _writers(self) -> tuple[NodeReadiness, AddressWriter]:
-        """Return the parts that write to the API, each in a thread of its own."""
+    def _address_owner(self) -> AddressOwner:
+        """Return the part that answers for load balancer addresses, if there is --l2-pool."""
+        options, state = self._options, self._datapath.state
+        if not options.l2_pools:
+            answerer.remove(state)  # what an agent with the option has left
+        make = partial(Answerer, state, options.paths.cache)
+        return AddressOwner(self._cluster, self._node_sync, make, self._inbox)
+
+    def _writers(self) -> tuple[NodeReadiness, AddressWriter, AddressOwner]:
+        """Return the parts that tell others of this node, each in a thread of its own."""
         server, servers = self._writing_server, self._servers
         wrote, told = self._metrics.node_written, servers.record_no_address
         return (
             NodeReadiness(self._options, servers.health, server, wrote),
             AddressWriter(self._cluster, self._inbox, server, told),
+            self._address_owner(),
         )
 
     def _audit(self, reporter: Reporter) -> Audit:

@@ -133,6 +133,11 @@ def _notes(key: Key, cluster: ClusterState, invalid: str | None) -> Iterator[str
     elif not cluster.services.get(key):
         yield NOTHING_SERVED
     yield from cluster.warnings_of(key)
+    for address in {
+        ip: None for port in cluster.services.get(key, ()) for ip in port.load_balancer_ips
+    }:
+        if node := cluster.address_owners.get(str(address)):
+            yield f"{address} is answered for by node {node}"
     for slice in cluster.slices_of.get(key, ()):
         if wrong := cluster.invalid.get((Kind.ENDPOINT_SLICE, slice)):
             effect = cluster.effect(Kind.ENDPOINT_SLICE, slice)

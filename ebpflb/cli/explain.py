@@ -66,6 +66,9 @@ def explain(
     published = status.read(paths)
     if published and (aside := published.set_aside.get(found.service)):
         found.notes.append(f"set aside, as they do not answer this node: {aside}")
+    address = str(found.asked.address)
+    if published and (owner := published.address_owners.get(address)):
+        found.notes.append(f"{address} is answered for by node {owner}")
     if output.is_data:
         print_as(output, found.as_data())
     else:

@@ -24,8 +24,8 @@ GROUPS = {
     "choices_lost devices_to_come flows_wait other_programs_first packet_path flowtable "
     "forwarding",
     "services": "service_ports backends in_sync sync_error node_not_written not_programmed "
-    "addresses_missing set_aside claimed_twice invalid_objects object_warnings drift audit_errors "
-    "objects_differ",
+    "addresses address_conflicts not_announced addresses_missing set_aside claimed_twice "
+    "invalid_objects object_warnings drift audit_errors objects_differ",
     "connections": "flows conntrack udp_not_ended ports_not_reserved",
     "kube-proxy": "kube_proxy left_to_kube_proxy",
 }

@@ -11,6 +11,7 @@ probe            which features this kernel has, found by trying them
 bpf              bpf(2): one function for each command; C declarations as types of cffi
 
 stale            finds and ends connections that lead to endpoints which no longer serve
+segment          frames on the uplink: beacons of agents, ARP, NDP
 netlink          messages of netlink: encoded and decoded
 recording        runs copies of the programs to record their decisions
 monitoring       events of decisions, while `ebpflb monitor` runs

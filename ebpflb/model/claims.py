@@ -16,9 +16,10 @@ WRITER = "load balancer addresses"  # the name whose owner, by rendezvous hashin
 
 
 class NodeFacts(NamedTuple):
-    """``pods``: the ranges of its pods' addresses."""
+    """``pods``: the ranges of its pods' addresses; ``balanced``: load balancers may use it."""
 
     ready: bool
+    balanced: bool
     addresses: tuple[Address, ...]
     pods: tuple[Network, ...]
 
@@ -34,6 +35,7 @@ class Claims:
         self.stored: dict[Key, Claim] = {}
         self.former: dict[Key, set[Address]] = {}
         self.nodes: dict[str, NodeFacts] = {}
+        self.version = 0  # another one after each change
         self._holders: dict[Address, set[Key]] = {}
         self._changed: set[Key] = set()
         self._gone = False  # an address may be free that another Service waits for
@@ -63,11 +65,22 @@ class Claims:
 
     def store_node(self, node: objects.Node) -> None:
         if self.pools:
-            found = NodeFacts(nodes.is_ready(node), nodes.addresses(node), nodes.pod_cidrs(node))
+            found = NodeFacts(
+                nodes.is_ready(node),
+                nodes.is_balanced(node),
+                nodes.addresses(node),
+                nodes.pod_cidrs(node),
+            )
+            self.version += self.nodes.get(node.metadata.name) != found
             self.nodes[node.metadata.name] = found
 
     def drop_node(self, name: str) -> None:
-        self.nodes.pop(name, None)
+        self.version += self.nodes.pop(name, None) is not None
+
+    def is_local(self, service: Key) -> bool:
+        """Whether only nodes with an endpoint serve the Service to clients outside."""
+        claim = self.stored.get(service)
+        return claim is not None and claim.is_local
 
     def take_changed(self) -> tuple[set[Key], bool]:
         """Return what has changed since the last call, and whether addresses may be free now."""
@@ -94,6 +107,7 @@ class Claims:
 
     def _replace(self, key: Key, claim: Claim | None) -> None:
         before = self.stored.pop(key, None)
+        self.version += 1
         for address in before.held if before else ():
             if address is not None:
                 holders = self._holders[address]

@@ -189,6 +189,7 @@ class ClusterState:
         self.with_passive_health: set[Key] = set()  # Services
         self.node_local = NodeLocalPorts()
         self.claims = Claims(admission.pools)
+        self.address_owners: Mapping[str, str] = {}  # address -> the node that answers for it
         self.observed: dict[Fact, Values] = dict.fromkeys(Fact, frozenset())
         self.claimed: Claimed = tuple  # who claims each frontend: a Service may ask for more
         self.api_places = NO_API_PLACES

@@ -64,6 +64,14 @@ def addresses(node: objects.Node) -> tuple[Address, ...]:
     )
 
 
+EXCLUDED_LABEL = "node.kubernetes.io/exclude-from-external-load-balancers"
+
+
+def is_balanced(node: objects.Node) -> bool:
+    """Whether the node may answer for load balancer addresses."""
+    return eligible(node) and EXCLUDED_LABEL not in (node.metadata.labels or {})
+
+
 def is_ready(node: objects.Node) -> bool:
     """Whether the Node is Ready; one that does not say so, as in a manifest, is."""
     conditions = (node.status and node.status.conditions) or []

@@ -9,6 +9,7 @@ every claim its addresses, always the same for the same objects: an older Servic
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from hashlib import blake2b
+from ipaddress import IPv4Network
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from ebpflb.model.services import (
 )
 
 CLASS = "ebpflb.io/l2"  # spec.loadBalancerClass
+PROBED = IPv4Network("240.0.0.0/4")  # of no host (RFC 1112): each node has one, for other agents
 _BALANCER = "LoadBalancer"  # spec.type
 
 
@@ -398,3 +400,45 @@ def ranked(name: str, nodes: Collection[str]) -> list[str]:
         return made.digest()
 
     return sorted(nodes, key=lambda node: (weight(node), node), reverse=True)
+
+
+MOST_ANSWERED = 1024  # addresses of all Services together
+
+
+def announced(
+    claims: Iterable[Claim], pools: Pools, unusable: Unusable
+) -> dict[Address, list[Claim]]:
+    """Return the addresses that the cluster's nodes answer for, with the Services that have them.
+
+    At most MOST_ANSWERED, those of the oldest Services.
+    """
+    found: dict[Address, list[Claim]] = {}
+    for claim in sorted(claims, key=lambda it: (it.created or "~", it.key)):
+        for address in claim.held:
+            if address is None or not is_pooled(pools, address) or unusable.reason(address):
+                continue
+            if address in found or len(found) < MOST_ANSWERED:
+                found.setdefault(address, []).append(claim)
+    return found
+
+
+def preferred(local: Iterable[Collection[str]]) -> frozenset[str]:
+    """Return the nodes that should own an address, given the nodes with endpoints of its Services.
+
+    With policy Local only such a node serves. Empty: any node may.
+    """
+    each = [frozenset(nodes) for nodes in local if nodes]
+    return frozenset.intersection(*each) or each[0] if each else frozenset()
+
+
+def is_probed(address: Address) -> bool:
+    return address in PROBED
+
+
+AGENT, PROGRAM = "agent", "program"  # what a probe asks for, on a node
+
+
+def probed_address(cluster: str, node: str, what: str) -> Address:
+    """Return the address by which agents of the same cluster ask whether a node lives."""
+    digest = blake2b(f"{cluster}\0{node}\0{what}".encode(), digest_size=4).digest()
+    return PROBED[int.from_bytes(digest, "big") % (PROBED.num_addresses - 1)]

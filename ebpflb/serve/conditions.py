@@ -51,6 +51,8 @@ class Cause(StrEnum):
     OBJECTS_DIFFER = "objects differ"
     STALE_UDP = "UDP sockets not ended"
     NODE_NOT_WRITTEN = "node readiness not written"
+    ADDRESS_CONFLICTS = "address conflicts"
+    NOT_ANNOUNCED = "addresses not announced"
     ADDRESSES_MISSING = "addresses missing"
     PORTS_NOT_OPEN = "ports not open"
     KUBE_PROXY_MISSING = "kube-proxy missing"
@@ -98,6 +100,9 @@ _LASTING = {
     "translated",
     Cause.STALE_UDP: "UDP sockets and flows may keep removed endpoints: {}",
     Cause.NODE_NOT_WRITTEN: "the Node does not say in the API whether Services work here: {}",
+    Cause.ADDRESS_CONFLICTS: "another station has a load balancer address | other stations have "
+    "load balancer addresses",
+    Cause.NOT_ANNOUNCED: "load balancer addresses are not announced as they should be: {}",
     Cause.ADDRESSES_MISSING: "a load balancer address is missing | load balancer addresses are "
     "missing",
     Cause.KUBE_PROXY_MISSING: "kube-proxy {}",
@@ -124,6 +129,8 @@ def _found(it: AgentStatus) -> dict[Cause, str | Mapping[str, str] | bool | None
         Cause.CHOICES_LOST: it.choices_lost,
         Cause.STALE_UDP: it.udp_not_ended,
         Cause.NODE_NOT_WRITTEN: it.node_not_written,
+        Cause.ADDRESS_CONFLICTS: it.address_conflicts,
+        Cause.NOT_ANNOUNCED: it.not_announced,
         Cause.ADDRESSES_MISSING: it.addresses_missing,
         Cause.KUBE_PROXY_MISSING: it.left_to_kube_proxy and it.kube_proxy,
         Cause.PORTS_NOT_OPEN: not it.kube_proxy_runs and it.ports_not_open,  # else it has them

@@ -77,6 +77,12 @@ READ = {
     "ebpflb_objects_invalid{kind}": "Invalid objects, whose last good state stays in use",
     "ebpflb_source_error{source}": "1 for each source of objects that cannot be read now",
     "ebpflb_conntrack_entries": "Entries of the kernel's conntrack, of all kinds",
+    "ebpflb_l2_addresses{state}": "Load balancer addresses of --l2-pool: announced by this "
+    "cluster, and owned by this node",
+    "ebpflb_l2_moves_total": "Times that this node has begun to answer for an address",
+    "ebpflb_l2_conflicts": "Addresses of --l2-pool that another station has too",
+    "ebpflb_l2_addresses_missing": "Services that lack an address, as the agent that writes them "
+    "sees it",
     "ebpflb_conntrack_max_entries": "Maximum number of entries of conntrack",
     "ebpflb_conntrack_table_restored_total": "Times that the engine's nft table was put back",
     "ebpflb_service_connections_total{namespace,name,port,protocol}": "New connections and flows",
@@ -211,6 +217,20 @@ def look_at_agent(status: AgentStatus, health: Health) -> dict[str, Samples]:
         "ebpflb_service_not_programmed": {tuple(name.split("/")): 1 for name in named},
         "ebpflb_objects_invalid": {kind: kinds[kind] for kind in Kind},
         "ebpflb_source_error": dict.fromkeys(status.source_errors, 1),
+        **_look_at_addresses(status),
+    }
+
+
+def _look_at_addresses(status: AgentStatus) -> dict[str, Samples]:
+    """Return the metrics of load balancer addresses; none without --l2-pool."""
+    if not status.addresses:
+        return {}
+    owned = sum(node == status.node for node in status.address_owners.values())
+    return {
+        "ebpflb_l2_addresses": {"announced": len(status.address_owners), "owned": owned},
+        "ebpflb_l2_moves_total": status.address_moves,
+        "ebpflb_l2_conflicts": len(status.address_conflicts),
+        "ebpflb_l2_addresses_missing": len(status.addresses_missing),
     }
 
 

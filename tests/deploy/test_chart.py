@@ -190,6 +190,19 @@ def test_cleanup_sees_what_it_must_remove(cleanup: str, serves: bool) -> None:
         assert ("NET_RAW" in each["securityContext"]["capabilities"]["add"]) == wanted
 
 
+def test_pools_ask_for_no_right_that_they_do_not_need() -> None:
+    """Raw sockets and the right to write Services come with a pool; the list of namespaces with
+    labels only.
+    """
+    pools: list[list[str]] = [[], ["192.0.2.0/28"], ["192.0.2.0/28", "192.0.2.16/28@team=a"]]
+    for number, objects in enumerate(helm.render(*({"l2Pools": it} for it in pools))):
+        added = helm.container(objects)["securityContext"]["capabilities"]["add"]
+        rules = helm.the("ClusterRole", objects)["rules"]
+        granted = {resource for rule in rules for resource in rule["resources"]}
+        assert ("NET_RAW" in added, "services/status" in granted) == (number > 0, number > 0)
+        assert ("namespaces" in granted) == (number > 1)
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

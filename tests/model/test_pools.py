@@ -13,13 +13,20 @@ from ebpflb.model.claims import Claims
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Changed, Key, Kind, ReadObject
 from ebpflb.model.pools import (
+    AGENT,
     CLASS,
+    MOST_ANSWERED,
+    PROGRAM,
     Allotted,
     Claim,
     Pools,
     Unusable,
     allot,
+    announced,
+    is_probed,
     parse_pools,
+    preferred,
+    probed_address,
     ranked,
     read_claim,
     show_pools,
@@ -385,3 +392,47 @@ def test_an_invalid_service_keeps_nothing_that_it_gave_back() -> None:
     for version, served in versions:
         cluster.apply(Changed(Kind.SERVICE, web, ReadObject(version, "")))
         assert tuple(map(str, cluster.services[web][0].load_balancer_ips)) == served
+
+
+# Who answers.
+
+
+def test_which_addresses_are_announced() -> None:
+    """Those of pools, once, and none that a node or a router has."""
+    router = Unusable({ip_address("192.0.2.201"): "it is the address of a router"})
+    claims = [
+        balanced("web", "192.0.2.200", "10.0.0.1"),
+        balanced("too", "192.0.2.200", created=1),
+        balanced("bad", "192.0.2.201"),
+    ]
+    found = announced(claims, POOL, router)
+    names = {str(at): [it.key.name for it in its] for at, its in found.items()}
+    assert names == {"192.0.2.200": ["web", "too"]}
+
+
+def test_many_addresses_are_cut_to_those_of_the_oldest() -> None:
+    """A tenant with thousands of addresses takes none from older Services."""
+    pools = parse_pools(["10.0.0.0/16"])
+    many = [balanced(f"s{n}", f"10.0.{n >> 8}.{n & 255}", created=9) for n in range(1, 2000)]
+    old = balanced("old", "10.0.99.99", created=1)
+    found = announced([*many, old], pools, Unusable())
+    assert len(found) == MOST_ANSWERED and ip_address("10.0.99.99") in found
+
+
+def test_nodes_with_endpoints_of_all() -> None:
+    """Of Services that share an address, a node that serves all; if there is none, the first's."""
+    assert preferred([{"a", "b"}, set(), {"b"}]) == {"b"}
+    assert preferred([{"a"}, {"b"}]) == {"a"}
+    assert preferred([set(), set()]) == frozenset()
+
+
+def test_each_node_has_an_address_by_which_it_is_probed() -> None:
+    """Of no host, another one in another cluster, and for its agent and its program."""
+    found = {
+        probed_address(cluster, node, what)
+        for cluster in ("one", "two")
+        for node in ("a", "b", "c")
+        for what in (AGENT, PROGRAM)
+    }
+    assert len(found) == 12 and all(map(is_probed, found))
+    assert not is_probed(ip_address("192.0.2.1")) and not is_probed(ip_address("2001:db8::1"))

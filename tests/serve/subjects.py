@@ -37,6 +37,8 @@ BUSY = AgentStatus(
     source_errors={"https://api/v1/services": "gone"},
     invalid_objects={"Service shop/odd": "spec.ports[0].port: 0"},
     not_programmed={"shop/web": "map slots is full"},
+    addresses="1 announced by this cluster, 1 owned here",
+    address_owners={"192.0.2.200": "node-1"},
 )
 
 

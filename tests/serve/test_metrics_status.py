@@ -101,6 +101,28 @@ def test_conditions_are_those_of_the_status() -> None:
     }
 
 
+def test_load_balancer_addresses() -> None:
+    """There are series only with --l2-pool."""
+    owners = {"192.0.2.1": STATUS.node, "192.0.2.2": "another"}
+    made = reading(
+        [
+            STATUS.changed(
+                addresses="2 announced by this cluster, 1 owned here",
+                address_owners=owners,
+                address_moves=3,
+                address_conflicts={"192.0.2.2": "02:00:00:00:00:01 answers for it too"},
+                addresses_missing={"shop/web": "no free address"},
+            )
+        ]
+    )
+    assert value(made, "ebpflb_l2_addresses", state="announced") == 2
+    assert value(made, "ebpflb_l2_addresses", state="owned") == 1
+    assert value(made, "ebpflb_l2_moves_total") == 3
+    assert value(made, "ebpflb_l2_conflicts") == 1
+    assert value(made, "ebpflb_l2_addresses_missing") == 1
+    assert not [name for name, _ in values(reading([STATUS])) if name.startswith("ebpflb_l2_")]
+
+
 def test_services_not_programmed() -> None:
     """Services that are not programmed are counted, and each of them is named."""
     reasons = dict.fromkeys(("shop/web", "shop/db", "a/web"), "full")

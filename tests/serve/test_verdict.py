@@ -47,6 +47,8 @@ def test_ok_needs_an_agent_without_errors() -> None:
         ),
         ({"invalid_objects": {"Service a/b": "no"}}, Cause.INVALID_OBJECTS, "Service a/b: no"),
         ({"not_programmed": {"a/b": "map slots is full"}}, Cause.NOT_PROGRAMMED, "slots is full"),
+        ({"address_conflicts": {"192.0.2.9": "x"}}, Cause.ADDRESS_CONFLICTS, "192.0.2.9: x"),
+        ({"not_announced": "hears nobody"}, Cause.NOT_ANNOUNCED, "should be: hears nobody"),
         ({"devices_not_served": {"eth0": "busy"}}, Cause.DEVICES_NOT_SERVED, "eth0: busy"),
         ({"choices_lost": {"eth0": "lost"}}, Cause.CHOICES_LOST, "not translated: eth0: lost"),
         ({"drift": {"hook connect4": "is not attached"}}, Cause.DRIFT, "connect4: is not attached"),
@@ -116,11 +118,8 @@ def test_ports_that_kube_proxy_has() -> None:
 
 NO_FAULTS = {
     *("last_received", "kube_proxy", "ports_not_reserved", "packet_path", "options"),
-    *(
-        "kept_for",
-        "monitor",
-        "flowtable",
-    ),  # the first is of those not programmed
+    *("kept_for", "monitor", "flowtable"),  # the first is of those not programmed
+    "address_owners",
     *("object_warnings", "claimed_twice", "set_aside"),  # a tenant's, of its own objects
 }
 

@@ -5,4 +5,5 @@ cgroup_links     at the cgroup, by links; the cookie of our network namespace
 device_programs  at devices, in the way that this kernel supports:
 tcx              tcx links
 clsact           filters, on kernels without tcx
+answerer         the program that answers for load balancer addresses, at uplinks
 """

@@ -90,6 +90,11 @@ def put_filter(
     netlink.request(kernel, _NEW_FILTER, content, netlink.ACK | netlink.REPLACE)
 
 
+def remove_filter(kernel: socket.socket, index: int, hook: str, handle: int) -> None:
+    """Remove the filter at our priority. Raises OSError."""
+    netlink.request(kernel, _REMOVE_FILTER, _filter_request(index, hook, handle), netlink.ACK)
+
+
 def _qdisc_request(index: int) -> bytes:
     header = _HEADER.pack(0, index, _QDISC_HANDLE, _QDISC_PARENT, 0)
     return header + netlink.text(_KIND, _QDISC)
@@ -180,7 +185,8 @@ class Clsact:
         return {place: self._around(place[1], filters) for place, filters in found.items()}
 
     def _around(self, hook: str, filters: list[Filter]) -> OthersFilters:
-        others = [f for f in filters if f.handle and f.name != self._name(hook)]  # 0: a chain
+        ours = f"{self.folder.parent}:"
+        others = [f for f in filters if f.handle and not f.name.startswith(ours)]  # 0: a chain
         names = {f"{f} ({hook})": f.priority < PRIORITY for f in others}
         early = [name for name, is_early in names.items() if is_early]
         return OthersFilters(early, [name for name in names if name not in early])
@@ -224,7 +230,7 @@ class Clsact:
         """Remove our filter, and our qdisc if no other filter is left."""
         if hook not in self.hooks_at(index):
             return
-        netlink.request(kernel, _REMOVE_FILTER, _filter_request(index, hook, HANDLE), netlink.ACK)
+        remove_filter(kernel, index, hook, HANDLE)
         empty = not any(_filters(index, each) for each in PARENTS)
         if empty and self._record(index, "qdisc").exists():
             netlink.request(kernel, _REMOVE_QDISC, _qdisc_request(index), netlink.ACK)

@@ -81,7 +81,7 @@ class Tcx:
         found = {}
         for hook in TCX_HOOKS:
             with bpf.opened(self._pin(index, hook)) as link:
-                if program := _program_at(link, index, hook):
+                if program := program_at(link, index, hook):
                     found[hook] = program
         return found
 
@@ -99,7 +99,7 @@ class Tcx:
                 continue
             pin = self._pin(device.index, hook)
             with bpf.opened(pin) as link:
-                program = _program_at(link or held.get(pin), device.index, hook)
+                program = program_at(link or held.get(pin), device.index, hook)
             if link is None:
                 yield Drift(Part.PIN, f"device {device.name}", f"has no pin {pin}")
             if text := fault(hook, program, ours):
@@ -121,7 +121,7 @@ class Tcx:
     def _update_link(self, pin: Path, index: int, program: Program) -> bool:
         """Update the pinned link; return False if it is not attached to the device."""
         with bpf.opened(pin) as link:
-            if link is None or not _program_at(link, index, program.name):
+            if link is None or not program_at(link, index, program.name):
                 return False
             return cgroup_links.update_link(link, program)
 
@@ -156,7 +156,7 @@ def fault(hook: str, program: int, ours: Mapping[str, int]) -> str:
     return ""
 
 
-def _program_at(link: int | None, index: int, hook: str) -> int:
+def program_at(link: int | None, index: int, hook: str) -> int:
     """Return the link's program; 0 if there is no link, or it is not at this hook of the device."""
     if link is None:
         return 0

@@ -36,8 +36,8 @@ def _parts(header: str, folder: str, sources: Path = SOURCES) -> str:
 COUNTER_PARTS = int(
     re.findall(r"(?m)^#define COUNTER_PARTS (\d+)$", (SOURCES / "maps.h").read_text())[0]
 )
-_STEPS, _EVENTS = "record/steps.h", "record/events.h"
-_HEADERS = [(SOURCES / name).read_text() for name in (_STEPS, _EVENTS)]
+_STEPS, _EVENTS, _ANSWERED = "record/steps.h", "record/events.h", "maps/answered.h"
+_HEADERS = [(SOURCES / name).read_text() for name in (_STEPS, _EVENTS, _ANSWERED)]
 _ALL = "".join([_TYPES, _parts("layout.h", "layout"), *_HEADERS])
 TEXT = re.sub(r"(?m)^(#|SIZE\(|DEFINE_MAP\().*$", "", _ALL)  # without lines that cffi cannot parse
 ffi = c_types(TEXT)
@@ -122,7 +122,9 @@ MAPS = _map_specs(_PERSISTENT, persistent=True) | _map_specs("maps/per_version.h
 # For the recording and the monitoring variant of the programs: never pinned.
 STEPS = _map_specs(_STEPS, persistent=False)["steps"]
 MONITOR_MAPS = _map_specs(_EVENTS, persistent=False)
-PROGRAM_MAPS = MAPS | {STEPS.name: STEPS} | MONITOR_MAPS  # all maps that a program may refer to
+ANSWERED = _map_specs(_ANSWERED, persistent=False)["answered"]  # only with --l2-pool
+# All maps that a program may refer to.
+PROGRAM_MAPS = MAPS | {STEPS.name: STEPS} | MONITOR_MAPS | {ANSWERED.name: ANSWERED}
 
 
 def usual_size(name: str) -> int:

@@ -29,6 +29,7 @@ SOCKET_END = "hooks/socket_end.c"
 CONNECTION_END = "hooks/connection_end.c"
 FLOW_END = "hooks/flow_end.c"
 SOCKET_OPENING = "hooks/socket_opening.c"
+ANSWER = "hooks/answer.c"
 # The compiler's flags, by source and variant; the agent loads these and no others.
 VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "hooks/packet.c": {
@@ -59,6 +60,7 @@ VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     FLOW_END: {"plain": ()},
     SOCKET_END: {"plain": ()},
     SOCKET_OPENING: {"plain": ()},
+    ANSWER: {"plain": ()},
 }
 
 

@@ -139,11 +139,14 @@ def offsets() -> Iterator[tuple[str, int]]:
             yield f"sizeof((({struct} *)0)->{name})", layout.ffi.sizeof(field.type)
 
 
+HEADERS = ("layout.h", "record/events.h", "maps/answered.h")
+
+
 def clang(claims: list[tuple[str, int]]) -> subprocess.CompletedProcess[str]:
     """Let clang check the claims, for the architecture that runs the programs."""
     lines = [f'_Static_assert({what} == {n}, "{what} is not {n}");' for what, n in claims]
     source = "\n".join(
-        ["#include <linux/types.h>", '#include "layout.h"', '#include "record/events.h"', *lines]
+        ["#include <linux/types.h>", *(f'#include "{each}"' for each in HEADERS), *lines]
     )
     includes = [f"-I{layout.SOURCES}", f"-I{layout.SOURCES}/stub/include"]
     command = ["clang", "-target", "bpf", "-fsyntax-only", *includes, "-xc", "-"]

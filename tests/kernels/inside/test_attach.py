@@ -2,14 +2,17 @@
 """Every program of every variant is attached in every way that this kernel has."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
 
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach import cgroup_links, tcx
+from ebpflb.kernel.attach.answerer import Answerer
 from ebpflb.kernel.attach.clsact import Clsact
 from ebpflb.kernel.attach.tcx import Tcx
 from ebpflb.kernel.maps import bpf_map, layout, state_dir
@@ -17,6 +20,9 @@ from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.programs import compiler, loader, precompile
 from ebpflb.kernel.programs.loader import Program
+from ebpflb.kernel.segment import Answer, Segment
+from ebpflb.model.addresses import Address
+from ebpflb.model.devices import Device
 from tests.kernel.attach import device_namespace
 from tests.kernel.attach.device_namespace import Namespace
 from tests.kernel.variants import eventually
@@ -32,7 +38,7 @@ RUN = {
     precompile.CONNECTION_END,
     precompile.FLOW_END,
 }
-NOT_AT_CGROUPS = {PACKETS, *RUN}
+NOT_AT_CGROUPS = {PACKETS, precompile.ANSWER, *RUN}
 AT_CGROUPS = [
     (source, variant)
     for source, its in precompile.VARIANTS.items()
@@ -108,3 +114,52 @@ def test_tcx_and_clsact_attach_at_devices(
     way.detach(way.recorded())
     assert eventually(lambda: all(at(name) == device_namespace.NONE for name in DEVICES))
     loader.close(found)
+
+
+def test_answers(
+    way: Tcx | Clsact, ns: Namespace, home: StateDir, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device answers for the addresses that it was given, until they are withheld; a second
+    agent finds them.
+    """
+    monkeypatch.setattr(tcx, "works", lambda: way.name == "tcx")
+    asked, other = map(ip_address, ("192.0.2.200", "2001:db8::200"))
+    here, there = device(ns, "v0"), device(ns, "w0")
+    answerer = Answerer(home, cache)
+    answerer.attach([here])
+    segment = Segment(there)
+    try:
+        assert answers(segment, asked) == answers(segment, other) == set()
+        for address in (asked, other):
+            answerer.give(address, here)
+        mac = bytes.fromhex(here.mac.replace(":", ""))
+        assert answers(segment, asked, wanted=1) == {Answer(asked, mac)}
+        assert answers(segment, other, wanted=1) == {Answer(other, mac)}
+        answerer.close()
+        answerer = Answerer(home, cache)
+        assert answerer.given.keys() == {asked, other}
+        answerer.attach([here])
+        assert answers(segment, asked, wanted=1)
+        answerer.withhold([asked])
+        assert answers(segment, asked) == set()
+        answerer.attach([])
+        assert answers(segment, other) == set()
+    finally:
+        segment.close()
+        answerer.close()
+
+
+def device(ns: Namespace, name: str) -> Device:
+    ns.run(f"ip link set {name} up")
+    return next(each for each in ns.served(name) if each.name == name)
+
+
+def answers(segment: Segment, address: Address, wanted: int = 0) -> set[Answer]:
+    """Ask for the address until so many have answered, or for a while."""
+    found: set[Answer] = set()
+    end = time.monotonic() + (10 if wanted else 0.3)
+    while time.monotonic() < end and len(found) < max(wanted, 1):
+        segment.ask(address)
+        time.sleep(0.02)
+        found |= {it for it in segment.take() if isinstance(it, Answer) and it.address == address}
+    return found

@@ -56,7 +56,7 @@ capabilities:
     - SYS_ADMIN # network namespaces: setns(2) into pods', one in which netfilter is probed
     {{- end }}
     {{- if .raw }}
-    - NET_RAW # iptables-legacy, with which kube-proxy's rules are removed
+    - NET_RAW # iptables-legacy, which removes kube-proxy's rules; frames of the segment, for l2Pools
     {{- end }}
 seccompProfile:
   {{- toYaml .Values.rights.seccompProfile | nindent 2 }}

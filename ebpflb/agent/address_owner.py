@@ -1,0 +1,404 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answer for the load balancer addresses that this node owns (docs/load-balancer-addresses.md).
+
+The owner of an address is the first of its candidates that lives: three nodes by rendezvous hashing
+(model/pools.py). An agent probes the other candidates by an ARP question that their node's program
+answers (bpf/hooks/answer.c), as long as the agent there has run lately. The node of a dead agent
+keeps answering for what it had: a new owner asks first, and takes only what nobody answers for.
+
+The loop makes the view, a thread probes and decides. Without --l2-pool neither exists.
+"""
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from ebpflb.agent.loop import Call, Inbox, Part, Turn
+from ebpflb.agent.node_sync import NodeSync
+from ebpflb.errors import EbpflbError, in_words
+from ebpflb.kernel.attach.answerer import Answerer
+from ebpflb.kernel.node import routes
+from ebpflb.kernel.segment import Segment
+from ebpflb.model.addresses import Address
+from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.devices import Device
+from ebpflb.model.pools import AGENT, PROGRAM, announced, preferred, probed_address, ranked
+from ebpflb.model.services import KUBERNETES
+from ebpflb.stopping import parts
+from ebpflb.workers import PeriodicWorker
+
+log = logging.getLogger(__name__)
+
+INTERVAL = 0.2  # seconds between two probes
+DEAD_AFTER = 0.75  # seconds without an answer
+LATE = 0.3  # seconds that a turn comes late: then silence says nothing about others
+SETTLED_AFTER = 1.5  # seconds from the start, until all who live have answered
+AGENT_SECONDS = 15.0  # that a node counts as alive without its agent: longer than a restart
+RENEWED = 3.0  # seconds
+SILENT_FOR_LONG, ASKED_AGAIN = 5.0, 1.0  # seconds: who is silent for long is asked less often
+CANDIDATES = 3  # of an address
+CLAIM_SECONDS = 0.2  # that other stations have to say that they have an address
+CLAIMED_AGAIN = 2.0  # seconds, if one has it
+ANNOUNCEMENTS, ANNOUNCED_AGAIN = 3, 1.0  # of a new owner, and seconds between two
+ATTACHED_AGAIN = 30.0  # seconds: somebody may have removed the program
+CONFLICT_SECONDS = 60.0  # that a conflict is named after it was seen last
+SHARE = 10  # the loop makes views for at most one part in so many of its time
+_ALONE = (
+    "no other node is heard on the uplink, although others are Ready: this node answers for the"
+    " addresses that it had, and for no others"
+)
+
+
+class View(NamedTuple):
+    """What the loop knows, replaced as a whole.
+
+    ``wanted``: the addresses that nodes answer for -> the nodes that should, if any is better than
+    others. ``nodes``: those that may. ``uplink``: the device with the Node's address.
+    """
+
+    wanted: Mapping[Address, frozenset[str]]
+    nodes: frozenset[str]
+    uplink: Device | None
+    cluster: str
+
+
+class Seen(NamedTuple):
+    """What the thread knows, for the status."""
+
+    owners: Mapping[str, str] = {}
+    owned: int = 0
+    moves: int = 0
+    conflicts: Mapping[str, str] = {}
+    not_announced: str | None = None
+
+
+class AddressOwner(PeriodicWorker, Part):
+    """``make_answerer``: opens the program's map, in the thread."""
+
+    name = "answers for addresses"
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        node_sync: NodeSync,
+        make_answerer: Callable[[], Answerer],
+        inbox: Inbox,
+        *,
+        open_segment: Callable[[Device], Segment] = Segment,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``clock``: monotonic, in seconds."""
+        super().__init__(self.name, INTERVAL, steady=True)
+        self._cluster, self._node_sync, self._inbox = cluster, node_sync, inbox
+        self._make_answerer, self._open_segment, self._clock = make_answerer, open_segment, clock
+        self._node = cluster.node_name
+        self.is_new, self._version, self._view_due = True, -1, -math.inf
+        self.view: View | None = None
+        self._answerer: Answerer | None = None
+        self._segment: Segment | None = None
+        self._began = self._last = 0.0
+        self._heard: dict[str, float] = {}  # node -> when it answered last
+        self.macs: dict[str, bytes] = {}  # node -> its MAC address
+        self._living: frozenset[str] = frozenset()
+        self._orders: tuple[object, dict[Address, list[str]]] = None, {}
+        self.answers: dict[Address, tuple[bytes, float]] = {}  # who said to have it, and when
+        self._claiming: dict[Address, float] = {}  # since when
+        self._announcing: dict[Address, int] = {}  # how often more
+        self._conflicts: dict[Address, tuple[str, float]] = {}
+        self._renew_due = self._ask_all_due = self._announce_due = self._attach_due = -math.inf
+        self._moves, self.seen = 0, Seen()
+
+    def start(self) -> None:
+        if self._cluster.claims.pools:
+            super().start()
+
+    # In the agent's loop
+
+    def observe(self, turn: Turn) -> None:
+        """Note whether the view may be another one; the thread asks for it."""
+        claims = self._cluster.claims
+        if not claims.pools:
+            return
+        self.is_new |= turn.node or claims.version != self._version
+        for _, applied in turn.applied:
+            slices = (it.after or it.before for it in applied.slices.values())
+            self.is_new |= any(it and claims.is_local(it.service) for it in slices)
+            self.is_new |= KUBERNETES in applied.services
+        self._version = claims.version
+
+    def status(self) -> Mapping[str, Any]:
+        if not self._cluster.claims.pools:
+            return {}
+        seen = self.seen
+        self._cluster.address_owners = seen.owners
+        return {
+            "addresses": f"{len(seen.owners)} announced by this cluster, {seen.owned} owned here",
+            "address_owners": seen.owners,
+            "address_moves": seen.moves,
+            "address_conflicts": seen.conflicts,
+            "not_announced": seen.not_announced,
+        }
+
+    def _make_view(self) -> None:
+        """Make the view; whatever tenants write, the loop has its time for other changes."""
+        if not self._cluster.complete:
+            return
+        self.is_new, begun = False, self._clock()
+        cluster, devices = self._cluster, self._node_sync.device_list
+        claims = cluster.claims
+        own = dict.fromkeys((*devices.addresses, *routes.routers()), "a node's or a router's")
+        found = announced(claims.stored.values(), claims.pools, claims.unusable(own, {}, {}))
+        near = {it.key: self._nodes_with_endpoints(it.key) for its in found.values() for it in its}
+        uplinks = [
+            device
+            for _, address in sorted(cluster.primary.items())
+            for device in devices.devices
+            if device.mac and address in device.addresses
+        ]
+        ports = cluster.services.get(KUBERNETES, ())
+        able = frozenset(name for name, its in claims.nodes.items() if its.ready and its.balanced)
+        self.view = View(
+            {at: preferred([near[it.key] for it in its]) for at, its in found.items()},
+            able or frozenset(claims.nodes),
+            next(iter(uplinks), None),
+            f"{ports[0].created} {ports[0].cluster_ip}" if ports else "",
+        )
+        self._view_due = self._clock() + SHARE * (self._clock() - begun)
+
+    def _nodes_with_endpoints(self, service: Any) -> frozenset[str]:
+        """Return the nodes that serve a Service with policy Local; empty: all do."""
+        if not self._cluster.claims.is_local(service):
+            return frozenset()
+        return frozenset(
+            endpoint.name.node
+            for slice in self._cluster.slices_for(service)
+            for endpoint in slice.endpoints
+            if endpoint.conditions.ready and endpoint.name.node
+        )
+
+    # In the thread
+
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            for opened in (self._segment, self._answerer):
+                if opened:
+                    opened.close()
+
+    def turn(self) -> None:
+        """Hear, decide, tell. Raises EbpflbError or OSError."""
+        now = self._clock()
+        if self.is_new and now >= self._view_due:
+            self._view_due = now + INTERVAL
+            self._inbox.put(Call(partial(parts.attempt, f"view: {self.name}", self._make_view)))
+        try:
+            if self.view:
+                self._turn_with(self.view, now)
+        except (EbpflbError, OSError) as error:
+            needed = " (needs CAP_NET_RAW)" if isinstance(error, PermissionError) else ""
+            self._show(self.seen._replace(not_announced=f"{in_words(error)}{needed}"))
+            raise
+
+    def _turn_with(self, view: View, now: float) -> None:
+        if self._answerer is None:
+            self._answerer, self._began, self._last = self._make_answerer(), now, now
+        if (gap := now - self._last - INTERVAL) > LATE:  # this agent did not run
+            self._heard = {node: at + gap for node, at in self._heard.items()}
+        self._last = now
+        if view.uplink is None:
+            self._show(self.seen._replace(not_announced="no device has the Node's address"))
+            return
+        if self._segment is None or self._segment.device != view.uplink:
+            self._open(view.uplink)
+        orders = self._orders_of(view)
+        peers = self._peers(view, orders)
+        self._hear(view, peers, now)
+        if now >= self._renew_due:
+            self._renew_due = now + RENEWED
+            for whose, seconds in ((AGENT, AGENT_SECONDS), (PROGRAM, math.inf)):
+                own = probed_address(view.cluster, self._node, whose)
+                self._answerer.live(own, view.uplink, seconds)
+            self._attach(view.uplink, now)
+        self._ask(view, peers, now)
+        if now - self._began >= SETTLED_AFTER:
+            self._decide(view, orders, peers, now)
+
+    def _open(self, uplink: Device) -> None:
+        """Open the sockets at a new uplink, and answer there for what this node has."""
+        assert self._answerer
+        if self._segment:
+            self._segment.close()
+        self._segment = self._open_segment(uplink)
+        self._renew_due = self._attach_due = -math.inf
+        for address in [*self._answerer.given]:
+            self._give(address)
+
+    def _give(self, address: Address) -> None:
+        assert self._answerer and self._segment
+        self._answerer.give(address, self._segment.device)
+        self._segment.join(address)
+
+    def _orders_of(self, view: View) -> dict[Address, list[str]]:
+        """Return the candidates of each address; hashed again only after a change."""
+        about = view.wanted, view.nodes
+        if self._orders[0] != about:
+            found = {
+                address: ranked(str(address), near & view.nodes or view.nodes)[:CANDIDATES]
+                for address, near in view.wanted.items()
+            }
+            self._orders = about, found
+        return self._orders[1]
+
+    def _peers(self, view: View, orders: Mapping[Address, list[str]]) -> set[str]:
+        """Return the nodes to probe: other candidates, and some to know whether anybody hears."""
+        found = {node for order in orders.values() if self._node in order for node in order}
+        found |= {*ranked(self._node, view.nodes - {self._node})[: CANDIDATES - 1]}
+        return found - {self._node}
+
+    def _hear(self, view: View, peers: set[str], now: float) -> None:
+        assert self._segment and self._answerer
+        self._heard = {node: at for node, at in self._heard.items() if node in peers}
+        self.macs = {node: mac for node, mac in self.macs.items() if node in view.nodes}
+        places = {probed_address(view.cluster, it, AGENT): it for it in peers}
+        programs = {probed_address(view.cluster, it, PROGRAM): it for it in peers}
+        for address, mac in self._segment.take():
+            if node := places.get(address):
+                self._heard[node] = now
+            if node := node or programs.get(address):
+                self.macs[node] = mac
+            elif address in view.wanted:
+                self.answers[address] = mac, now
+                if address in self._answerer.given and mac not in self.macs.values():
+                    self._announcing.setdefault(address, 1)
+                    self._conflicts[address] = mac.hex(":"), now
+
+    def _ask(self, view: View, peers: set[str], now: float) -> None:
+        """Probe the peers: the station that answered last, after some silence all stations."""
+        assert self._segment
+        if all_now := now >= self._ask_all_due:
+            self._ask_all_due = now + ASKED_AGAIN
+        for node in peers:
+            silent = now - self._heard.get(node, -math.inf)
+            address = probed_address(view.cluster, node, AGENT)
+            if silent < DEAD_AFTER / 2:
+                self._segment.ask(address, self.macs[node])
+            elif silent < SILENT_FOR_LONG or all_now:
+                self._segment.ask(address)
+            if silent >= DEAD_AFTER and all_now:  # to know it from a stranger
+                self._segment.ask(probed_address(view.cluster, node, PROGRAM))
+
+    def _decide(
+        self, view: View, orders: Mapping[Address, list[str]], peers: set[str], now: float
+    ) -> None:
+        assert self._answerer
+        stations = Counter(self.macs.values())  # a router may answer for all (proxy ARP)
+        living = frozenset(
+            node
+            for node, at in self._heard.items()
+            if now - at < DEAD_AFTER and stations[self.macs[node]] == 1
+        )
+        is_alone = bool(peers) and not living
+        here = living | {self._node}
+        owners = {
+            address: next((it for it in order if it in here), order[0])
+            if self._node in order
+            else order[0]
+            for address, order in orders.items()
+            if order
+        }
+        mine = {it for it, node in owners.items() if node == self._node}
+        if is_alone:
+            mine = self._answerer.given.keys() & owners.keys()
+            owners = {it: at for it, at in owners.items() if it in mine or at != self._node}
+        if gone := self._answerer.given.keys() - mine:
+            self._answerer.withhold(gone)
+            log.info("no longer answering for %s", ", ".join(map(str, gone)))
+        blocked = dict(self._claim(mine - self._answerer.given.keys(), living, now))
+        if living != self._living:
+            self._announcing |= dict.fromkeys(self._answerer.given, ANNOUNCEMENTS)
+        self._living = living
+        self._announce(now)
+        self._tell(owners, blocked, now, is_alone=is_alone)
+
+    def _claim(
+        self, addresses: set[Address], living: frozenset[str], now: float
+    ) -> Iterator[tuple[Address, str]]:
+        """Take new addresses that nobody else has; yield the others, with who has them.
+
+        A node whose agent is dead keeps what it answers for. Another living agent is about to give
+        it up.
+        """
+        assert self._segment
+        self._claiming = {it: at for it, at in self._claiming.items() if it in addresses}
+        self.answers = {it: said for it, said in self.answers.items() if it in addresses}
+        nodes = {mac: node for node, mac in self.macs.items()}
+        for address in addresses:
+            began = self._claiming.setdefault(address, now)
+            mac, at = self.answers.get(address, (b"", -math.inf))
+            if at >= began and nodes.get(mac) not in living:
+                yield address, nodes.get(mac, mac.hex(":"))
+                if now - began >= CLAIMED_AGAIN:
+                    self._claiming[address] = now
+            elif now - began >= CLAIM_SECONDS:
+                self._own(address)
+                continue
+            self._segment.ask(address)
+
+    def _own(self, address: Address) -> None:
+        self._give(address)
+        self._announcing[address] = ANNOUNCEMENTS
+        self._announce_due = -math.inf
+        self._moves += 1
+        del self._claiming[address]
+        log.info("answering for %s from now on", address)
+
+    def _announce(self, now: float) -> None:
+        assert self._answerer and self._segment
+        if now < self._announce_due or not self._announcing:
+            return
+        self._announce_due = now + ANNOUNCED_AGAIN
+        for address in self._announcing.keys() & self._answerer.given.keys():
+            self._segment.announce(address)
+        self._announcing = {it: left - 1 for it, left in self._announcing.items() if left > 1}
+
+    def _attach(self, uplink: Device, now: float) -> None:
+        """Attach the program, once its map is filled; again if somebody has removed it."""
+        assert self._answerer
+        if now >= self._attach_due:
+            self._answerer.attach([uplink])
+            self._attach_due = now + ATTACHED_AGAIN
+
+    def _tell(
+        self,
+        owners: Mapping[Address, str],
+        blocked: Mapping[Address, str],
+        now: float,
+        *,
+        is_alone: bool,
+    ) -> None:
+        assert self._answerer
+        self._conflicts |= {it: (mac, now) for it, mac in blocked.items() if ":" in mac}
+        self._conflicts = {
+            it: (mac, at)
+            for it, (mac, at) in self._conflicts.items()
+            if now - at < CONFLICT_SECONDS
+        }
+        self._show(
+            Seen(
+                {str(it): blocked.get(it, node) for it, node in owners.items()},
+                len(self._answerer.given),
+                self._moves,
+                {str(it): f"{mac} answers for it too" for it, (mac, _) in self._conflicts.items()},
+                _ALONE if is_alone else None,
+            )
+        )
+
+    def _show(self, seen: Seen) -> None:
+        if seen != self.seen:
+            self.seen = seen
+            self._inbox.put(Call(lambda: None))  # the loop publishes it

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frames by which agents ask and tell the stations on the segment of the uplink who has what.
+
+    question     an ARP probe (RFC 5227: without an address of the sender), a neighbour solicitation
+    announcement a gratuitous ARP request, an unsolicited neighbour advertisement
+
+What is read has a bound: classic BPF lets only answers pass, and a flood of them is dropped by the
+kernel when a socket's buffer is full. An advertisement counts only if no router has forwarded it.
+"""
+
+import ctypes
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from ipaddress import ip_address
+from struct import Struct, iter_unpack, pack
+from typing import NamedTuple
+
+from ebpflb.model.addresses import Address
+from ebpflb.model.devices import Device
+from ebpflb.model.pools import PROBED
+
+_ARP_TYPE, _IPV6_TYPE = 0x0806, 0x86DD
+_BROADCAST = b"\xff" * 6
+_ALL_NODES = ip_address("ff02::1")
+_ARP = Struct("!HHBBH6s4s6s4s")
+_ETHERNET, _IPV6 = 14, 40
+_REQUEST, _REPLY = 1, 2
+_ICMPV6, _HOPS = 58, 255
+_SOLICITATION, _ADVERTISEMENT, _OVERRIDE = 135, 136, 0x20000000
+_SOURCE_MAC, _TARGET_MAC = 1, 2  # options
+_NEIGHBOUR = Struct("!BBHI16sBB6s")
+_MOST = 512  # frames of a socket that are read at once
+_LARGEST = 2048  # bytes
+_SO_ATTACH_FILTER = 26
+# Classic BPF: code, jumps if true and if false, number. Loads of 4, 2 and 1 bytes; the last two
+# lines of each let the frame pass, or drop it.
+_LOAD, _LOAD_HALF, _LOAD_BYTE, _TO_X, _AND = 0x20, 0x28, 0x30, 0x07, 0x54
+_EQUAL, _EQUAL_X, _RETURN = 0x15, 0x1D, 0x06
+_END = ((_RETURN, 0, 0, 0xFFFF), (_RETURN, 0, 0, 0))
+# ARP replies, and requests whose sender and target are the same (announcements).
+_ARP_ANSWERS = (
+    *((_LOAD_HALF, 0, 0, 20), (_EQUAL, 4, 0, _REPLY)),
+    *((_LOAD, 0, 0, 28), (_TO_X, 0, 0, 0), (_LOAD, 0, 0, 38), (_EQUAL_X, 0, 1, 0)),
+    *_END,
+)
+# Those for the addresses by which nodes are probed: no flood of others hides them.
+_PROBE_ANSWERS = (
+    *((_LOAD_HALF, 0, 0, 20), (_EQUAL, 0, 3, _REPLY)),
+    *((_LOAD, 0, 0, 28), (_AND, 0, 0, 0xF0000000), (_EQUAL, 0, 1, int(PROBED[0]))),
+    *_END,
+)
+_ADVERTISEMENTS = (
+    *((_LOAD_HALF, 0, 0, 20), (_EQUAL, 0, 3, _ICMPV6 << 8 | _HOPS)),
+    *((_LOAD_BYTE, 0, 0, 54), (_EQUAL, 0, 1, _ADVERTISEMENT)),
+    *_END,
+)
+
+
+class Answer(NamedTuple):
+    """A station says that it has an address."""
+
+    address: Address
+    mac: bytes
+
+
+class Segment:
+    """The sockets at one device; raises OSError if it is gone."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._mac = bytes.fromhex(device.mac.replace(":", ""))
+        self._joined: set[bytes] = set()  # multicast groups
+        self._opened: list[socket.socket] = []
+        try:
+            self._arp = self._packet_socket(_ARP_TYPE, _ARP_ANSWERS)
+            self._probes = self._packet_socket(_ARP_TYPE, _PROBE_ANSWERS)
+            self._ndp = self._packet_socket(_IPV6_TYPE, _ADVERTISEMENTS)
+        except OSError:
+            self.close()
+            raise
+        self._groups: socket.socket | None = None
+        with suppress(OSError):  # a node without IPv6
+            self._groups = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+            self._opened.append(self._groups)
+
+    def close(self) -> None:
+        for each in self._opened:
+            each.close()
+
+    def ask(self, address: Address, mac: bytes = _BROADCAST) -> None:
+        """Ask all stations, or the one with this MAC address, who has the address."""
+        if address.version == 4:
+            self._send_arp(bytes(4), address.packed, mac)
+        else:
+            self._send_ndp(_SOLICITATION, 0, address, _SOURCE_MAC, _group(address))
+
+    def announce(self, address: Address) -> None:
+        """Tell all stations that this device has the address."""
+        if address.version == 4:
+            self._send_arp(address.packed, address.packed, _BROADCAST)
+        else:
+            self._send_ndp(_ADVERTISEMENT, _OVERRIDE, address, _TARGET_MAC, _ALL_NODES.packed)
+
+    def join(self, address: Address) -> None:
+        """Let the device, and switches, take solicitations for an IPv6 address."""
+        if address.version == 6 and self._groups and (group := _group(address)) not in self._joined:
+            member = group + pack("=I", self.device.index)
+            self._groups.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP, member)
+            self._joined.add(group)
+
+    def take(self) -> Iterator[Answer]:
+        """Yield what has arrived, the answers to probes of nodes first."""
+        for opened in (self._probes, self._arp):
+            for frame in _received(opened):
+                if len(frame) >= _ETHERNET + _ARP.size:
+                    *_, mac, sender, _, _ = _ARP.unpack_from(frame, _ETHERNET)
+                    yield Answer(ip_address(sender), mac)
+        for frame in _received(self._ndp):
+            if len(frame) >= _ETHERNET + _IPV6 + _NEIGHBOUR.size:
+                *_, target, option, _, mac = _NEIGHBOUR.unpack_from(frame, _ETHERNET + _IPV6)
+                if option == _TARGET_MAC:
+                    yield Answer(ip_address(target), mac)
+
+    def _packet_socket(
+        self, protocol: int, wanted: tuple[tuple[int, int, int, int], ...]
+    ) -> socket.socket:
+        """Open a socket that gets these frames, from the first on."""
+        made = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, 0)
+        self._opened.append(made)
+        _attach_filter(made, wanted)
+        made.bind((self.device.name, protocol))
+        return made
+
+    def _send_arp(self, sender: bytes, target: bytes, to: bytes) -> None:
+        body = _ARP.pack(1, 0x800, 6, 4, _REQUEST, self._mac, sender, bytes(6), target)
+        self._send(self._arp, to + self._mac + pack("!H", _ARP_TYPE) + body)
+
+    def _send_ndp(self, kind: int, flags: int, target: Address, option: int, to: bytes) -> None:
+        """Send from the device's link-local address; without one the node has no IPv6."""
+        local = (it for it in self.device.addresses if it.version == 6 and it.is_link_local)
+        if (address := next(local, None)) is None:
+            return
+        source = address.packed
+        size = _NEIGHBOUR.size
+        pseudo = source + to + pack("!II", size, _ICMPV6)
+        fields = kind, 0, 0, flags, target.packed, option, 1, self._mac
+        checksum = _checksum(pseudo + _NEIGHBOUR.pack(*fields))
+        body = _NEIGHBOUR.pack(kind, 0, checksum, *fields[3:])
+        header = pack("!IHBB", 6 << 28, size, _ICMPV6, _HOPS) + source + to
+        link = b"\x33\x33" + to[12:] + self._mac + pack("!H", _IPV6_TYPE)
+        self._send(self._ndp, link + header + body)
+
+    def _send(self, by: socket.socket, frame: bytes) -> None:
+        with suppress(OSError):  # a device that is down, or a full queue: the others hear nothing
+            by.send(frame)
+
+
+def _checksum(data: bytes) -> int:
+    total: int = sum(word for (word,) in iter_unpack("!H", data))
+    total = (total & 0xFFFF) + (total >> 16)
+    return ~(total + (total >> 16)) & 0xFFFF
+
+
+def _group(address: Address) -> bytes:
+    """Return the group to which solicitations for an IPv6 address are sent (RFC 4291 2.7.1)."""
+    return bytes.fromhex("ff0200000000000000000001ff") + address.packed[13:]
+
+
+def _received(by: socket.socket) -> Iterator[bytes]:
+    for _ in range(_MOST):
+        try:
+            yield by.recv(_LARGEST)
+        except OSError:  # nothing more, or the device is down
+            return
+
+
+def _attach_filter(opened: socket.socket, wanted: tuple[tuple[int, int, int, int], ...]) -> None:
+    """Let the kernel drop all other frames: questions may come by the thousand."""
+    program = b"".join(pack("=HBBI", *line) for line in wanted)
+    held = ctypes.create_string_buffer(program, len(program))
+    header = pack("@HP", len(wanted), ctypes.addressof(held))
+    opened.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, header)

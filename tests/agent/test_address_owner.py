@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which node answers for which address: agents on one segment, simulated, with their own clock.
+
+Real are the owners' threads' turns; the segment, and what the programs answer, are simulated.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator
+from ipaddress import ip_address
+from typing import Any
+
+import pytest
+
+from ebpflb.agent.address_owner import INTERVAL, AddressOwner, Seen, View
+from ebpflb.kernel.segment import Answer
+from ebpflb.model.addresses import Address
+from ebpflb.model.devices import Device
+from ebpflb.model.pools import is_probed, ranked
+
+WANTED = tuple(ip_address(f"192.0.2.{number}") for number in range(100, 112))
+NAMES = ("one", "two", "three")
+STRANGER = b"\x06\0\0\0\0\x01"
+
+
+class Station:
+    """A node: its agent, and its kernel with the program that answers."""
+
+    device = "eth0"
+
+    def __init__(self, wire: "Wire", number: int) -> None:
+        self.wire, self.node_name = wire, NAMES[number]
+        self.mac = bytes([2, 0, 0, 0, 0, number])
+        self.answers: set[Address] = set()  # outlives the agent
+        self.lives: dict[Address, float] = {}  # until when it answers for these
+        self.is_plugged = self.has_agent = True
+        self.side = 0  # of a partition
+        self.proxy = b""  # the MAC address of a router that answers it for every node
+        self.waiting: list[Any] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the agent, or a new one."""
+        self.has_agent, self.waiting = True, []
+        here: Any = self
+        self.owner = AddressOwner(
+            here,
+            here,
+            lambda: here,
+            here,
+            open_segment=lambda device: here,
+            clock=lambda: self.wire.now,
+        )
+        self.wire.show(self)
+
+    @property
+    def seen(self) -> Seen:
+        return self.owner.seen
+
+    # The inbox
+
+    def put(self, _: object) -> None:
+        pass
+
+    # The answerer
+
+    @property
+    def given(self) -> dict[Address, object]:
+        return dict.fromkeys(self.answers)
+
+    def give(self, address: Address, _: Device) -> None:
+        self.answers.add(address)
+
+    def withhold(self, addresses: Collection[Address]) -> None:
+        self.answers -= {*addresses}
+
+    def live(self, address: Address, _: Device, seconds: float) -> None:
+        assert is_probed(address)
+        self.lives[address] = self.wire.now + seconds
+
+    def attach(self, _: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    # The segment
+
+    def join(self, _: Address) -> None:
+        pass
+
+    def ask(self, address: Address, mac: bytes = b"") -> None:
+        for each in self.wire.others(self):
+            has = address in each.answers or each.lives.get(address, -math.inf) > self.wire.now
+            if has and mac in (b"", each.mac):
+                self.waiting.append(Answer(address, each.mac))
+        if self.proxy and is_probed(address):
+            self.waiting.append(Answer(address, self.proxy))
+        if address in self.wire.stolen:
+            self.waiting.append(Answer(address, STRANGER))
+
+    def announce(self, address: Address) -> None:
+        self.wire.announced.append((self.node_name, address))
+        self.wire.tell(self, Answer(address, self.mac))
+
+    def take(self) -> Iterator[Any]:
+        found, self.waiting = self.waiting, []
+        yield from found
+
+
+class Wire:
+    """The segment with its three stations."""
+
+    def __init__(self) -> None:
+        self.now, self.stations = 0.0, list[Station]()
+        self.announced: list[tuple[str, Address]] = []
+        self.stolen: set[Address] = set()
+        self.ready = {*NAMES}
+        self.wanted: dict[Address, frozenset[str]] = dict.fromkeys(WANTED, frozenset())
+        for number in range(len(NAMES)):
+            self.stations.append(Station(self, number))
+
+    def show(self, *stations: Station) -> None:
+        """Let the loops see Nodes and Services as they are now."""
+        device: Any = Station.device
+        for each in stations or self.stations:
+            view = View(self.wanted, frozenset(self.ready) or frozenset(NAMES), device, "")
+            each.owner.view, each.owner.is_new = view, False
+
+    def others(self, station: Station) -> list[Station]:
+        """The stations that this one reaches."""
+        return [
+            each
+            for each in self.stations
+            if each is not station
+            and each.is_plugged
+            and station.is_plugged
+            and each.side == station.side
+        ]
+
+    def tell(self, sender: Station, what: object) -> None:
+        for each in self.others(sender):
+            if each.has_agent:
+                each.waiting.append(what)
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += INTERVAL
+            for each in self.stations:
+                if each.has_agent:
+                    each.owner.turn()
+
+    def owners(self) -> dict[Address, list[str]]:
+        """Who answers for each address."""
+        return {
+            at: [each.node_name for each in self.stations if at in each.answers]
+            for at in self.wanted
+        }
+
+    def check_owned_by(self, names: Collection[str]) -> None:
+        """Each address by exactly the node of these that the hash names."""
+        assert self.owners() == {at: ranked(str(at), names)[:1] for at in self.wanted}
+
+
+@pytest.fixture
+def wire() -> Wire:
+    made = Wire()
+    made.show()
+    made.run(3)
+    made.check_owned_by(NAMES)
+    return made
+
+
+def test_each_address_is_answered_for_by_one_node_which_announces_it(wire: Wire) -> None:
+    """Everyone says the same in its status."""
+    counts = Counter(at for _, at in wire.announced)
+    assert counts.keys() == {*WANTED} and max(counts.values()) <= 9
+    assert {name for name, _ in wire.announced} == {*NAMES}
+    assert len({tuple(each.seen.owners.items()) for each in wire.stations}) == 1
+    assert sum(each.seen.owned for each in wire.stations) == len(WANTED)
+
+
+def test_the_cable_of_an_owner_is_pulled(wire: Wire) -> None:
+    """The others have its addresses within 1.5 s; it keeps its own, and no other."""
+    gone = wire.stations[0]
+    had = set(gone.answers)
+    gone.is_plugged = False
+    wire.announced.clear()
+    wire.run(1.5)
+    others = NAMES[1:]
+    assert {at for at, its in wire.owners().items() if [it for it in its if it != "one"]} == {
+        *WANTED
+    }
+    assert gone.answers == had and gone.seen.not_announced
+    assert had <= {at for name, at in wire.announced if name in others}
+    wire.announced.clear()
+    gone.is_plugged = True
+    wire.run(2)
+    wire.check_owned_by(NAMES)
+    assert {at for _, at in wire.announced} >= {*WANTED}, "caches may have the former owner"
+
+
+def test_a_partition_and_its_healing(wire: Wire) -> None:
+    """Each side serves its clients; the smaller only what it had. Afterwards there is one owner."""
+    wire.stations[2].side = 1
+    had = set(wire.stations[2].answers)
+    wire.run(3)
+    assert wire.stations[2].answers == had
+    wire.stations[2].side = 0
+    wire.run(3)
+    wire.check_owned_by(NAMES)
+
+
+def test_a_firewall_between_all_nodes_makes_no_owners(wire: Wire) -> None:
+    """They own what they owned, and a node that begins there owns nothing."""
+    before = wire.owners()
+    for side, each in enumerate(wire.stations):
+        each.side = side
+    wire.run(5)
+    assert wire.owners() == before
+    wire.stations[0].answers.clear()
+    wire.stations[0].begin()
+    wire.run(5)
+    assert not wire.stations[0].answers and wire.stations[0].seen.not_announced
+
+
+def test_the_last_node_owns_everything_when_the_others_are_not_ready(wire: Wire) -> None:
+    for each in wire.stations[1:]:
+        each.is_plugged = False
+    wire.ready = {"one"}
+    wire.show()
+    wire.run(3)
+    assert wire.stations[0].answers == {*WANTED}
+
+
+def test_an_agent_that_restarts_moves_nothing(wire: Wire) -> None:
+    """Its kernel keeps answering; the others leave it what it has, also for long."""
+    before = wire.owners()
+    wire.stations[0].has_agent = False
+    wire.run(30)
+    assert wire.owners() == before
+    wire.announced.clear()
+    wire.stations[0].begin()
+    wire.run(3)
+    assert wire.owners() == before
+
+
+def test_an_agent_begins_beside_a_node_without_one(wire: Wire) -> None:
+    """It has never heard that node, which keeps its addresses all the same, and is no stranger."""
+    before = wire.owners()
+    wire.stations[1].has_agent = False
+    wire.run(30)
+    wire.stations[0].begin()
+    wire.run(10)
+    assert wire.owners() == before
+    assert not wire.stations[0].seen.conflicts and not wire.stations[0].seen.not_announced
+
+
+def test_all_agents_are_killed(wire: Wire) -> None:
+    """The programs keep answering; and the next agents change nothing."""
+    before = wire.owners()
+    for each in wire.stations:
+        each.has_agent = False
+    wire.run(10)
+    for each in wire.stations:
+        each.begin()
+    wire.run(5)
+    assert wire.owners() == before
+
+
+def test_a_node_without_an_agent_that_dies_is_replaced(wire: Wire) -> None:
+    wire.stations[0].has_agent = False
+    wire.run(10)
+    wire.stations[0].is_plugged = False
+    wire.stations[0].answers.clear()
+    wire.run(3)
+    wire.check_owned_by(NAMES[1:])
+
+
+def test_a_node_that_is_not_ready_gives_its_addresses_up(wire: Wire) -> None:
+    """Also one that is excluded from load balancers. If none is ready, all count."""
+    wire.ready = {"two", "three"}
+    wire.show()
+    wire.run(2)
+    wire.check_owned_by(["two", "three"])
+    wire.ready = set()
+    wire.show()
+    wire.run(2)
+    wire.check_owned_by(NAMES)
+
+
+def test_nodes_with_endpoints_are_preferred(wire: Wire) -> None:
+    wire.wanted = dict.fromkeys(WANTED, frozenset({"two", "gone"}))
+    wire.show()
+    wire.run(2)
+    assert set(map(tuple, wire.owners().values())) == {("two",)}
+
+
+def test_an_address_that_a_stranger_has_is_not_taken_and_named(wire: Wire) -> None:
+    """Until the stranger has gone."""
+    (new,) = map(ip_address, ["192.0.2.119"])
+    wire.stolen = {new}
+    wire.wanted = {**wire.wanted, new: frozenset()}
+    wire.show()
+    wire.run(5)
+    assert wire.owners()[new] == []
+    (named,) = [each for each in wire.stations if each.seen.conflicts]
+    assert named.seen.conflicts == {str(new): f"{STRANGER.hex(':')} answers for it too"}
+    wire.stolen = set()
+    wire.run(70)
+    wire.check_owned_by(NAMES)
+    assert not any(each.seen.conflicts for each in wire.stations)
+
+
+def test_a_stranger_that_claims_an_owned_address_is_named_and_contradicted(wire: Wire) -> None:
+    address, station = WANTED[0], wire.stations[NAMES.index(wire.owners()[WANTED[0]][0])]
+    wire.announced.clear()
+    station.waiting.append(Answer(address, STRANGER))
+    wire.run(2)
+    assert (station.node_name, address) in wire.announced
+    assert station.seen.conflicts
+
+
+def test_forged_answers_for_other_addresses_change_nothing(wire: Wire) -> None:
+    """Nor are they remembered."""
+    for number in range(2000):
+        forged = Answer(ip_address(0xF0000000 + number), STRANGER)
+        other = Answer(ip_address(0xC0000300 + number), STRANGER)
+        for each in wire.stations:
+            each.waiting += [forged, other]
+    wire.run(3)
+    wire.check_owned_by(NAMES)
+    assert all(len(each.owner.answers) + len(each.owner.macs) < 20 for each in wire.stations)
+
+
+def test_a_router_that_answers_for_all_nodes_is_none(wire: Wire) -> None:
+    """With proxy ARP every node would seem to live: it counts as hearing nobody."""
+    before = wire.owners()
+    alone = wire.stations[0]
+    alone.side = 1
+    alone.proxy = STRANGER
+    wire.run(5)
+    assert {at for at, its in before.items() if its == ["one"]} == alone.answers
+    assert alone.seen.not_announced
+
+
+def test_an_address_of_no_service_any_more_is_given_up(wire: Wire) -> None:
+    wire.wanted = {WANTED[0]: frozenset()}
+    wire.show()
+    wire.run(1)
+    assert sum(len(each.answers) for each in wire.stations) == 1
+
+
+def test_a_busy_machine_moves_nothing(wire: Wire) -> None:
+    """The agents do not run for seconds, one after the other: their kernels answer meanwhile."""
+    before = wire.owners()
+    for late in wire.stations:
+        late.has_agent = False
+        wire.run(4)
+        late.has_agent = True
+        wire.run(0.2)
+        assert wire.owners() == before

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Load balancer addresses on three nodes: from the pool to the first request, and when nodes fail
+(docs/load-balancer-addresses.md).
+
+    one, two, three  nodes with an agent, and a pod each that answers
+    outside          a client beyond the router, which asks the segment for an address
+    api              the API server, beyond the router too
+"""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebpflb.lab import cni, manifests
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Host, Lab
+from ebpflb.lab.netns import Namespace
+from ebpflb.lab.router import NODES
+from ebpflb.model.pools import CLASS
+from ebpflb.serve import status
+from tests.kernel.node import nodes
+from tests.kit import forked, requests
+from tests.kit.api_server import FakeApiServer
+from tests.kit.lab_cluster import PORT, PREFIX, TARGET, LabCluster
+
+POOL = "192.0.2.200-192.0.2.210,fd02::200-fd02::210"
+FIRST = ("192.0.2.200", "fd02::200")
+NAMES = ("one", "two", "three")
+
+
+class ThreeNodes(LabCluster):
+    """The nodes, and a Service of our class whose endpoints are the pods of all."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        super().__init__(lab, folder)
+        self.nodes = [lab.node(name, number) for number, name in enumerate(NAMES, 1)]
+        for one, other in zip(self.nodes, (*self.nodes[1:], self.nodes[0]), strict=True):
+            lab.join(one, other)
+        self.pods = [lab.pod(node, f"pod-{node.name}", 11) for node in self.nodes]
+        self.outside, self.place = lab.outside("outside", 1), lab.outside("api", 2)
+        for pod in self.pods:
+            self.start_program(pod, "serve", pod.name, str(TARGET))
+
+    def begin(self, api: FakeApiServer) -> None:
+        self.api = api
+        options = "--kubeconfig", str(api.kubeconfig(self.folder)), "--l2-pool", POOL
+        for node in self.nodes:
+            api.put(manifests.node(node.name, node.v4, node.v6))
+            self.add_agent(node, *options, "--cluster-cidr", ",".join(cni.NETWORKS))
+        self.add_service("web", 1)
+        for agent in self.agents:
+            agent.start()
+
+    def take_no_part(self, node: int) -> None:
+        """Restart an agent without the option."""
+        agent = self.agents[node]
+        agent.stop()
+        agent.options = tuple(it for it in agent.options if it not in ("--l2-pool", POOL))
+        agent.start()
+
+    def clean_up(self, node: int) -> None:
+        agent = self.agents[node]
+        agent.stop()
+        done = forked.run("cleanup", *agent.where, netns=agent.node.netns)
+        assert done.returncode == 0, done.stderr
+        assert not agent.paths.state.exists()
+
+    def add_service(
+        self,
+        name: str,
+        number: int,
+        namespace: str = "default",
+        among: tuple[str, ...] = NAMES,
+        **spec: Any,
+    ) -> None:
+        ports = [{"name": "tcp", "port": PORT, "protocol": "TCP"}]
+        ips = [f"10.96.0.{number}", f"fd00:96::{number}"]
+        kind = {"type": "LoadBalancer", "loadBalancerClass": CLASS, **spec}
+        made = manifests.service(name, ips, ports, namespace=namespace, **kind)
+        made["metadata"] |= {"creationTimestamp": f"2026-01-01T00:00:{number:02}Z", "uid": name}
+        named = [{"name": "tcp", "port": TARGET, "protocol": "TCP"}]
+        for family in ("v4", "v6"):
+            found = [
+                manifests.endpoint(getattr(pod, family), node=node.name, target=pod.name)
+                for pod, node in zip(self.pods, self.nodes, strict=True)
+                if node.name in among
+            ]
+            kind_of = f"IP{family}"
+            self.api.put(manifests.endpoint_slice(name, kind_of, found, named, namespace=namespace))
+        self.api.put(made)
+
+    def addresses(self, name: str) -> list[str]:
+        """What the Service's status has."""
+        found = [it for it in self.api.objects("Service") if it["metadata"]["name"] == name]
+        return [it["ip"] for it in found[0]["status"]["loadBalancer"].get("ingress", [])]
+
+    def status(self, node: int) -> status.AgentStatus:
+        found = status.read(self.agents[node].paths)
+        assert found
+        return found
+
+    def owners(self, address: str, among: tuple[int, ...] = (0, 1, 2)) -> set[str]:
+        """Who answers for an address, as these nodes say."""
+        return {self.status(node).address_owners.get(address, "") for node in among}
+
+    def wait_for_owner(self, address: str, among: tuple[int, ...] = (0, 1, 2)) -> int:
+        """Return the node that answers for the address, once they agree."""
+
+        def agree() -> bool:
+            (owner, *others) = self.owners(address, among)
+            return not others and owner in [NAMES[node] for node in among]
+
+        wait_until(f"one node answers for {address}", agree, 60)
+        (owner,) = self.owners(address, among)
+        return NAMES.index(owner)
+
+    def asks(self, address: str, *, anew: bool = False) -> str:
+        """The endpoint that answered a request; ``anew``: the router asks for the MAC address."""
+        if anew:
+            self.lab.router.ip(f"neigh flush to {address} dev {NODES.name}")
+        return requests.tcp(self.sockets(self.outside), address).name
+
+    def answers(self, address: str, *, anew: bool = False) -> bool:
+        try:
+            return bool(self.asks(address, anew=anew))
+        except OSError:
+            return False
+
+    def pull(self, node: int, *, back: bool = False) -> None:
+        """Pull the cable of a node, or plug it in again."""
+        self.lab.router.ip(f"link set {NODES.name}{node + 1} {'up' if back else 'down'}")
+
+    def neighbour(self, name: str, number: int, *addresses: str) -> Namespace:
+        """A machine on the segment that is no node."""
+        made = Namespace(f"{self.lab.prefix}-{name}")
+        made.create()
+        self.lab.router.plug(made, NODES, number)
+        for address in addresses:
+            made.ip(f"address add {address} dev eth0")
+        return made
+
+
+@pytest.fixture
+def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreeNodes]:
+    with Lab(PREFIX) as lab:
+        cluster = ThreeNodes(lab, tmp_path)
+        monkeypatch.setenv("NO_PROXY", cluster.place.v4)
+        try:
+            with served(cluster.place) as api:
+                cluster.begin(api)
+                yield cluster
+        finally:
+            cluster.close()
+
+
+@contextmanager
+def served(place: Host) -> Iterator[FakeApiServer]:
+    with nodes.entered(place.netns):
+        made = FakeApiServer(port=6443, address=place.v4)
+    with made:
+        yield made
+        made.hang_up()
+
+
+def test_from_the_pool_to_the_first_request_and_a_pulled_cable(three: ThreeNodes) -> None:
+    """Both families. Another node takes over, and there is one owner again when the first is back.
+    `status` and `services get` name the owner.
+    """
+    wait_until("the Service has addresses", lambda: three.addresses("web") == [*FIRST], 60)
+    for address in FIRST:
+        three.wait_for_owner(address)
+        assert three.asks(address)
+    owner = three.wait_for_owner(FIRST[0])
+    said = three.ebpflb("services", "get", "default/web")
+    assert f"{FIRST[0]} is answered for by node {NAMES[owner]}" in said.stderr + said.stdout
+    shown = three.ebpflb("status").stdout
+    assert "addresses            2 announced by this cluster" in shown
+    assert "other programs first" not in shown
+    told = three.ebpflb("explain", f"{FIRST[0]}:{PORT}", "--from", "outside").stderr
+    assert f"{FIRST[0]} is answered for by node {NAMES[owner]}" in told
+    three.pull(owner)
+    others = tuple(node for node in range(3) if node != owner)
+    three.wait_for_owner(FIRST[0], others)
+    wait_until("requests are served", lambda: three.answers(FIRST[0]), 30)
+    wait_until("it hears nobody", lambda: bool(three.status(owner).not_announced), 30)
+    three.pull(owner, back=True)
+    assert three.wait_for_owner(FIRST[0]) == owner
+    assert three.answers(FIRST[0]) and three.answers(FIRST[1], anew=True)
+
+
+def test_agents_are_killed(three: ThreeNodes) -> None:
+    """One by one, then all: the address stays where it is, also for who asks for it anew. The next
+    agents change nothing.
+    """
+    wait_until("the Service has addresses", lambda: three.addresses("web") == [*FIRST], 60)
+    owner = three.wait_for_owner(FIRST[0])
+    moves = [three.status(node).address_moves for node in range(3)]
+    for agent in (three.agents[owner], *three.agents):
+        agent.stop(signal.SIGKILL)
+        for address in FIRST:
+            assert three.answers(address, anew=True)
+    for agent in three.agents:
+        agent.start()
+    assert three.wait_for_owner(FIRST[0]) == owner
+    assert three.answers(FIRST[0], anew=True)
+    assert [three.status(node).address_moves for node in range(3)] == [0, 0, 0], moves
+
+
+def test_a_policy_local_service_and_a_node_that_takes_no_part(three: ThreeNodes) -> None:
+    """The node with an endpoint answers for it. An agent without the option leaves no program that
+    answers, the others take its addresses; `cleanup` removes what one with the option has left.
+    """
+    three.add_service("local", 2, among=("two",), externalTrafficPolicy="Local")
+    wait_until("it has an address", lambda: bool(three.addresses("local")), 60)
+    (local, _) = three.addresses("local")
+    assert three.wait_for_owner(local) == NAMES.index("two")
+    assert three.asks(local, anew=True) == "pod-two"
+    pins = three.agents[0].paths.state / "devices" / "answer"
+    assert [*pins.iterdir()]
+    three.take_no_part(0)
+    assert not [*pins.iterdir()]
+    three.wait_for_owner(FIRST[0], (1, 2))
+    wait_until("requests are served", lambda: three.answers(FIRST[0], anew=True), 60)
+    three.clean_up(1)
+    assert three.answers(local, anew=True) is False
+
+
+def test_what_a_tenant_must_not_get(three: ThreeNodes) -> None:
+    """Another's address, a node's, the gateway's. Each Service is named with the reason."""
+    wait_until("the Service has addresses", lambda: three.addresses("web") == [*FIRST], 60)
+    wrong = {"a": FIRST[0], "b": three.nodes[1].v4, "c": NODES.gateways[0], "d": "192.0.2.77"}
+    for number, (name, wanted) in enumerate(wrong.items(), 2):
+        three.add_service(name, number, "tenant", loadBalancerIP=wanted, ipFamilies=["IPv4"])
+    three.add_service("right", 9, "tenant", loadBalancerIP="192.0.2.205")
+    wait_until("the right one has its own", lambda: bool(three.addresses("right")), 60)
+    assert three.addresses("right")[0] == "192.0.2.205"
+
+    def named() -> bool:
+        problems: dict[str, str] = {}
+        for node in range(3):
+            problems |= three.status(node).addresses_missing
+        return {*problems} == {f"tenant/{name}" for name in wrong}
+
+    wait_until("the others are named", named, 60)
+    assert not any(map(three.addresses, wrong)) and three.addresses("web") == [*FIRST]
+    assert three.answers(FIRST[0], anew=True)
+
+
+def test_a_stranger_with_an_address_and_a_flood(three: ThreeNodes) -> None:
+    """A machine on the segment that has an address of the pool: no node takes the address while it
+    has, and the condition names its MAC address. Ten thousand questions a second lose no request.
+    """
+    wait_until("the Service has addresses", lambda: three.addresses("web") == [*FIRST], 60)
+    taken = "192.0.2.207"
+    stranger = three.neighbour("stranger", 77, f"{taken}/24")
+    three.add_service("late", 5, loadBalancerIP=taken)
+    wait_until("it has it", lambda: taken in three.addresses("late"), 60)
+
+    def conflict() -> bool:
+        return any(taken in three.status(node).address_conflicts for node in range(3))
+
+    wait_until("the stranger is named", conflict, 60)
+    stranger.ip(f"address delete {taken}/24 dev eth0")
+    wait_until("a node answers for it", lambda: three.answers(taken, anew=True), 60)
+    words = [*stranger.enter, sys.executable, "-IS", "-c", FLOOD, FIRST[0]]
+    three.lab.keep_ready(subprocess.Popen(words, text=True, stdout=subprocess.PIPE))
+    assert [three.answers(FIRST[0], anew=True) for _ in range(20)] == [True] * 20
+
+
+FLOOD = """
+import socket, sys, time
+out = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+out.bind(("eth0", 0x806))
+mac = out.getsockname()[4]
+arp = b"\\0\\1\\x08\\0\\6\\4\\0\\1" + mac + bytes([192, 0, 2, 77]) + bytes(6)
+frame = b"\\xff" * 6 + mac + b"\\x08\\x06" + arp + socket.inet_aton(sys.argv[1])
+print("begun", flush=True)
+while True:
+    begun = time.monotonic()
+    for _ in range(100):
+        out.send(frame)
+    time.sleep(max(0, begun + 0.01 - time.monotonic()))
+"""
