@@ -72,6 +72,10 @@ PARTS = {
             "--rounds 3", "--rounds 1", (Panel("programs", "ns"),),
         ),
         Part(
+            "addresses", "bench.addresses", "A load balancer address whose owner's cable is pulled",
+            "--rounds 20", "--rounds 3", (Panel("a load", "s"), Panel("the program", "ns")),
+        ),
+        Part(
             "moved", "bench.moved_datagrams",
             "How long a removed endpoint gets datagrams, by entries of conntrack",
             "--rounds 10", "--entries 200000 --rounds 2",

@@ -26,6 +26,9 @@ FAST = {"local": 0.65, "remote": 1.0}  # a packet's cost with --fast-forward, of
 NO_SERVICE, NO_SERVICE_UDP_INGRESS = 60, 90  # by test runs an empty program takes 26 of them
 CHOSEN = {"TCP": 50, "UDP": 100}  # an established packet that netfilter translates
 
+# A load balancer address whose owner's cable is pulled: seconds until another node serves it
+FAILOVER, FAILOVER_WORST = 1.5, 3.0
+
 # The agent: MB, seconds, milliseconds
 MEMORY_IDLE, MEMORY_LARGE = 60, 160
 FIRST_START = 1

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a load balancer address is away when its owner's cable is pulled, and what the program
+that answers for addresses costs.
+
+    sudo .venv/bin/python -m bench.addresses [--rounds N]
+
+Three nodes, a client beyond a router that opens a connection every 10 ms, and endpoints on the
+nodes that stay. A round pulls the cable of the address's owner and plugs it in again; its figure is
+the time from the last connection that was served to the first one after it.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from ipaddress import ip_address
+from pathlib import Path
+
+from bench import targets
+from bench.report import Lines, row_of
+from bench.result import run_bench
+from bench.temporary_lab import print_step, temporary_lab
+from ebpflb.kernel.attach.answerer import Given
+from ebpflb.kernel.maps import bpf_map, state_dir
+from ebpflb.kernel.maps.layout import ANSWERED
+from ebpflb.kernel.programs import compiler, loader
+from ebpflb.kernel.programs.precompile import ANSWER
+from ebpflb.lab import cni, manifests, traffic
+from ebpflb.lab.agents import LabAgent, wait_until
+from ebpflb.lab.hosts import Host, Lab
+from ebpflb.lab.router import NODES
+from ebpflb.model.pools import CLASS, ranked
+from ebpflb.options import Paths
+from ebpflb.serve import status
+
+NAMES = ("one", "two", "three")
+ADDRESS, PORT, TARGET = "192.0.2.200", 80, 8080
+OWNER = ranked(ADDRESS, NAMES)[0]
+WAIT, ATTEMPT, AWAY = 0.01, 0.1, 6.0  # seconds
+REPEAT = 1_000_000
+_CLIENT = """
+import socket, sys, time
+while True:
+    begun = time.monotonic()
+    try:
+        place, seconds = (sys.argv[1], int(sys.argv[2])), float(sys.argv[3])
+        with socket.create_connection(place, timeout=seconds) as it:
+            served = bool(it.recv(64))
+    except OSError:
+        served = False
+    print(f"{begun} {int(served)}", flush=True)
+    time.sleep(float(sys.argv[4]))
+"""
+
+
+def main() -> None:
+    run_bench(__doc__, _measured, rounds=20)
+
+
+def _measured(wanted: argparse.Namespace) -> Lines:
+    with temporary_lab("bench-addresses") as (lab, folder, stack):
+        agents = _cluster(lab, folder, stack)
+        client = lab.outside("client", 1)
+        away = [_round(lab, client, agents, number) for number in range(wanted.rounds)]
+    yield "a load balancer address whose owner's cable is pulled: away"
+    yield row_of("median", away, "s", targets.FAILOVER)
+    yield row_of("worst", away, "s", targets.FAILOVER_WORST, value=max(away))
+    yield "the program that answers, a packet, by test runs (an empty program takes 26 of them)"
+    for name, nanoseconds in _program().items():
+        yield row_of(name, [nanoseconds], "ns")
+
+
+def _cluster(lab: Lab, folder: Path, stack: ExitStack) -> list[LabAgent]:
+    """Return the agents of the nodes, which serve the address."""
+    nodes = [lab.node(name, number) for number, name in enumerate(NAMES, 1)]
+    for one, other in zip(nodes, (*nodes[1:], nodes[0]), strict=True):
+        lab.join(one, other)
+    staying = [node for node in nodes if node.name != OWNER]
+    pods = {node: lab.pod(node, f"pod-{node.name}", 11) for node in staying}
+    for pod in pods.values():
+        words = ("serve", pod.name, str(TARGET))
+        lab.keep_ready(pod.python(Path(traffic.__file__), *words, stdout=subprocess.PIPE))
+    agents = []
+    for node in nodes:
+        agent = LabAgent(lab, node, folder)
+        agent.defaults = "--l2-pool", ADDRESS, "--cluster-cidr", ",".join(cni.NETWORKS)
+        manifests.write(agent.manifests / "all.yaml", _objects(nodes, pods))
+        stack.callback(agent.close)
+        agent.start()
+        agents.append(agent)
+    return agents
+
+
+def _objects(nodes: list[Host], pods: dict[Host, Host]) -> list[manifests.Manifest]:
+    ports = [{"name": "tcp", "port": PORT, "protocol": "TCP"}]
+    endpoints = [
+        manifests.endpoint(pod.v4, node=node.name, target=pod.name) for node, pod in pods.items()
+    ]
+    return [
+        manifests.service(
+            "web",
+            ["10.96.0.10"],
+            ports,
+            ingress=[ADDRESS],
+            type="LoadBalancer",
+            loadBalancerClass=CLASS,
+        ),
+        manifests.endpoint_slice("web", "IPv4", endpoints, [{**ports[0], "port": TARGET}]),
+        *(manifests.node(node.name, node.v4) for node in nodes),
+    ]
+
+
+def _round(lab: Lab, client: Host, agents: list[LabAgent], number: int) -> float:
+    """Pull the owner's cable; return the seconds without a connection."""
+    print_step(f"round {number + 1}")
+    wait_until("the owner answers", lambda: _owners(agents) == {OWNER})
+    words = (ADDRESS, str(PORT), str(ATTEMPT), str(WAIT))
+    process = client.start([sys.executable, "-IS", "-c", _CLIENT, *words], stdout=subprocess.PIPE)
+    cable = f"{NODES.name}{NAMES.index(OWNER) + 1}"
+    time.sleep(1)
+    pulled = time.monotonic()
+    lab.router.ip(f"link set {cable} down")
+    time.sleep(AWAY)
+    process.kill()
+    assert process.stdout
+    rows = [line.split() for line in process.stdout if line.endswith("\n")]
+    lab.router.ip(f"link set {cable} up")
+    served = [float(at) for at, is_served in rows if is_served == "1"]
+    last = max(at for at in served if at < pulled)
+    return min(at for at in served if at > pulled + WAIT) - last
+
+
+def _owners(agents: list[LabAgent]) -> set[str]:
+    published = [status.read(agent.paths) for agent in agents]
+    return {it.address_owners.get(ADDRESS, "") if it else "" for it in published}
+
+
+def _program() -> dict[str, int]:
+    """Return the nanoseconds of a packet for nobody, and of a question."""
+    answered = bpf_map.open_map(ANSWERED, state_dir.create_map(ANSWERED))
+    answered.write([(ip_address(ADDRESS), Given(1, "02:00:00:00:00:01"))])
+    compiled = compiler.compile_source(ANSWER, cache=Paths.cache)
+    (program,) = loader.load(compiled, {ANSWERED.name: answered})
+    ether = bytes.fromhex("ffffffffffff 020000000002")
+    arp = "0806 0001 0800 06 04 0001 020000000002 c0000201 000000000000"
+    question = ether + bytes.fromhex(arp) + ip_address(ADDRESS).packed
+    other = ether + bytes.fromhex(arp) + ip_address("192.0.2.199").packed
+    frames = {
+        "IPv4": ether + b"\x08\0" + bytes(60),
+        "IPv6": ether + b"\x86\xdd" + bytes(60),
+        "a question for another address": other,
+    }
+    took = {
+        name: min(
+            loader.run_program(program.fd, frame, repeat=REPEAT).nanoseconds for _ in range(5)
+        )
+        for name, frame in frames.items()
+    }
+    took["a question that is answered"] = min(
+        loader.run_program(program.fd, question).nanoseconds for _ in range(100)
+    )
+    loader.close([program])
+    answered.close()
+    return took
+
+
+if __name__ == "__main__":
+    main()
