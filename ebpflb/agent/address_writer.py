@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ebpflb.agent.loop import Inbox, Part, Turn
 from ebpflb.cluster import balanced_services
 from ebpflb.cluster.decoding import RequestRejected
-from ebpflb.cluster.event_recorder import MakeServer, object_limit
+from ebpflb.cluster.event_recorder import MakeServer, RateLimit, object_limit
 from ebpflb.cluster.source import Backoff, Timing
 from ebpflb.errors import EbpflbError, in_words, log_once
 from ebpflb.kernel.node import routes
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 LOOK_INTERVAL = 0.25  # seconds between two looks for Services that lack something
 STAND_IN = 3.0  # seconds that each agent waits longer than the one before it
+BURST, BURST_SECONDS = 5, 5.0  # lists at once, and seconds for one more, whatever tenants write
 RECHECK = 300.0  # seconds: labels of namespaces change without a Service's change
 _API = "the API server"  # the name of its error, among Services
 
@@ -82,6 +83,7 @@ class AddressWriter(PeriodicWorker, Part):
         self._cluster, self._inbox, self._make_server = cluster, inbox, make_server
         self._record, self._clock = record, clock
         self._may_warn = object_limit(clock).allows
+        self._lists = RateLimit(BURST, BURST_SECONDS, clock)
         self._backoff = Backoff(timing or Timing())
         self._paused_until = -math.inf
         self._lock = threading.Lock()
@@ -152,6 +154,8 @@ class AddressWriter(PeriodicWorker, Part):
         if not self._rank and now >= self._recheck_due and self._ready:
             self._recheck_due = now + RECHECK
         elif not due or not self._is_useful(due):
+            return
+        if not self._lists.allows(None):
             return
         try:
             self._write()

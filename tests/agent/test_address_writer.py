@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from ebpflb.agent.address_writer import RECHECK, STAND_IN, AddressWriter
+from ebpflb.agent.address_writer import (
+    BURST,
+    BURST_SECONDS,
+    RECHECK,
+    STAND_IN,
+    AddressWriter,
+)
 from ebpflb.agent.loop import Turn
 from ebpflb.cluster import balanced_services, decoding
 from ebpflb.cluster.event_recorder import server_factory
@@ -61,7 +67,7 @@ class World:
         self.api.put(made)
 
     def service(self, name: str, *held: str, created: int = 0, **spec: Any) -> Json:
-        ports = [{"port": 80}]
+        ports = spec.pop("ports", [{"port": 80}])
         spec = {"type": "LoadBalancer", "loadBalancerClass": CLASS, **spec}
         made = manifests.service(name, ["10.96.0.9"], ports, ingress=held, **spec)
         made["metadata"] |= {"uid": name, "creationTimestamp": f"2026-11-29T{created:06}Z"}
@@ -247,6 +253,24 @@ def test_who_cannot_be_helped_costs_one_list(world: World) -> None:
     for _ in range(9):
         world.turn(after=2 * STAND_IN)
     assert world.api.lists("Service") == lists
+
+
+def test_a_service_that_changes_all_the_time(world: World) -> None:
+    """It makes the owner list all Services no more than once in five seconds; another Service still
+    gets its address.
+    """
+    for number in range(6):
+        world.service(f"s{number}", created=number)
+    for number in range(100):
+        world.service("s5", created=5, ports=[{"port": 1 + number}])
+        world.see(OWNER)
+        world.turn(OWNER, after=0.5)
+    assert world.api.lists("Service") <= BURST + 50 / BURST_SECONDS
+    world.api.delete(world.service("s0"))
+    for _ in range(12):
+        world.see(OWNER)
+        world.turn(OWNER, after=0.5)
+    assert world.ips()["s4"] == "192.0.2.200"
 
 
 def test_other_classes_keep_their_addresses(world: World) -> None:
