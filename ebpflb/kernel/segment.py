@@ -9,6 +9,7 @@ kernel when a socket's buffer is full. An advertisement counts only if no router
 """
 
 import ctypes
+import fcntl
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
@@ -33,6 +34,8 @@ _NEIGHBOUR = Struct("!BBHI16sBB6s")
 _MOST = 512  # frames of a socket that are read at once
 _LARGEST = 2048  # bytes
 _SO_ATTACH_FILTER = 26
+_ADD_MULTICAST = 0x8931  # SIOCADDMULTI
+_GROUPS_OF_SOCKET = 100  # net.core.optmem_max allows some 400
 # Classic BPF: code, jumps if true and if false, number. Loads of 4, 2 and 1 bytes; the last two
 # lines of each let the frame pass, or drop it.
 _LOAD, _LOAD_HALF, _LOAD_BYTE, _TO_X, _AND = 0x20, 0x28, 0x30, 0x07, 0x54
@@ -79,10 +82,6 @@ class Segment:
         except OSError:
             self.close()
             raise
-        self._groups: socket.socket | None = None
-        with suppress(OSError):  # a node without IPv6
-            self._groups = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
-            self._opened.append(self._groups)
 
     def close(self) -> None:
         for each in self._opened:
@@ -103,11 +102,22 @@ class Segment:
             self._send_ndp(_ADVERTISEMENT, _OVERRIDE, address, _TARGET_MAC, _ALL_NODES.packed)
 
     def join(self, address: Address) -> None:
-        """Let the device, and switches, take solicitations for an IPv6 address."""
-        if address.version == 6 and self._groups and (group := _group(address)) not in self._joined:
+        """Let the device, and switches, take solicitations for an IPv6 address.
+
+        The device's own filter keeps the group without an agent, too, until the device goes.
+        """
+        if address.version == 4 or (group := _group(address)) in self._joined:
+            return
+        self._joined.add(group)
+        name, mac = self.device.name.encode(), b"\x33\x33" + group[12:]
+        with suppress(OSError):  # the filter has it
+            fcntl.ioctl(self._arp, _ADD_MULTICAST, pack("=16sH6s16x", name, 0, mac))
+        if len(self._joined) % _GROUPS_OF_SOCKET == 1:
+            with suppress(OSError):  # a node without IPv6
+                self._opened.append(socket.socket(socket.AF_INET6, socket.SOCK_DGRAM))
+        with suppress(OSError):
             member = group + pack("=I", self.device.index)
-            self._groups.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP, member)
-            self._joined.add(group)
+            self._opened[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP, member)
 
     def take(self) -> Iterator[Answer]:
         """Yield what has arrived, the answers to probes of nodes first."""

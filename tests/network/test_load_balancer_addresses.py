@@ -200,9 +200,14 @@ def test_agents_are_killed(three: ThreeNodes) -> None:
     """
     wait_until("the Service has addresses", lambda: three.addresses("web") == [*FIRST], 60)
     owner = three.wait_for_owner(FIRST[0])
+    v6_owner = three.wait_for_owner(FIRST[1])
     moves = [three.status(node).address_moves for node in range(3)]
     for agent in (three.agents[owner], *three.agents):
         agent.stop(signal.SIGKILL)
+        if agent is three.agents[v6_owner]:
+            with nodes.entered(agent.node.netns):
+                taken = nodes.run("ip", "maddress", "show", "dev", "eth0")
+            assert "33:33:ff:00:02:00" in taken, "a real device would drop solicitations"
         for address in FIRST:
             assert three.answers(address, anew=True)
     for agent in three.agents:
