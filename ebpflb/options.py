@@ -262,6 +262,10 @@ class Paths:
         return self.run / f"{self.name}.ports"
 
     @property
+    def liberal_file(self) -> Path:
+        return self.run / f"{self.name}.liberal"
+
+    @property
     def failure_file(self) -> Path:
         """A file whose modification time says when an agent ended because a part of it kept
         failing.
@@ -293,6 +297,7 @@ class ConntrackOptions:
     be_liberal: bool = False
     udp: int = 0
     udp_stream: int = 0
+    follows_rules: bool = False  # be_liberal is on while no rule of the node needs it off
 
 
 # Where replies leave: as the backend's packets are routed, or where their requests came in.
@@ -633,6 +638,12 @@ class Options:
         """The wanted settings of conntrack. With --fast-forward it must not check TCP windows."""
         liberal = self.conntrack.be_liberal or self.has_flowtable
         return replace(self.conntrack, be_liberal=liberal)
+
+    @property
+    def liberal_by_rules(self) -> bool:
+        """Whether --conntrack-tcp-be-liberal=auto can have an effect."""
+        is_decided = self.conntrack_wanted.be_liberal or self.shadow
+        return self.conntrack.follows_rules and not is_decided and self.packet_path != Engine.FLOWS
 
     @property
     def has_flowtable(self) -> bool:

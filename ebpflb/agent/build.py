@@ -283,7 +283,8 @@ class _Builder:
             EndedConnections(maps, options.paths.cache),
             UntrackedWatch(inbox.put, self._cluster.untracked),
         )
-        if options.has_flowtable and options.fast_forward == FORWARD_AUTO:
+        forwards_by_rules = options.has_flowtable and options.fast_forward == FORWARD_AUTO
+        if forwards_by_rules or options.liberal_by_rules:
             self._start(EachPacketWatch(inbox.put))
         self._start(
             kube_proxy.KubeProxyWatch(inbox.put),

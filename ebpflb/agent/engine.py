@@ -28,7 +28,8 @@ from ebpflb.kernel.netfilter import table, watch
 from ebpflb.kernel.netfilter.elements import Change, Elements, read_backends, unpack
 from ebpflb.kernel.netfilter.flowtable import FlowtableSync, flowtable_obstacle
 from ebpflb.kernel.netfilter.probe import can_translate_sctp, left_answers, netfilter_obstacle
-from ebpflb.kernel.netfilter.table import Keeper, NetfilterTable, table_options
+from ebpflb.kernel.netfilter.table import Keeper, NetfilterTable, TableOptions, table_options
+from ebpflb.kernel.node import sysctls
 from ebpflb.kernel.node.sysctls import bridge_calls
 from ebpflb.model import packet_path
 from ebpflb.model.addresses import Address, Network
@@ -71,6 +72,10 @@ class NetfilterSync:
         self._keeps_flows = options.scheduler == LEAST_CONNECTIONS
         # Whether the flow tables may open or have flows: then the rules leave them their ports.
         self.beside_flows = False
+        self.is_liberal = False  # conntrack ignores windows, and no segment is dropped
+        self._liberal_file = options.paths.liberal_file
+        # Until the rules are known, what the last agent has left stays.
+        self._may_be_liberal = options.liberal_by_rules and self._liberal_file.exists()
         self._lock = threading.Lock()
         self._table: NetfilterTable | None = None
         self._elements: Elements | None = None
@@ -104,18 +109,20 @@ class NetfilterSync:
         if self._shadow:
             return
         with self._lock:
-            options = self._either[0]
             if self._table is None:
-                self._table = NetfilterTable(options)
-                self._elements = Elements(self._table.session, options)
+                self._table = NetfilterTable(self._either[0])
+                self._elements = Elements(self._table.session, self._either[0])
             self.beside_flows = self._may_have_flows()
-            self._table.set_ports(self._either[self.beside_flows])
+            self.is_liberal = self._may_be_liberal and sysctls.be_liberal(self._liberal_file)
+            options = self._options(self.beside_flows, is_liberal=self.is_liberal)
+            self._table.set_options(options)
             wanted = dict(self._wanted.packed())
             if not (self._table.is_owned and not self._table.differences()):
                 self._table.build()
             if not self._table.is_owned:
                 self._keeper.open()
             self._fill(wanted)
+            self._be_strict()
             self.active, self._former = True, set()
 
     def _may_have_flows(self) -> bool:
@@ -135,7 +142,7 @@ class NetfilterSync:
         """Leave the flow tables' ports to them before the plan lets them open a first flow."""
         opens = any(self._is_for_flows(*each) for each in plan.services)
         if opens and not self.beside_flows:
-            self._set_ports(beside_flows=True)
+            self._set_options(beside_flows=True, is_liberal=self.is_liberal)
 
     def _is_for_flows(self, frontend: Frontend, entry: ServiceEntry) -> bool:
         is_untranslatable = frontend.protocol == Protocol.SCTP and not self._translates_sctp
@@ -144,14 +151,41 @@ class NetfilterSync:
     def forget_flows(self) -> None:
         """Note it if the flow tables have no flows any more, and open none. Raises NodeError."""
         if self.active and self.beside_flows and not self._may_have_flows():
-            self._set_ports(beside_flows=False)
+            self._set_options(beside_flows=False, is_liberal=self.is_liberal)
 
-    def _set_ports(self, *, beside_flows: bool) -> None:
+    def let_be_liberal(self, *, wanted: bool) -> None:
+        """Have conntrack accept segments out of the window, then remove the chain that drops them;
+        or the reverse: the chain, then the sysctl.
+
+        So clients never get such segments untranslated. Raises KernelError.
+        """
+        self._may_be_liberal = wanted
+        if self.active:
+            self._set_liberal(wanted=wanted)
+
+    def _set_liberal(self, *, wanted: bool) -> None:
+        is_liberal = wanted and sysctls.be_liberal(self._liberal_file)
+        if is_liberal != self.is_liberal:
+            try:
+                self._set_options(beside_flows=self.beside_flows, is_liberal=is_liberal)
+            except NodeError as error:
+                raise KernelError("writing the chain invalid", 0, str(error)) from error
+        self._be_strict()
+
+    def _be_strict(self) -> None:
+        """Put the sysctl back, unless something still wants it."""
+        if self._either[0].drops_invalid and not self.is_liberal:
+            sysctls.be_strict(self._liberal_file)
+
+    def _options(self, beside_flows: bool, *, is_liberal: bool) -> TableOptions:
+        return self._either[beside_flows]._replace(is_liberal=is_liberal)
+
+    def _set_options(self, *, beside_flows: bool, is_liberal: bool) -> None:
         with self._lock:
             assert self._table
-            self._table.set_ports(self._either[beside_flows])
+            self._table.set_options(self._options(beside_flows, is_liberal=is_liberal))
         self.restore()
-        self.beside_flows = beside_flows
+        self.beside_flows, self.is_liberal = beside_flows, is_liberal
 
     def _fill(self, wanted: Mapping[int, bytes]) -> None:
         """Make the elements equal to ``wanted``, except those of former ids.
@@ -170,7 +204,12 @@ class NetfilterSync:
         self._elements.write(new, [(id, *unpack(found[id])) for id in removed])
 
     def end(self) -> None:
-        """Leave new flows to the flow tables; ``release`` removes the table later."""
+        """Leave new flows to the flow tables; ``release`` removes the table later.
+
+        Raises KernelError.
+        """
+        if self.active:
+            self._set_liberal(wanted=False)
         self.active = False
 
     def write(self, plan: Plan) -> None:
@@ -196,6 +235,9 @@ class NetfilterSync:
         with self._lock:
             if not self.active or self._table is None:
                 return []
+            if self._table.options.is_liberal and not sysctls.be_liberal(self._liberal_file):
+                self.is_liberal = False
+                self._table.set_options(self._options(self.beside_flows, is_liberal=False))
             differs = self._table.differences()
             wanted = dict(self._wanted.packed()) if differs else {}
             if differs and not self._table.build():
@@ -231,6 +273,7 @@ class NetfilterSync:
                 choices.delete([flow for flow, _ in choices.items()])
                 self._close()
                 table.remove()
+                self._be_strict()
 
     def close(self) -> None:
         """Close the session; the table stays in force."""
@@ -278,7 +321,7 @@ class EngineChoice:
         Raises NodeError if the wanted engine cannot work.
         """
         self._options, self._missing = options, missing
-        self._netfilter, self._clock = netfilter, clock
+        self.netfilter, self._clock = netfilter, clock
         self._changed = -math.inf  # last change of the engine
         self._forgot = deque([-math.inf] * _FORGETS, _FORGETS)
         self.path: PacketPath | None = None
@@ -288,7 +331,7 @@ class EngineChoice:
     @property
     def flags(self) -> Flags:
         """The engine's flags in map settings."""
-        return self._netfilter.flags if self.is_netfilter else frozenset()
+        return self.netfilter.flags if self.is_netfilter else frozenset()
 
     @property
     def is_netfilter(self) -> bool:
@@ -300,7 +343,7 @@ class EngineChoice:
 
         With --shadow they count for netfilter, which translates nothing.
         """
-        may_open = self._netfilter.beside_flows or self._options.shadow
+        may_open = self.netfilter.beside_flows or self._options.shadow
         return may_open or not self.is_netfilter
 
     def forget_flows(self) -> None:
@@ -308,12 +351,12 @@ class EngineChoice:
 
         A failure is left to the watch of the table.
         """
-        now, before = self._clock(), self._netfilter.beside_flows
+        now, before = self._clock(), self.netfilter.beside_flows
         if now - self._forgot[0] < _FORGET_SECONDS:
             return
         with suppress(NodeError):
-            self._netfilter.forget_flows()
-        if before and not self._netfilter.beside_flows:
+            self.netfilter.forget_flows()
+        if before and not self.netfilter.beside_flows:
             self._forgot.append(now)
 
     def update(
@@ -342,7 +385,7 @@ class EngineChoice:
             self._changed = self._clock()
         self.path = path
         if not self.is_netfilter and not flows_wait:
-            self._netfilter.end()
+            self.netfilter.end()
         return changed
 
     def _is_settled(self) -> bool:
@@ -358,7 +401,7 @@ class EngineChoice:
         Raises KernelError if netfilter is demanded.
         """
         try:
-            self._netfilter.start()
+            self.netfilter.start()
         except NodeError as error:
             if self._options.packet_path == Engine.NETFILTER:
                 what = "--packet-path=netfilter cannot work now"

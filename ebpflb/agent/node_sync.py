@@ -150,7 +150,8 @@ class NodeSync(Part):
         self.datapath.wants_egress = self._wants_egress
         contents = self._contents()
         maps = [partial(self.datapath.write_map, name, wanted) for name, wanted in contents.items()]
-        do_all([*maps, partial(self.write_settings, covering), self._serve_devices])
+        last = self._serve_devices, self._let_be_liberal
+        do_all([*maps, partial(self.write_settings, covering), *last])
         self.flowtable.place(self._desired.served, contents["node_addresses"])
         self._written = inputs
 
@@ -213,14 +214,40 @@ class NodeSync(Part):
         return settings._replace(flags=settings.flags | self.engine.flags)
 
     def take_each_packet(self, rules: EachPacketRules) -> None:
-        """Take the rules. New ones apply to open connections too, so offloads end."""
+        """Take the rules. New ones apply to open connections too, so offloads end.
+
+        Raises KernelError if the chain "invalid" cannot be changed; ``write`` tries again.
+        """
         former, self._each_packet = self._each_packet, rules
+        if self.options.liberal_by_rules:
+            self._let_be_liberal()
+            if former is None or former.invalid != rules.invalid:
+                why = rules.invalid and f"off: {rules.invalid}"
+                log.info("--conntrack-tcp-be-liberal=auto: %s", why or "no rule is in the way")
+            return
         off = why_off(self.options.fast_forward, rules)
         if former is None or former.lines != rules.lines:
             log.info("--fast-forward=auto: %s", off or "on")
         if former is None or former.changes != rules.changes:
             self.flowtable.end_flows()
         self.flowtable.allow(off)
+
+    def _let_be_liberal(self) -> None:
+        if self.options.liberal_by_rules and (rules := self._each_packet):
+            self.engine.netfilter.let_be_liberal(wanted=not rules.invalid)
+
+    @property
+    def _liberal_state(self) -> str | None:
+        """The state of --conntrack-tcp-be-liberal=auto; None if it is not wanted."""
+        if not self.options.liberal_by_rules:
+            return None
+        rules, netfilter = self._each_packet, self.engine.netfilter
+        if netfilter.is_liberal:
+            return "on"
+        if not rules:
+            return "off: the rules are not read yet"
+        obstacle = "it cannot be set: see the log" if netfilter.active else "netfilter is not used"
+        return f"off: {rules.invalid or obstacle}"
 
     @property
     def _flowtable_state(self) -> str | None:
@@ -268,6 +295,7 @@ class NodeSync(Part):
             "flows_wait": self.flows_wait,
             "packet_path": self.engine.path,
             "flowtable": self._flowtable_state,
+            "conntrack_liberal": self._liberal_state,
             "attached": self.attached,
             "monitor": monitor,
         }

@@ -99,7 +99,7 @@ class Sync(Part):
             case DevicesAttached():
                 self._try(self.node_sync.take_attached)
             case EachPacketRules():
-                self.node_sync.take_each_packet(message)
+                self._try(partial(self.node_sync.take_each_packet, message))
 
     def _take_objects(self, event: ObjectEvent) -> None:
         applied = self.cluster.apply(event)

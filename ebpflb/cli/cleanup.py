@@ -100,6 +100,7 @@ def remove_ebpflb(paths: Paths, *, dry_run: bool = False) -> None:
         lock.release()
     _release_tables()
     _release_ports(paths)
+    sysctls.be_strict(paths.liberal_file)
     status.remove(paths)
     click.echo(f"nothing is left of {paths.state}")
 
@@ -115,6 +116,7 @@ def _print_ebpflb(paths: Paths) -> None:
         paths.state.is_dir() and f"the maps in {paths.state}",
         *(f"{table}, when no connection needs it" for table in tables if nft.exists(table)),
         paths.ports_file.exists() and "the reservation of ports to masquerade with",
+        paths.liberal_file.exists() and f"the value 1 of the sysctl {sysctls.LIBERAL}",
         *(str(path) for path in status.files_of(paths) if path.exists()),
     ]
     for what in filter(None, found):

@@ -31,6 +31,8 @@ from ebpflb.redaction import redact
 # ``--flag`` or ``--flag=false``, underscores instead of dashes. Lists may use commas or repeat the
 # flag. The value of a flag that is not on the command line is None.
 
+LIBERAL = "conntrack-tcp-be-liberal"
+
 GO_STYLE = {"token_normalize_func": lambda name: name.replace("_", "-")}
 
 _DEFAULT = complete_listen_address(KubeProxyConfiguration(), frozenset(), {})
@@ -38,6 +40,7 @@ _DEFAULT = complete_listen_address(KubeProxyConfiguration(), frozenset(), {})
 _TYPES = {
     **dict.fromkeys(("cleanup", "init-only", *SWITCHES), bool),
     **dict.fromkeys(("healthz-port", "metrics-port"), int),
+    LIBERAL: fields.Liberal,
 }
 _FILE_FLAGS = {"config", "kubeconfig", "write-config-to"}
 
@@ -56,10 +59,10 @@ def argument_name(parameter: Parameter) -> str:
 
 
 def _flag(parameter: Parameter) -> Callable[[Any], Any]:
-    kind = type_of(parameter) if parameter.fields else _TYPES.get(parameter.flag, str)
+    kind = _TYPES.get(parameter.flag, type_of(parameter) if parameter.fields else str)
     without_value: dict[str, Any] = {}  # what the flag means if no value follows it
-    if kind is bool or parameter.flag == "v":
-        value = "true" if kind is bool else str(logs.DEBUG_VERBOSITY)
+    if kind is bool or parameter.flag in ("v", LIBERAL):
+        value = str(logs.DEBUG_VERBOSITY) if parameter.flag == "v" else "true"
         without_value = {"is_flag": False, "flag_value": value}
     names = parameter.flags.split()
     is_kubeconfig = parameter.flag == "kubeconfig"
@@ -80,6 +83,8 @@ def _flag(parameter: Parameter) -> Callable[[Any], Any]:
 def _metavar(parameter: Parameter, kind: Any) -> str:
     if parameter.flag in _FILE_FLAGS:
         return "FILE"
+    if parameter.flag == LIBERAL:
+        return "true|false|auto"
     names = {bool: "true|false", str: "TEXT", dict[str, bool]: "GATE=BOOL", Duration: "DURATION"}
     return names.get(kind, "LIST" if _is_collection(kind) else "NUMBER")
 
@@ -253,7 +258,16 @@ def from_flags(values: Mapping[str, Any]) -> KubeProxyConfiguration:
 
 def override(config: KubeProxyConfiguration, values: Mapping[str, Any]) -> KubeProxyConfiguration:
     """Return the file's configuration with the flags that override it (kube-proxy.md 15)."""
-    return _with_flags(config, values, explicit_flags(values) & EFFECTIVE_WITH_CONFIG)
+    return _with_flags(config, values, _effective_with(config, values))
+
+
+def _effective_with(config: KubeProxyConfiguration, values: Mapping[str, Any]) -> set[str]:
+    """Return the flags that have an effect beside the file: "auto" unless the file decides."""
+    effective = explicit_flags(values) & EFFECTIVE_WITH_CONFIG
+    is_decided = isinstance(config.conntrack.tcp_be_liberal, bool)
+    if values[LIBERAL.replace("-", "_")] == "auto" and not is_decided:
+        effective.add(LIBERAL)
+    return effective
 
 
 def explicit_flags(values: Mapping[str, Any]) -> set[str]:
@@ -297,7 +311,7 @@ def warn_about_ignored(config: KubeProxyConfiguration, values: Mapping[str, Any]
     if values["config"] is None:
         ignored = parameters.ignored_flags(flags)
     else:
-        effective = flags & EFFECTIVE_WITH_CONFIG
+        effective = _effective_with(config, values)
         ignored = [*parameters.ignored_fields(config), *parameters.ignored_flags(effective)]
         _warn("overridden by --config", [f"--{flag}" for flag in sorted(flags - effective)])
     _warn("accepted, but ignored", ignored)

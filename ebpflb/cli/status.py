@@ -22,7 +22,7 @@ GROUPS = {
     "lists_complete programs monitor failing_parts ports_not_open removed_settings",
     "traffic": "served_by network maps socket_hooks socket_translation devices devices_not_served "
     "choices_lost devices_to_come flows_wait other_programs_first packet_path flowtable "
-    "forwarding",
+    "conntrack_liberal forwarding",
     "services": "service_ports backends in_sync sync_error node_not_written not_programmed "
     "addresses address_conflicts not_announced addresses_missing set_aside claimed_twice "
     "invalid_objects object_warnings drift audit_errors objects_differ",

@@ -12,7 +12,7 @@ A field is named by its path in the file, as kubectl writes it: "conntrack.min",
 """
 
 from collections.abc import Iterator, Mapping, Set
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import yaml
@@ -32,12 +32,14 @@ POINTERS = frozenset(
         "max_per_core",
         "min",
         "oom_score_adj",
+        "tcp_be_liberal",
         "tcp_close_wait_timeout",
         "tcp_established_timeout",
     }
 )
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+Liberal = bool | Literal["auto"]  # whether conntrack accepts segments out of the window
 Uint32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 SECOND = 10**9
@@ -92,7 +94,7 @@ class Conntrack(Section, frozen=True):
     min: Int32 = 128 * 1024
     tcp_established_timeout: Duration = Duration(24 * 3600 * SECOND)
     tcp_close_wait_timeout: Duration = Duration(3600 * SECOND)
-    tcp_be_liberal: bool = False
+    tcp_be_liberal: Liberal | None = None  # None: not given
     udp_timeout: Duration = Duration(0)
     udp_stream_timeout: Duration = Duration(0)
 

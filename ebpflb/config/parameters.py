@@ -137,7 +137,8 @@ PARAMETERS = (
         "Timeout of TCP connections that one side has closed, in ebpflb and in conntrack. 0 "
         "leaves conntrack unchanged and means 1h in ebpflb."),
     Parameter("conntrack-tcp-be-liberal", "conntrack.tcpBeLiberal",
-        "Let conntrack accept TCP segments outside the window. The flow tables always do."),
+        "Let conntrack accept TCP segments outside the window; with auto while no rule of the node "
+        "asks for what it finds invalid (configuration.md). The flow tables always do."),
     Parameter("conntrack-udp-timeout", "conntrack.udpTimeout",
         "Timeout of idle UDP flows without a reply, in ebpflb and in conntrack. 0 leaves "
         "conntrack unchanged and means 30s in ebpflb."),

@@ -89,9 +89,10 @@ def conntrack(config: KubeProxyConfiguration) -> ConntrackOptions:
         min_total=section.min,
         established=_longer(section.tcp_established_timeout, ipvs.tcp_timeout, 5 * 24 * 3600),
         close_wait=_longer(section.tcp_close_wait_timeout, ipvs.tcp_fin_timeout, 60),
-        be_liberal=section.tcp_be_liberal,
+        be_liberal=section.tcp_be_liberal is True,
         udp=section.udp_timeout.whole_seconds,
         udp_stream=_longer(section.udp_stream_timeout, ipvs.udp_timeout, KERNEL_UDP_STREAM_TIMEOUT),
+        follows_rules=section.tcp_be_liberal == "auto",
     )
 
 

@@ -267,11 +267,13 @@ class EachPacketRules(Struct, frozen=True):
     """The rules of this node that act on each packet of a connection, or why they are unknown.
 
     Established flows must not bypass them with FORWARD_AUTO. ``changes`` is a new number after each
-    change of any rule that they would meet: a new one may drop them.
+    change of any rule that they would meet: a new one may drop them. ``invalid``: the first rule
+    for segments that conntrack finds invalid, or why it is unknown; "" if there is none.
     """
 
     lines: tuple[str, ...] = ()
     changes: int = 0
+    invalid: str = ""
 
 
 def why_off(wanted: str, rules: EachPacketRules | None) -> str | None:

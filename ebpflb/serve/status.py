@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 
 _PRIVATE_FILE, _PRIVATE_FOLDER = 0o600, 0o700
 _FORMER_FILE = ".contents"  # of a version that left the maps' content to the next agent
-_OWN_FILES = {".json", ".lock", ".ports", ".sock", ".history", ".sysctls", ".failed", _FORMER_FILE}
+_OWN_FILES = {".json", ".lock", ".ports", ".sock", ".history", ".sysctls", ".failed", ".liberal"}
+_OWN_FILES.add(_FORMER_FILE)
 _LARGEST = 64 << 20  # bytes
 _LOST = "`ebpflb monitor` and `doctor` cannot reach this agent until it is restarted"
 CURRENT_PROGRAMS = "current"  # the loaded programs are those of this agent's version
@@ -52,6 +53,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     packet_path: PacketPath | None = None  # which engine opens flows of packets, and why
     socket_translation: str = ALL_SOCKETS  # one of options.SOCKET_TRANSLATIONS
     flowtable: str | None = None  # the state of --fast-forward
+    conntrack_liberal: str | None = None  # the state of --conntrack-tcp-be-liberal=auto
     removed_settings: Mapping[str, str] = {}  # that a former version had -> what to do
     left_to_kube_proxy: str = ""  # which Services a kube-proxy on this node has to serve
     lists_complete: bool = False  # Services, EndpointSlices and the Node have been received
@@ -206,7 +208,7 @@ def files_of(paths: Paths) -> list[Path]:
     """Return the files of an agent, which need not exist; a directory in place of one is none."""
     sockets = (paths.socket_file, paths.monitor_socket)
     former = paths.run / f"{paths.name}{_FORMER_FILE}"
-    kept = (paths.ports_file, paths.failure_file, former)
+    kept = (paths.ports_file, paths.liberal_file, paths.failure_file, former)
     recorded = paths.run.glob(f"{glob.escape(paths.name)}.*history*")
     files = (path for path in recorded if path.is_symlink() or not path.is_dir())
     return [paths.status_file, paths.lock_file, *kept, *sockets, *files]

@@ -26,7 +26,7 @@ from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.sync import Sync
 from ebpflb.cluster import decoding
 from ebpflb.entries.services import Settings
-from ebpflb.errors import EbpflbError, NodeError
+from ebpflb.errors import EbpflbError, KernelError, NodeError
 from ebpflb.history.records import WriteCause
 from ebpflb.kernel.map_writer import CAPACITY
 from ebpflb.kernel.node import sysctls
@@ -180,7 +180,7 @@ class FakeNetfilter:
     flags = frozenset({"netfilter"})
 
     def __init__(self) -> None:
-        self.active = self.beside_flows = False
+        self.active = self.beside_flows = self.is_liberal = False
         self.starts = 0
         self.error: NodeError | None = None
 
@@ -195,6 +195,11 @@ class FakeNetfilter:
 
     def forget_flows(self) -> None:
         self.beside_flows = False
+
+    def let_be_liberal(self, *, wanted: bool) -> None:
+        if self.error:
+            raise KernelError("writing the chain invalid", 0, str(self.error))
+        self.is_liberal = wanted
 
 
 def engine_choice(

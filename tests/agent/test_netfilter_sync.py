@@ -7,6 +7,7 @@ every program can change, as in older kernels.
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ from ebpflb.agent.audit import ElementsCheck
 from ebpflb.agent.engine import NetfilterSync
 from ebpflb.entries.flows import Flow, FlowKind, Tuple
 from ebpflb.entries.services import NO_SLOT, Backend, Frontend, Range, ServiceEntry, Translation
-from ebpflb.errors import KernelError
+from ebpflb.errors import KernelError, NodeError
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.netfilter import conntrack, nft
 from ebpflb.kernel.netfilter.elements import Elements, unpack
 from ebpflb.kernel.netfilter.nft import Session
 from ebpflb.kernel.netfilter.table import KEEPER, TABLE, table_options
+from ebpflb.kernel.node import sysctls
 from ebpflb.model.events import Part
 from ebpflb.options import ConntrackOptions, Options, Paths
 from ebpflb.plan.planner import Plan
@@ -306,3 +308,122 @@ def test_table_options() -> None:
     assert made.drops_invalid == (not chosen.conntrack_wanted.be_liberal)
     assert not made.drops_invalid
     assert table_options(OPTIONS, sctp=False, beside_flows=True).drops_invalid
+
+
+Steps = list[tuple[str, bool]]  # changes of the sysctl, each with whether segments were dropped
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    made = Steps()
+
+    def be_liberal(record: Path) -> bool:
+        if not record.exists():
+            made.append(("liberal", drops()))
+            record.touch()
+        return True
+
+    def be_strict(record: Path) -> None:
+        if record.exists():
+            made.append(("strict", drops()))
+            record.unlink()
+
+    monkeypatch.setattr(sysctls, "be_liberal", be_liberal)
+    monkeypatch.setattr(sysctls, "be_strict", be_strict)
+    return made
+
+
+def drops() -> bool:
+    return "chain invalid" in ruleset()
+
+
+AUTO = replace(OPTIONS, conntrack=ConntrackOptions(follows_rules=True))
+
+
+@pytest.fixture
+def auto(maps: dict[str, Map], steps: Steps, tmp_path: Path) -> Iterator[Any]:
+    """Return a function that makes, and starts, an agent's part in the node as it is."""
+    last = list[NetfilterSync]()
+    with nodes.fresh(NAME):
+
+        def made_by(options: Options = AUTO, *, starts: bool = True) -> NetfilterSync:
+            paths = replace(OPTIONS.paths, run=tmp_path)
+            made = NetfilterSync(maps, replace(options, paths=paths))
+            if last:
+                last.pop().close()
+            last.append(made)
+            if starts:
+                made.start()
+            return made
+
+        yield made_by
+        last.pop().close()
+
+
+def test_a_liberal_conntrack_is_asked_for_no_invalid_segments(
+    auto: Any, steps: Steps, is_owned: bool
+) -> None:
+    """Segments are dropped until conntrack is liberal, and again before it is strict; elements
+    and sets stay. The watch of the table finds no difference.
+    """
+    sync = auto()
+    assert drops()
+    sync.let_be_liberal(wanted=True)
+    assert (drops(), sync.differences()) == (False, [])
+    assert elements() == {WEB, DNS}
+    assert "10.244.1.11 . 8080" in endpoints()
+    sync.let_be_liberal(wanted=False)
+    assert (drops(), sync.differences()) == (True, [])
+    assert steps == [("liberal", True), ("strict", True)]
+
+
+@pytest.mark.parametrize("reason", ["option", "engine", "removal"])
+def test_the_end_of_a_liberal_conntrack(auto: Any, steps: Steps, shared: None, reason: str) -> None:
+    """A restart changes nothing. An agent without the option, and one that changes to the flow
+    tables, put the chain back before the sysctl; a table that is not needed goes before.
+    """
+    auto().let_be_liberal(wanted=True)
+    assert not drops()
+    sync = auto()
+    assert (sync.is_liberal, drops()) == (True, False)
+    steps.clear()
+    if reason == "option":
+        auto(OPTIONS)
+    elif reason == "engine":
+        sync.end()
+    else:
+        auto(starts=False).release()
+        assert not nft.exists(TABLE)
+    assert steps == [("strict", reason != "removal")]
+
+
+def test_a_sysctl_that_cannot_be_set(
+    auto: Any, steps: Steps, shared: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Segments are dropped; also if it is lost later, as the watch of the table notices."""
+    sync = auto()
+    sync.let_be_liberal(wanted=True)
+    monkeypatch.setattr(sysctls, "be_liberal", lambda record: False)
+    assert "chain invalid is missing" in sync.restore()
+    assert (sync.is_liberal, drops()) == (False, True)
+    sync.let_be_liberal(wanted=True)
+    assert (sync.is_liberal, drops()) == (False, True)
+
+
+def test_a_chain_that_cannot_be_written(
+    auto: Any, steps: Steps, shared: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sysctl stays until the chain is there; the next attempt makes both."""
+    sync = auto()
+    sync.let_be_liberal(wanted=True)
+    steps.clear()
+
+    def fails() -> list[str]:
+        raise NodeError("no memory")
+
+    with monkeypatch.context() as patch, pytest.raises(KernelError, match="no memory"):
+        patch.setattr(sync, "restore", fails)
+        sync.let_be_liberal(wanted=False)
+    assert steps == []
+    sync.let_be_liberal(wanted=False)
+    assert (steps, drops()) == ([("strict", True)], True)

@@ -13,6 +13,7 @@ from ebpflb.agent.sync import DevicesAttached
 from ebpflb.config.fields import KubeProxyConfiguration
 from ebpflb.entries import services
 from ebpflb.entries.services import prefix_of
+from ebpflb.errors import NodeError
 from ebpflb.kernel.node import sysctls
 from ebpflb.lab import manifests
 from ebpflb.model.addresses import Family
@@ -20,8 +21,8 @@ from ebpflb.model.devices import LocalDetector, LocalMode
 from ebpflb.model.events import Kind
 from ebpflb.model.nodes import FORWARD_AUTO, FORWARD_ON, EachPacketRules
 from ebpflb.model.packet_path import Engine
-from ebpflb.options import Options
-from tests.agent.fakes import Harness, changed, engine_choice, listed, service
+from ebpflb.options import ConntrackOptions, Options
+from tests.agent.fakes import FakeNetfilter, Harness, changed, engine_choice, listed, service
 from tests.agent.started import (
     BRIDGE,
     ETH,
@@ -205,6 +206,32 @@ def test_rules_for_open_connections_that_change_end_their_offloads(harness: Harn
         harness.send(rules)
         assert len(ended) == times
         assert allowed.pop() == (rules.lines[0] if rules.lines else None)
+
+
+ASKING = "table inet filter, chain input: handle 4: asks for ct state invalid"
+
+
+def test_be_liberal_follows_the_rules(harness: Harness) -> None:
+    """--conntrack-tcp-be-liberal=auto is on while no rule asks for invalid packets, and the status
+    says why it is off. What could not be written is tried again.
+    """
+    netfilter = FakeNetfilter()
+    harness.engine = engine_choice(Engine.NETFILTER, netfilter)
+    start(harness, conntrack=ConntrackOptions(follows_rules=True))
+    assert harness.status.conntrack_liberal == "off: the rules are not read yet"
+    for rules, state in (
+        (EachPacketRules(("a rule for each packet",)), "on"),
+        (EachPacketRules(invalid=ASKING), f"off: {ASKING}"),
+        (EachPacketRules(), "on"),
+    ):
+        harness.send(rules)
+        assert harness.status.conntrack_liberal == state
+    netfilter.error = NodeError("no memory")
+    harness.send(EachPacketRules(invalid=ASKING))
+    assert "no memory" in str(harness.status.sync_error)
+    netfilter.error = None
+    harness.wait_for(lambda status: status.conntrack_liberal == f"off: {ASKING}")
+    assert not netfilter.is_liberal
 
 
 @pytest.mark.parametrize(

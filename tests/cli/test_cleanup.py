@@ -9,10 +9,11 @@ from socket import AF_INET, SOCK_DGRAM, socket
 
 import pytest
 
+from ebpflb import files
 from ebpflb.cli.cleanup import remove_all
 from ebpflb.kernel.netfilter import conntrack, nft, watch
 from ebpflb.kernel.netfilter.table import TABLE, NetfilterTable, table_options
-from ebpflb.kernel.node import kube_proxy
+from ebpflb.kernel.node import kube_proxy, sysctls
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.kube_proxy import Detection
 from ebpflb.options import Options, Paths
@@ -218,6 +219,17 @@ def test_kube_proxys_rules_keep_nat_alive_too(
     nodes.translate("127.0.0.7", 53)
     assert "stays" not in ebpflb("cleanup", *nowhere).out
     assert not nft.exists(table)
+
+
+def test_conntrack_is_strict_again(ebpflb: Ebpflb, tmp_path: Path) -> None:
+    """What --conntrack-tcp-be-liberal=auto has set is put back; --dry-run names it."""
+    paths = Paths(NEVER, tmp_path)
+    assert sysctls.be_liberal(paths.liberal_file)
+    words = ("cleanup", "--state-dir", NEVER, "--run-dir", tmp_path)
+    assert f"the value 1 of the sysctl {sysctls.LIBERAL}" in ebpflb(*words, "--dry-run").out
+    assert sysctls.be_liberal(paths.liberal_file)
+    assert ebpflb(*words).status == 0
+    assert not files.says_one(sysctls.NETFILTER_SYSCTLS / sysctls.LIBERAL)
 
 
 def test_objects_of_ebpflb_and_kube_proxy_go(tmp_path: Path) -> None:

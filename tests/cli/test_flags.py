@@ -58,7 +58,8 @@ def test_every_documented_flag() -> None:
 
 def texts() -> Iterator[tuple[Parameter, str]]:
     """Yield a text for each flag that has a field."""
-    by_type = {bool: "true", int: "7", float: "7", str: "x", dict[str, bool]: "A=true"}
+    by_type: dict[Any, str] = {bool: "true", int: "7", str: "x", dict[str, bool]: "A=true"}
+    by_type |= {float: "7", fields.Liberal | None: "auto"}
     for row in PARAMETERS:
         if row.flags and row.fields:
             kind = parameters.type_of(row)

@@ -29,6 +29,7 @@ PLACES: tuple[Callable[[Paths], Path], ...] = (
     lambda paths: paths.status_file,
     lambda paths: paths.lock_file,
     lambda paths: paths.ports_file,
+    lambda paths: paths.liberal_file,
     lambda paths: paths.socket_file,
     lambda paths: paths.monitor_socket,
     lambda paths: paths.history_file,

@@ -209,6 +209,48 @@ def test_fast_forward_with_the_flow_tables(
     assert not made.conntrack_wanted.be_liberal
 
 
+LIBERAL = "--conntrack-tcp-be-liberal"
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "expected"),
+    [
+        ((), None, "off"),
+        ((f"{LIBERAL}=auto",), None, "auto"),
+        ((LIBERAL,), None, "on"),
+        ((f"{LIBERAL}=false",), None, "off"),
+        ((f"{LIBERAL}=auto", "--fast-forward"), None, "on"),
+        ((f"{LIBERAL}=auto", "--shadow"), None, "off"),
+        ((f"{LIBERAL}=auto", "--packet-path=flows"), None, "off"),
+        ((f"{LIBERAL}=auto",), {}, "auto"),
+        ((f"{LIBERAL}=auto",), {"tcpBeLiberal": None}, "auto"),
+        ((f"{LIBERAL}=auto",), {"tcpBeLiberal": False}, "off"),
+        ((f"{LIBERAL}=auto",), {"tcpBeLiberal": True}, "on"),
+        ((LIBERAL,), {}, "off"),
+        ((), {"tcpBeLiberal": "auto"}, "auto"),
+    ],
+)
+def test_be_liberal(
+    chosen: Callable[..., Options],
+    options: list[object],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    words: tuple[str, ...],
+    file: dict[str, Any] | None,
+    expected: str,
+) -> None:
+    """auto has an effect beside a file that does not decide; another option decides too. The log
+    names what the file overrides.
+    """
+    if file is not None:
+        words = (*words, "--config", str(write(tmp_path / "config.conf", conntrack=file)))
+    made = chosen(*options, *words)
+    on = "on" if made.conntrack_wanted.be_liberal else "off"
+    assert ("auto" if made.liberal_by_rules else on) == expected
+    is_overridden = file is not None and bool(words[:-2]) and expected != "auto"
+    assert (f"overridden by --config: {LIBERAL}" in caplog.text) == is_overridden
+
+
 def test_all_that_programs_are_told(chosen: Callable[..., Options], options: list[object]) -> None:
     """The options for programs are in the map settings."""
     made = chosen(

@@ -40,7 +40,7 @@ def test_an_empty_file_gives_the_defaults(file: Path) -> None:
         "min": 131072,
         "tcpEstablishedTimeout": "24h0m0s",
         "tcpCloseWaitTimeout": "1h0m0s",
-        "tcpBeLiberal": False,
+        "tcpBeLiberal": None,
         "udpTimeout": "0s",
         "udpStreamTimeout": "0s",
     }
@@ -59,6 +59,7 @@ def test_a_file_of_kubeadm_gives_no_warning(file: Path, caplog: pytest.LogCaptur
             file,
             clusterCIDR="10.244.0.0/16",
             clientConnection={"kubeconfig": "/var/lib/kube-proxy/kubeconfig.conf"},
+            conntrack={"tcpBeLiberal": False},
         )
     )
     assert not caplog.records
@@ -82,7 +83,7 @@ def test_unknown_fields_are_logged(file: Path, caplog: pytest.LogCaptureFixture)
 def changed(value: Any) -> Any:
     """Return another value of the same type, which is not zero."""
     match value:
-        case bool():
+        case bool() | None:
             return not value
         case Duration():
             return Duration(value + 1_500_000_000)

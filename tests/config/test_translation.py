@@ -35,6 +35,7 @@ def test_nothing_said() -> None:
 OTHERS: dict[str, Any] = {
     "bindAddress": "192.0.2.1",
     "clusterCIDR": "10.0.0.0/8",
+    "conntrack.tcpBeLiberal": True,
     "detectLocalMode": "NodeCIDR",
     "featureGates": {"AllowServiceExternalIPs": False},
     "ipvs.scheduler": "lc",

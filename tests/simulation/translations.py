@@ -136,7 +136,7 @@ class _Table:
     def differences(self) -> list[str]:
         return [] if self._table.elements is not None else ["the table is missing"]
 
-    def set_ports(self, options: object) -> None:
+    def set_options(self, options: object) -> None:
         pass
 
     def build(self) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.kernel.netfilter import flowtable
-from ebpflb.kernel.netfilter.each_packet import each_packet
+from ebpflb.kernel.netfilter.each_packet import each_packet, read_rules
 from ebpflb.kernel.netfilter.firewall import tables
 from ebpflb.tools import neighbours
 from ebpflb.tools.node_checks import WARNING, CheckResult
@@ -34,6 +34,12 @@ table inet operator {{
     }}
 }}
 """
+STATES = """
+table inet operator {
+    set bad { type ct_state; elements = { invalid }; }
+    map fates { type ct_state : verdict; elements = { invalid : drop }; }
+}
+"""
 OF_NFT = [
     ("counter", "counts"),
     ("limit rate 10/second accept", "limits"),
@@ -56,6 +62,26 @@ NOT_OF_NFT = [
     "ct state vmap { established : accept, related : accept, invalid : drop }; log",
     "ct state vmap { established : accept, related : accept, new : jump deeper }; log",
     "tcp flags syn tcp option maxseg size set rt mtu",
+]
+INVALID = [
+    "ct state invalid drop",
+    "ct state { new, invalid } log",
+    "ct state != established,related drop",
+    "ct state != { established, related } drop",
+    "ct state & (invalid | new) != 0 drop",
+    "ct state & (established | related) == 0 drop",
+    "ct state . meta l4proto { invalid . tcp } drop",
+    "ct state @bad drop",
+    "ct state vmap { established : accept, invalid : drop }",
+    "ct state vmap @fates",
+    "meta mark set ct state map { established : 0x1, invalid : 0x2 }",
+]
+NOT_INVALID = [
+    "ct state established,related accept",
+    "ct state new tcp dport 22 accept",
+    "ct state != invalid accept",
+    "ct state vmap { established : accept, related : accept }",
+    'tcp dport 1 drop comment "invalid"',
 ]
 
 
@@ -88,6 +114,22 @@ def test_rules_of_nft_for_openings_are_not(rule: str) -> None:
     accepted.
     """
     assert not of_nft(rule)
+
+
+def for_invalid(rule: str) -> str:
+    subprocess.run(["nft", "-f", "-"], input=STATES + NFT.format(rule), text=True, check=True)
+    return read_rules()[2]
+
+
+@pytest.mark.parametrize("rule", INVALID)
+def test_rules_of_nft_for_invalid_packets_are_named(rule: str) -> None:
+    """They ask by name, in a set or map, by bits, or by excluding other states."""
+    assert for_invalid(rule).startswith("table inet operator, chain forward: handle ")
+
+
+@pytest.mark.parametrize("rule", NOT_INVALID)
+def test_other_rules_of_nft_are_not_for_invalid_packets(rule: str) -> None:
+    assert not for_invalid(rule)
 
 
 @pytest.mark.parametrize("tool", nodes.TOOLS, ids=lambda tool: tool.name)

@@ -13,14 +13,22 @@ from typing import NamedTuple
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.kernel import netlink
 from ebpflb.kernel.netfilter import firewall
-from ebpflb.kernel.netfilter.firewall import PRIORITIES, Chain, Rule, Table, is_foreign, tables
+from ebpflb.kernel.netfilter.firewall import (
+    PRIORITIES,
+    STATES,
+    UNREAD_RULE,
+    Chain,
+    Rule,
+    Table,
+    is_foreign,
+    tables,
+)
 from ebpflb.kernel.node import routes
 from ebpflb.model import kube_proxy
 from ebpflb.model.nodes import EachPacketRules
 from ebpflb.workers import DescriptorWorker
 
 _ON_THE_WAY = ("prerouting", "forward", "postrouting")
-_STATES = frozenset({"new", "established", "related", "invalid", "untracked"})  # conntrack's
 _STATE = {"--ctstate", "--state", "state"}
 _SILENT = {"-m", "-j", "-g", "--comment", "counter", *_STATE}
 _FLAGS = {"--tcp-flags", "--syn", "flags"}
@@ -68,6 +76,18 @@ def each_packet(table: Table) -> Iterator[str]:
             yield f"{table.title}, chain {chain}: {rule.text}: {effect} each packet"
 
 
+def for_invalid(table: Table) -> Iterator[str]:
+    """Yield a line for each rule, of any hook, that asks for packets that conntrack finds invalid,
+    also by excluding other states.
+    """
+    for chain in table.chains.values():
+        for rule in chain.rules:
+            if UNREAD_RULE in rule.options:
+                yield f"{table.title}, chain {chain.name}: {rule.text}: it cannot be read"
+            elif "invalid" in _states(rule):
+                yield f"{table.title}, chain {chain.name}: {rule.text}: asks for ct state invalid"
+
+
 def _of_chain(
     table: Table, chain: Chain, taking: dict[str, bool]
 ) -> Generator[tuple[str, Rule], None, bool]:
@@ -108,9 +128,9 @@ def _effect(rule: Rule, hook: str) -> str:
 def _states(rule: Rule) -> frozenset[str]:
     """Return the connection states that the rule tests for; empty for any."""
     for option in rule.options:
-        asked = _STATES.intersection(option.value.lower().split(","))
+        asked = STATES.intersection(option.value.lower().split(","))
         if option.name in _STATE and asked:
-            return _STATES - asked if option.negated else asked
+            return STATES - asked if option.negated else asked
     return frozenset()
 
 
@@ -177,20 +197,20 @@ class EachPacketWatch(DescriptorWorker):
             self._due = now if is_quiet else now + QUIET_SECONDS
             self._quiet_from = now + QUIET_SECONDS
             if not is_quiet:
-                self._tell([_CHANGING])
+                self._tell([_CHANGING], _CHANGING)
         if now >= self._due and not self.stopped.is_set():
             self._read()
             self._due = now + _AGAIN_SECONDS
 
     def _read(self) -> None:
         try:
-            lines, rules = read_rules()
+            lines, rules, invalid = read_rules()
         except Exception:
-            self._tell([_UNREADABLE])
+            self._tell([_UNREADABLE], _UNREADABLE)
             raise
         self._changes += rules != self._rules
         self._rules = rules
-        self._tell(lines)
+        self._tell(lines, invalid)
 
     def _has_changed(self) -> bool:
         former, self._sizes = self._sizes, _legacy_sizes()
@@ -202,23 +222,27 @@ class EachPacketWatch(DescriptorWorker):
                 each.take()
         return changed
 
-    def _tell(self, rules: Collection[str]) -> None:
-        found = EachPacketRules(tuple(rules), self._changes)
+    def _tell(self, rules: Collection[str], invalid: str) -> None:
+        found = EachPacketRules(tuple(rules), self._changes, invalid)
         if found != self._told:
             self._told = found
             self._emit(found)
 
 
-def read_rules() -> tuple[list[str], Hashable]:
-    """Return a line for each rule, and for what cannot be read; and what changes with the rules."""
+def read_rules() -> tuple[list[str], Hashable, str]:
+    """Return a line for each rule, and for what cannot be read; what changes with the rules; and
+    the first rule for invalid packets, or what cannot be read.
+    """
     unread = list[str]()
     try:
         found = list(tables(unread))
         lines = [line for table in found for line in each_packet(table)]
         rules = frozenset(each.changes_with(table) for table in found for each in met(table))
-        return [*dict.fromkeys(lines), *marked_routes(), *unread], rules
+        invalid = [*(line for table in found for line in for_invalid(table)), *unread, ""]
+        return [*dict.fromkeys(lines), *marked_routes(), *unread], rules, invalid[0]
     except (EbpflbError, OSError) as error:
-        return [f"{_UNREADABLE}: {in_words(error)}"], None
+        reason = f"{_UNREADABLE}: {in_words(error)}"
+        return [reason], None, reason
 
 
 def _legacy_sizes() -> list[bytes]:

@@ -40,6 +40,9 @@ _PORTS = {"--dport", "--dports", "--ctorigdstport", "dport", "proto-dst"}
 _PROTOCOLS = {"-p", "protocol", "nexthdr", "l4proto"}
 _UNTRACKING = {"--notrack", "notrack"}  # of iptables' target CT, and of nft
 NOT_READ = Option("-d", "a condition that is not read")
+UNREAD_RULE = Option("-d", "a rule that is not read")
+STATES = frozenset({"new", "established", "related", "invalid", "untracked"})  # conntrack's
+_ANY_STATE = Option("state", ",".join(STATES))
 
 
 class Rule(Struct, frozen=True, dict=True):
@@ -437,9 +440,9 @@ class _NftReader:
         text = f"handle {rule['handle']}{comment}"
         try:
             alternatives = list(self._by_verdict(rule["expr"]))
-            return [Rule(text, tuple(self._options(each))) for each in alternatives]
+            return [Rule(text, self._with_states(each)) for each in alternatives]
         except OTHER_FORM:
-            return [Rule(text, (NOT_READ,))]
+            return [Rule(text, (UNREAD_RULE,))]
 
     def _by_verdict(self, statements: list[Any]) -> Iterator[list[Any]]:
         for at, statement in enumerate(statements):
@@ -450,6 +453,13 @@ class _NftReader:
                     yield [*statements[:at], match, verdict, *statements[at + 1 :]]
                 return
         yield statements
+
+    def _with_states(self, statements: list[Any]) -> tuple[Option, ...]:
+        """Return the options; a use of conntrack's state that is not read may be for any state."""
+        found = tuple(self._options(statements))
+        is_read = any(name == "state" and STATES & {*value.split(",")} for name, value, _ in found)
+        uses = "'ct': {'key': 'state'}" in str(statements)
+        return (*found, _ANY_STATE) if uses and not is_read else found
 
     def _options(self, statements: list[Any]) -> Iterator[Option]:
         for statement in statements:
@@ -463,7 +473,7 @@ class _NftReader:
             elif kind == "mangle" and "payload" in body["key"]:
                 yield Option("set header")
             elif kind == "xt":
-                yield NOT_READ
+                yield UNREAD_RULE
             elif kind != "counter" or statement is statements[-1]:
                 yield Option(kind)
 

@@ -41,7 +41,7 @@ from ebpflb.options import Options
 # masquerade-marked  (nat, postrouting)  a packet loses its choice; with the masquerade mark it gets
 #                    an address of the node
 # invalid            (filter, prerouting, if configured)  a segment that conntrack calls invalid
-#                    goes to "untranslated"
+#                    goes to "untranslated"; left out while ``is_liberal``
 # untranslated       drops the segments of served endpoints: their clients do not know the
 #                    endpoint's address
 #
@@ -89,13 +89,15 @@ class TableOptions(NamedTuple):
     """The options of the table.
 
     ``masquerade_mark`` is one bit of the packet's mark. ``masquerade_ports`` are the ranges from
-    which masqueraded flows of unprivileged ports get theirs.
+    which masqueraded flows of unprivileged ports get theirs. ``is_liberal``: conntrack finds no
+    invalid segments now, so the chain "invalid" is left out; the sets that it needs stay.
     """
 
     masquerade_mark: int
     masquerade_ports: tuple[Ports, ...]
     drops_invalid: bool
     sctp: bool
+    is_liberal: bool = False
 
 
 def table_options(options: Options, *, sctp: bool, beside_flows: bool) -> TableOptions:
@@ -187,6 +189,7 @@ def chains(options: TableOptions) -> dict[str, Tree]:
     }
     if options.drops_invalid:
         wanted["untranslated"] = _inner_chain(table, "untranslated")
+    if options.drops_invalid and not options.is_liberal:
         wanted["invalid"] = base_chain(table, "invalid", "filter", PREROUTING, _INVALID_PRIORITY)
     return wanted
 
@@ -214,7 +217,8 @@ def one_rule_table(
 
 def rules(options: TableOptions) -> list[Rule]:
     """Return the rules, in their order in each chain."""
-    return [*_choice_rules(options), *_masquerade_rules(options), *_invalid_rules(options)]
+    made = *_choice_rules(options), *_masquerade_rules(options), *_invalid_rules(options)
+    return [rule for rule in made if not (rule.chain == "invalid" and options.is_liberal)]
 
 
 def _choice_rules(options: TableOptions) -> Iterator[Rule]:
@@ -467,9 +471,9 @@ class NetfilterTable:
         self.is_owned = False
         self._sets, self._chains, self._rules = sets(options), chains(options), rules(options)
 
-    def set_ports(self, options: TableOptions) -> None:
-        """Set other ``masquerade_ports`` for the rules that ``build`` writes."""
-        self.options, self._rules = options, rules(options)
+    def set_options(self, options: TableOptions) -> None:
+        """Set other ``masquerade_ports`` or ``is_liberal`` for what ``build`` writes."""
+        self.options, self._chains, self._rules = options, chains(options), rules(options)
 
     def close(self) -> None:
         """Close the session.

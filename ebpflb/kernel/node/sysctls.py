@@ -159,6 +159,39 @@ def set_up_conntrack(
             _set(proc / name, value)
 
 
+# --conntrack-tcp-be-liberal=auto: the former value is recorded, so that a later agent, or
+# `ebpflb cleanup`, can put it back.
+
+LIBERAL = "nf_conntrack_tcp_be_liberal"
+
+
+def be_liberal(record: Path, proc: Path = NETFILTER_SYSCTLS) -> bool:
+    """Let conntrack take TCP segments out of the window for valid; return whether it does.
+
+    A value of 1 that others have set is not recorded, and stays.
+    """
+    path = proc / LIBERAL
+    try:
+        if not files.says_one(path):
+            files.replace(record, msgspec.json.encode(_here()))
+            path.write_text("1\n")
+            log.info("sysctl %s set to 1", LIBERAL)
+    except OSError as error:
+        log.warning("%s: cannot be set to 1: %s", error.filename or path, error.strerror)
+    return files.says_one(path)
+
+
+def be_strict(record: Path, proc: Path = NETFILTER_SYSCTLS) -> None:
+    """Put back what ``be_liberal`` has changed in this network namespace, if anything."""
+    try:
+        if record.exists():
+            if files.decode_regular(record, int) == _here():
+                _set(proc / LIBERAL, 0)
+            record.unlink()
+    except NodeError as error:
+        log.warning("%s", error)
+
+
 def table_size(options: ConntrackOptions, cores: int) -> int:
     """Return the minimum of nf_conntrack_max; 0: it is not changed."""
     scaled = options.max_per_core * cores
@@ -171,7 +204,7 @@ def _sysctls(options: ConntrackOptions) -> dict[str, int]:
     return {
         "nf_conntrack_tcp_timeout_established": options.established,
         "nf_conntrack_tcp_timeout_close_wait": options.close_wait,
-        "nf_conntrack_tcp_be_liberal": int(options.be_liberal),
+        LIBERAL: int(options.be_liberal),
         "nf_conntrack_udp_timeout": options.udp,
         "nf_conntrack_udp_timeout_stream": options.udp_stream,
     }

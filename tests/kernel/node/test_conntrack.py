@@ -174,6 +174,52 @@ def test_not_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == ["conntrack is not loaded: its settings are left alone"]
 
 
+LIBERAL = "nf_conntrack_tcp_be_liberal"
+
+
+def test_be_liberal_is_put_back(sysctls: Sysctls, tmp_path: Path) -> None:
+    """What was set is put back once, also by a later agent; nothing is put back that was there."""
+    record = tmp_path / "liberal"
+    for _ in range(2):
+        assert conntrack.be_liberal(record, sysctls.proc)
+        assert sysctls.changed() == {LIBERAL: 1}
+    conntrack.be_strict(record, sysctls.proc)
+    assert sysctls.changed() == {}
+    (sysctls.proc / LIBERAL).write_text("1\n")
+    assert conntrack.be_liberal(record, sysctls.proc)
+    conntrack.be_strict(record, sysctls.proc)
+    assert sysctls.changed() == {LIBERAL: 1}
+
+
+@pytest.mark.parametrize("content", [b"1", b"\xff", b"{}"])
+def test_a_record_of_another_namespace(sysctls: Sysctls, tmp_path: Path, content: bytes) -> None:
+    """Such a record, or a damaged one, changes nothing, and is removed."""
+    record = tmp_path / "liberal"
+    record.write_bytes(content)
+    (sysctls.proc / LIBERAL).write_text("1\n")
+    conntrack.be_strict(record, sysctls.proc)
+    assert (sysctls.changed(), record.exists()) == ({LIBERAL: 1}, False)
+
+
+def test_be_liberal_cannot_be_set(
+    sysctls: Sysctls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then conntrack is strict; what cannot be put back is tried again by the next call."""
+    record = tmp_path / "liberal"
+    with monkeypatch.context() as patch:
+        refuse(patch, errno.EROFS, LIBERAL)
+        assert not conntrack.be_liberal(record, sysctls.proc)
+        conntrack.be_strict(record, sysctls.proc)
+        assert not record.exists()
+    assert conntrack.be_liberal(record, sysctls.proc)
+    with monkeypatch.context() as patch:
+        refuse(patch, errno.EROFS, LIBERAL)
+        conntrack.be_strict(record, sysctls.proc)
+        assert sysctls.changed() == {LIBERAL: 1}
+    conntrack.be_strict(record, sysctls.proc)
+    assert (sysctls.changed(), record.exists()) == ({}, False)
+
+
 @pytest.fixture
 def namespace() -> Iterator[None]:
     """Move the test's thread into a fresh network namespace."""

@@ -35,7 +35,7 @@ class Watched:
         self.watch.start()
         read = each_packet.read_rules
 
-        def counted() -> tuple[list[str], object]:
+        def counted() -> tuple[list[str], object, str]:
             self.reads += 1
             return read()
 
@@ -114,6 +114,25 @@ def test_a_rule_of_iptables(watched: Watched, tool: str) -> None:
     assert watched.look() == [()]
 
 
+DROPPING = "-p", "tcp", "-m", "conntrack", "--ctstate", "INVALID", "-j", "DROP"
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_rule_for_invalid_packets(watched: Watched, tool: str) -> None:
+    """It is named at once when it appears, at any hook, and while rules keep changing they are
+    unknown.
+    """
+    assert watched.all[-1].invalid == ""
+    run(tool, "-A", "INPUT", *DROPPING)
+    watched.look()
+    assert watched.all[-1].invalid.endswith("asks for ct state invalid")
+    run(tool, "-D", "INPUT", *DROPPING)
+    watched.look(after=1)
+    assert watched.all[-1].invalid == "the rules are changing"
+    watched.look()
+    assert watched.all[-1].invalid == ""
+
+
 @pytest.mark.parametrize("family", ["-4", "-6"])
 def test_a_routing_rule_by_mark(watched: Watched, family: str) -> None:
     run("ip", family, "rule", "add", "fwmark", "0x9", "lookup", "7")
@@ -162,4 +181,15 @@ def test_what_cannot_be_read_counts_as_such_a_rule(
 
     monkeypatch.setattr(routes, "rule_marks", fails)
     run("nft", TABLE)
-    assert watched.look() == [("the firewall rules cannot be read: no right to read them",)]
+    why = "the firewall rules cannot be read: no right to read them"
+    assert watched.look() == [(why,)]
+    assert watched.all[-1].invalid == why
+
+
+def test_rules_of_a_missing_tool_count_as_such_a_rule(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("nft", TABLE)
+    monkeypatch.setenv("PATH", "/nowhere")
+    watched.look()
+    assert watched.all[-1].invalid == "nft: it has rules, and nft is not installed here"

@@ -220,7 +220,7 @@ def test_the_endpoint_sees_the_nodes_address(
 def test_several_ranges_of_ports(table: NetfilterTable) -> None:
     """Each range has its share of the flows; table and elements stay when ranges change."""
     ranges = ((20000, 20499), (40000, 40999), (50000, 50499))
-    table.set_ports(OPTIONS._replace(masquerade_ports=ranges))
+    table.set_options(OPTIONS._replace(masquerade_ports=ranges))
     assert table.build()
     assert not table.differences()
     shown = run("nft", "list", "chain", *_names("masquerade-marked"))

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules that act on each packet of a connection, which --fast-forward would bypass."""
 
+from collections.abc import Callable, Iterator
+
 import pytest
 
-from ebpflb.kernel.netfilter.each_packet import each_packet
+from ebpflb.kernel.netfilter.each_packet import each_packet, for_invalid
+from ebpflb.kernel.netfilter.firewall import Table
 from tests.tools.firewall.services import of_iptables
 
 EACH = [
@@ -27,13 +30,32 @@ OPENINGS = [
 TABLE = {"POSTROUTING": "mangle", "PREROUTING": "mangle"}
 
 
-def found(chain: str, *texts: str, before: str = "") -> list[str]:
+INVALID = [
+    ("FORWARD", "-m conntrack --ctstate INVALID -j DROP"),
+    ("FORWARD", "-m state --state NEW,INVALID -j before"),
+    ("INPUT", "-m conntrack ! --ctstate RELATED,ESTABLISHED -j DROP"),
+]
+NOT_INVALID = [
+    ("FORWARD", "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"),
+    ("FORWARD", "-m conntrack ! --ctstate INVALID -j ACCEPT"),
+    ("FORWARD", "-m conntrack --ctstate DNAT -j ACCEPT"),
+    ("FORWARD", '-m comment --comment "--ctstate INVALID" -j DROP'),
+    ("FORWARD", "-m set --match-set banned dst -j DROP"),
+]
+
+
+def found(
+    chain: str,
+    *texts: str,
+    before: str = "",
+    lines: Callable[[Table], Iterator[str]] = each_packet,
+) -> list[str]:
     """Return the findings for these rules of a chain; chain "before" has rules too."""
     saved = "".join(f"-A {chain} {text}\n" for text in texts)
     chains = f":{chain} ACCEPT [0:0]\n:before - [0:0]\n"
     chains += f"-A before {before}\n" if before else ""
     saved = f"*{TABLE.get(chain, 'filter')}\n{chains}{saved}COMMIT\n"
-    return [line for each in of_iptables(saved, "iptables") for line in each_packet(each)]
+    return [line for each in of_iptables(saved, "iptables") for line in lines(each)]
 
 
 @pytest.mark.parametrize(("chain", "text", "done"), EACH)
@@ -75,3 +97,17 @@ JUMPS = [
 def test_chains_that_others_jump_to_count(before: str, texts: list[str], count: int) -> None:
     """ufw's and firewalld's rules accept established connections in such a chain."""
     assert len(found("FORWARD", *texts, before=before)) == count
+
+
+@pytest.mark.parametrize(("chain", "text"), INVALID)
+def test_rules_for_invalid_packets_are_named(chain: str, text: str) -> None:
+    """A rule asks for them by name, in a list, or by excluding other states."""
+    assert found(chain, text, lines=for_invalid) == [
+        f"iptables, table filter, chain {chain}: {text}: asks for ct state invalid"
+    ]
+
+
+@pytest.mark.parametrize(("chain", "text"), NOT_INVALID)
+def test_other_rules_are_not_for_invalid_packets(chain: str, text: str) -> None:
+    """Other states, their exclusion, comments and ipsets do not ask for them."""
+    assert not found(chain, text, lines=for_invalid)
