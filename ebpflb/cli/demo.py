@@ -164,6 +164,8 @@ def _run(demo: Demo) -> None:
     _heading("a client outside connects to a NodePort: one endpoint here, one elsewhere")
     demo.enter()
     demo.ebpflb("flows", "list", "--service", "default/shop")
+    _heading("a load balancer address moves when the cable of its node is pulled")
+    demo.announce()
     _heading("the agent is killed with SIGKILL; new connections still work")
     demo.kill()
 

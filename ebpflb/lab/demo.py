@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps of `ebpflb demo`: real connections through real programs, without Kubernetes.
 
-Two nodes with pods, a client outside, and an agent that reads manifests, which each step writes:
-connections to a ClusterIP over TCP and UDP, IPv4 and IPv6; a service scaled from three endpoints to
-four; what `services get` and `explain` say; connections from outside to a NodePort with both
-traffic policies; and connections after the agent was killed.
+Three nodes, two with pods, a client outside, and agents that read manifests, which each step
+writes: connections to a ClusterIP over TCP and UDP, IPv4 and IPv6; a service scaled from three
+endpoints to four; what `services get` and `explain` say; connections from outside to a NodePort
+with both traffic policies; a load balancer address whose node is cut off; and connections after the
+agent was killed.
 """
 
 import json
@@ -24,7 +25,10 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab import cni, manifests, traffic
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab
+from ebpflb.lab.router import NODES as SEGMENT
+from ebpflb.model.pools import CLASS
 from ebpflb.options import Paths
+from ebpflb.serve import status
 
 WEB = "web"
 V4, V6 = "10.96.0.10", "fd00:96::10"
@@ -37,7 +41,10 @@ TRAFFIC = Path(traffic.__file__)
 WIDTH = 80  # columns
 LOG_WORDS = ("programs", "packet path", "serving")  # of the lines of the log that are shown
 
-_PODS = ("--cluster-cidr", ",".join(cni.NETWORKS))
+NODES = "node", "other", "third"
+BALANCED, VIP = "10.96.0.200", "192.0.2.211"  # for which the third node answers first
+_OPTIONS = ("--cluster-cidr", ",".join(cni.NETWORKS), "--l2-pool", VIP)
+_SMALL = ("--map-size", "flows=66560,affinity=16384")  # what takes most memory
 
 Say = Callable[[str], None]
 
@@ -47,15 +54,20 @@ class Demo:
 
     def __init__(self, lab: Lab, folder: Path, say: Say) -> None:
         self.lab, self.say = lab, say
-        say("  network namespaces: two nodes, six pods, a router, a client outside")
-        self.node = lab.node("node", 1, cni.Bridge(hairpin=True))
+        say("  network namespaces: three nodes, six pods, a router, a client outside")
+        self.node = lab.node(NODES[0], 1, cni.Bridge(hairpin=True))
         self.client = lab.pod(self.node, "client", 2)
         self.pods = [lab.pod(self.node, f"web-{i}", 10 + i) for i in range(1, 5)]
-        self.other = lab.node("other", 2)
+        self.other, self.third = (lab.node(it, at) for at, it in enumerate(NODES[1:], 2))
         self.far = lab.pod(self.other, "far-1", 11)
-        lab.join(self.node, self.other)
+        for one, next_one in ((self.node, self.other), (self.third, self.node)):
+            lab.join(one, next_one)
+        lab.join(self.third, self.other)
         self.outside = lab.outside("outside", 7)
-        self.agent = LabAgent(lab, self.node, folder, *_PODS)
+        self.agent = LabAgent(lab, self.node, folder, *_OPTIONS)
+        self.others = [
+            LabAgent(lab, it, folder, *_OPTIONS, *_SMALL) for it in (self.other, self.third)
+        ]
 
     def build(self) -> None:
         """Start servers in the pods, three of which are in the service, and then the agent."""
@@ -121,6 +133,48 @@ class Demo:
             for name, sources in sorted(answer["sources"].items()):
                 self.say(f"    {name} saw {' '.join(sources)}")
 
+    def announce(self) -> None:
+        """Give a Service a load balancer address, and pull the cable of the node that answers."""
+        service = manifests.service(
+            "balanced",
+            [BALANCED],
+            [{"port": PORT}],
+            ingress=[VIP],
+            type="LoadBalancer",
+            loadBalancerClass=CLASS,
+        )
+        here = _endpoint(self.pods[0], self.pods[0].v4)
+        there = manifests.endpoint(self.far.v4, node=self.other.name, target=self.far.name)
+        slices = manifests.endpoint_slice("balanced", "IPv4", [here, there], [{"port": TARGET}])
+        first, *nodes = (
+            manifests.node(it.name, it.v4, it.v6) for it in (self.node, self.other, self.third)
+        )
+        for agent in (self.agent, *self.others):
+            own = [] if agent is self.agent else [first]  # which it has already
+            manifests.write(agent.manifests / "balanced.yaml", [*own, *nodes, service, slices])
+        self.say("  `ebpflb run` on the two other nodes, too")
+        for agent in self.others:
+            agent.start()
+        self._say_owner(self.third)
+        self._request(self.outside, "tcp", VIP)
+        waiting = self._start_program(self.outside, "gap", VIP, str(PORT))
+        self.lab.router.ip(f"link set {SEGMENT.name}{len(NODES)} down")
+        seconds, _ = waiting.communicate()
+        self.say(f"  its cable is pulled -> first connection: {seconds.strip()} s")
+        self._say_owner(self.other)
+        self._request(self.outside, "tcp", VIP)
+        self.lab.router.ip(f"link set {SEGMENT.name}{len(NODES)} up")
+
+    def _say_owner(self, node: Host) -> None:
+        """Wait until the node answers for the address, and say so."""
+
+        def answers() -> bool:
+            last = status.read(self.agent.paths)
+            return last is not None and last.address_owners.get(VIP) == node.name
+
+        wait_until(f"{node.name} answers for {VIP}", answers)
+        self.say(f"  {VIP} is answered for by node {node.name}")
+
     def ebpflb(self, *words: str) -> None:
         """Print a command, and its output on the node."""
         self.say(f"  $ ebpflb {' '.join(words)}")
@@ -143,7 +197,8 @@ class Demo:
         self._request(self.client, "udp", V4)
 
     def close(self) -> None:
-        self.agent.close()
+        for agent in (self.agent, *self.others):
+            agent.close()
 
     def _start_program(self, host: Host, *words: str) -> "subprocess.Popen[str]":
         """Start traffic.py on a host; return when it is ready."""

@@ -6,6 +6,8 @@
                                             an IPv4 address is written ::ffff:ADDRESS
     traffic.py request PROTOCOL HOST PORT N connects N times; prints the counts as a JSON object
     traffic.py await NAME HOST PORT         connects by TCP until the server NAME replies
+    traffic.py gap HOST PORT                connects by TCP until nobody replies for a while, and
+                                            then somebody does; prints for how many seconds
 
 The counts: replies by the server's name, and the client's addresses that each server saw; replies
 by the peer's address that the client saw; errors by the errno's name.
@@ -17,12 +19,14 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 _TIMEOUT = 30.0  # seconds
+_SOON, _LONG = 0.1, 0.4  # seconds that a connection may take, and more than it ever takes
 LONGEST = 1 << 16  # bytes of a datagram
 
 
@@ -126,6 +130,22 @@ def await_name(name: str, host: str, port: str) -> None:
         answer = request_by_tcp(family_of(host), (host, int(port)))
 
 
+def gap(host: str, port: str) -> None:
+    """Print "ready" after the first reply, and later the seconds of the first long silence."""
+    last = None
+    while True:
+        with suppress(OSError), socket.create_connection((host, int(port)), _SOON) as client:
+            client.recv(64)
+            now = time.monotonic()
+            if last is None:
+                print("ready", flush=True)
+            elif now - last > _LONG:
+                print(f"{now - last:.1f}")
+                return
+            last = now
+        time.sleep(_SOON / 10)
+
+
 def family_of(host: str) -> int:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
@@ -142,6 +162,8 @@ if __name__ == "__main__":
             serve(name, port, *address)
         case ["await", name, host, port]:
             await_name(name, host, port)
+        case ["gap", host, port]:
+            gap(host, port)
         case ["request", protocol, host, port, count]:
             print(json.dumps(send_requests(protocol, host, port, range(int(count)))))
         case _:

@@ -25,6 +25,7 @@ STEPS = [
     "# the Service is scaled",
     "# what the node serves",
     "# a client outside",
+    "# a load balancer address",
     "# the agent is killed",
 ]
 COLUMNS = 80
@@ -85,6 +86,9 @@ def test_to_the_end() -> None:
     assert [line for line in said.splitlines() if len(line) > COLUMNS] == []
     log = section(said, "set-up").partition("of its log:\n")[2].splitlines()
     assert [line.split()[0] for line in log if line] == ["programs", "packet", "serving"]
+    moved = section(said, "a load balancer address")
+    assert re.findall(r"192.0.2.211 is answered for by node (\w+)", moved) == ["third", "other"]
+    assert re.search(r"its cable is pulled -> first connection: \d+\.\d s", moved)
     assert "# everything is removed" in said
     wait_until("nothing is left", lambda: not left(demo.pid))
     assert "packet path: netfilter" in said, "the default engine: the bridge has hairpin mode"
