@@ -143,6 +143,7 @@ $(CLANG) -c bpf/hooks/flow_end.c -o build/flow-end.o
 $(CLANG) -c bpf/hooks/socket_end.c -o build/socket-end.o
 $(CLANG) -c bpf/hooks/socket_opening.c -o build/socket-opening.o
 $(CLANG) -c bpf/hooks/answer.c -o build/answer.o
+$(CLANG) -c bpf/hooks/quiet_socket.c -o build/quiet-socket.o
 $(GCC) -c bpf/hooks/socket.c -o build/native.o
 $(GCC) -c bpf/hooks/netns_cookie.c -o build/netns-cookie-native.o
 $(GCC) -c bpf/hooks/packet.c -o build/packet-native.o
@@ -152,6 +153,7 @@ $(GCC) -c bpf/hooks/flow_end.c -o build/flow-end-native.o
 $(GCC) -c bpf/hooks/socket_end.c -o build/socket-end-native.o
 $(GCC) -c bpf/hooks/socket_opening.c -o build/socket-opening-native.o
 $(GCC) -c bpf/hooks/answer.c -o build/answer-native.o
+$(GCC) -c bpf/hooks/quiet_socket.c -o build/quiet-socket-native.o
 $(GCC) -c bpf/hooks/connection_end.c -o build/connection-end-native.o
 endef
 export LINTED

@@ -26,6 +26,7 @@
 #include "layout/expired.h"
 #include "layout/forwarded.h"
 #include "layout/fragment.h"
+#include "layout/quiet_socket.h"
 #include "layout/scratch.h"
 #include "layout/verdict.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * With --endpoint-health: whether the TCP connections of sockets to backends open. The agent attaches
- * this program to the cgroup while it runs.
+ * With --endpoint-health, or the annotation rebalance: whether the TCP connections of sockets to backends
+ * open. The agent attaches this program to the cgroup while it runs.
  *
  * A connection fails when its first SYN has no answer for a second, or when it is refused. A socket
  * that its owner closes before has neither failed nor opened: its SYN is still under way.
@@ -25,6 +25,16 @@ static __always_inline struct socket_entry *connection_of(struct bpf_sock_ops *c
 static __always_inline struct service_client client_of(const struct socket_entry *entry)
 {
 	return (struct service_client){ .client = entry->netns, .service = entry->service };
+}
+
+/* Also tells the agent, while connections of the service move (ebpflb/agent/rebalance.py). */
+static __always_inline void opening_failed(const struct service_client *client, __u32 backend)
+{
+	__u64 *failed = LOOKUP(__u64, failed_openings, &client->service);
+
+	if (failed)
+		__sync_fetch_and_add(failed, 1);
+	endpoint_failed(client, backend);
 }
 
 /* All fields are read before they are compared: else clang reads one by a pointer that the verifier refuses. */
@@ -68,7 +78,7 @@ int socket_opening(struct bpf_sock_ops *ctx)
 	else if (opened)
 		endpoint_opened(&client, entry->peer.backend);
 	else
-		endpoint_failed(&client, entry->peer.backend);
+		opening_failed(&client, entry->peer.backend);
 	return SEEN;
 }
 

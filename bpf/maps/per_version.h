@@ -60,6 +60,12 @@ DEFINE_MAP(backend_health, LRU_HASH, struct service_backend, struct backend_heal
 /* By the tuple of the first SYN at ingress (path/attempt.h). */
 DEFINE_MAP(attempts, LRU_HASH, struct tuple, struct attempt, 16384, NONE)
 
+/* Sockets that may move to another endpoint, by their cookies (sockets/quiet.h). */
+DEFINE_MAP(quiet_sockets, HASH, __u64, struct quiet_socket, 8192, NO_PREALLOC)
+
+/* Connections of sockets that did not open, by the id of a service whose connections move. */
+DEFINE_MAP(failed_openings, HASH, __u32, __u64, 4096, NO_PREALLOC)
+
 /* By service id. */
 DEFINE_MAP(rotations, ARRAY, __u32, struct rotation, 65536, NONE)
 

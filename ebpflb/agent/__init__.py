@@ -13,6 +13,7 @@ inspection        answers the questions of commands about Services
 canary_sync       service ports for doctor's own check, and for a probe of each uplink
 monitoring        serves `ebpflb monitor`
 endpoint_health   sets endpoints aside that do not answer this node
+rebalance         moves idle connections to endpoints that came later
 node_local        asks the listeners on this node that Services name whether they answer
 node_readiness    says in the API whether Services work on this node
 address_writer    gives Services load balancer addresses from the pools

@@ -31,6 +31,7 @@ from ebpflb.agent.monitoring import Monitoring
 from ebpflb.agent.node_local import NodeLocalWatch, answering_in
 from ebpflb.agent.node_readiness import NodeReadiness
 from ebpflb.agent.node_sync import NodeSync, ProgramLoader, flow_timeouts
+from ebpflb.agent.rebalance import Rebalance, Rebalancer
 from ebpflb.agent.reporter import (
     ApiServersFile,
     BesideKubeProxy,
@@ -62,6 +63,7 @@ from ebpflb.kernel.node.device_watch import DeviceWatch
 from ebpflb.kernel.node.namespaces import Namespaces
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import FrameProgram
+from ebpflb.kernel.quiet_sockets import QuietSockets
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Disturbed
 from ebpflb.model.facts import Fact, Observed
@@ -159,6 +161,7 @@ class _Builder:
             server_options=server,
             on_silent=self._metrics.watch_silent,
         )
+        self._source_errors = SourceErrors(self._source.received)
         self._source.prepare()
         self._start(self._source)
 
@@ -240,8 +243,7 @@ class _Builder:
         canary = CanarySync(sync)
         uplinks = UplinkCanary(inbox, canary, self._node_sync)
         stale, health = self._stale_worker(), self._servers.health
-        writers = self._writers()
-        endpoint_health, node_local = self._endpoint_watch(), self._node_local_watch()
+        writers, watches = self._writers(), self._watches()
         parts = (
             self._loader,
             canary,
@@ -255,7 +257,8 @@ class _Builder:
             uplinks,
             Recorder(self._history, sync),
             ApiServersFile(options, self._cluster, self._api_servers.name),
-            SourceErrors(self._source.received),
+            self._source_errors,
+            Rebalance(watches[-1]),
             *writers,
             BesideKubeProxy(options.left_to_kube_proxy),
         )
@@ -265,10 +268,9 @@ class _Builder:
             "/v1/canary/": uplinks.respond,
             "/v1/service": Inspection(inbox, sync, self._maps).respond,
         }
-        self._cluster.watches = endpoint_health, node_local
-        self._start_workers(stale, uplinks, endpoint_health, node_local)
+        self._start_workers(stale, uplinks, *watches)
         publisher = Publisher(options, health, audit, self._node_sync)
-        self._connect_metrics(publisher, endpoint_health, node_local)
+        self._connect_metrics(publisher, *watches)
         self._start(self._servers, *writers)
         return Agent(inbox, parts, sync.take_turn, publisher.publish, health.turned)
 
@@ -331,9 +333,24 @@ class _Builder:
             shadow=self._options.shadow,
         )
 
+    def _watches(self) -> tuple[EndpointWatch, NodeLocalWatch, Rebalancer]:
+        """Return the threads that Services wake."""
+        made = self._endpoint_watch(), self._node_local_watch(), self._rebalancer()
+        self._cluster.watches = made
+        return made
+
     def _endpoint_watch(self) -> EndpointWatch:
         record = self._servers.record_set_aside
         return EndpointWatch(self._maps, self._options, self._cluster, self._inbox, record)
+
+    def _rebalancer(self) -> Rebalancer:
+        return Rebalancer(
+            QuietSockets(self._maps, self._options.paths.cache, Namespaces().each),
+            self._cluster,
+            self._inbox,
+            actual=lambda: self._service_sync.planner.actual,
+            source_errors=lambda: self._source_errors.errors,
+        )
 
     def _node_local_watch(self) -> NodeLocalWatch:
         """Return the watch; an earlier agent's listeners keep serving until they are asked."""
@@ -342,7 +359,11 @@ class _Builder:
         return NodeLocalWatch(self._cluster, self._inbox)
 
     def _connect_metrics(
-        self, publisher: Publisher, aside: EndpointWatch, node_local: NodeLocalWatch
+        self,
+        publisher: Publisher,
+        aside: EndpointWatch,
+        node_local: NodeLocalWatch,
+        rebalancer: Rebalancer,
     ) -> None:
         """Connect the metrics to the objects that they read on request."""
         options, labels = self._options, self._cluster.labels
@@ -356,6 +377,7 @@ class _Builder:
                 "ebpflb_endpoints_set_aside": aside.count,
                 "ebpflb_endpoint_set_aside_total": aside.times,
                 "ebpflb_node_local_listeners": node_local.counts,
+                "ebpflb_connections_moved_total": rebalancer.moved,
                 "ebpflb_events_dropped_total": self._servers.events.dropped,
                 "ebpflb_conntrack_table_restored_total": self._nat_watch.put_back,
             },

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Endpoint health: set endpoints aside to which connections from this node fail to open.
 
-While some Service wants it, a thread keeps a program attached for the connections of sockets
-(bpf/hooks/socket_opening.c), has the programs at the devices note the connections of packets
-(bpf/path/attempt.h), and reads the counts every READ_SECONDS (bpf/core/endpoint_health.h). It
-decides by model/endpoint_health.py, and by what the loop says of the endpoints. The attached
-program has no pin: it ends with the agent, as nothing is set aside without one. Otherwise nothing
-is attached, and the thread sleeps.
+While some Service wants it, or has its connections move (rebalance.py), a thread keeps a program
+attached for the connections of sockets (bpf/hooks/socket_opening.c). For endpoint health it also
+has the programs at the devices note the connections of packets (bpf/path/attempt.h), and reads the
+counts every READ_SECONDS (bpf/core/endpoint_health.h). It decides by model/endpoint_health.py, and
+by what the loop says of the endpoints. The attached program has no pin: it ends with the agent, as
+nothing is set aside without one. Otherwise nothing is attached, and the thread sleeps.
 """
 
 import logging
@@ -87,6 +87,7 @@ class EndpointWatch(PeriodicWorker):
         self._maps, self._options, self._cluster = maps, options, cluster
         self._inbox, self._record, self._clock = inbox, record, clock
         self._link: int | None = None
+        self._watches_packets = False
         self._rests_until = -math.inf
         self._may_warn = object_limit(clock).allows
         self._health = EndpointHealth()
@@ -113,20 +114,27 @@ class EndpointWatch(PeriodicWorker):
             return
         self.want(False)  # a Service that changes meanwhile wakes this again
         try:
-            self._look(is_wanted=bool(self._cluster.with_passive_health))
+            self._look()
         except (EbpflbError, OSError):
             self._rests_until = self._clock() + RETRY_SECONDS
             raise
         finally:
-            if self._cluster.with_passive_health or self._link is not None or self._aside:
+            if self._is_wanted or self._link is not None or self._aside:
                 self.want(True)
 
-    def _look(self, *, is_wanted: bool) -> None:
-        if is_wanted and self._link is None:
+    @property
+    def _is_wanted(self) -> bool:
+        return bool(self._cluster.with_passive_health or self._cluster.with_rebalance)
+
+    def _look(self) -> None:
+        if self._is_wanted and self._link is None:
             self._attach()
-        elif not is_wanted:
+        elif not self._is_wanted:
             self._detach()
-        self._outcomes += self._read() if is_wanted else ()
+        has_health = bool(self._cluster.with_passive_health)
+        if has_health != self._watches_packets:
+            self._watch_packets(watched=has_health)
+        self._outcomes += self._read() if has_health else ()
         if ports := {each.port for each in self._outcomes} | set(self._health.ports):
             with suppress(TimeoutError):  # a busy loop is asked again by the next turn
                 self._apply(self._inbox.ask(lambda: {port: self._slices(port) for port in ports}))
@@ -184,12 +192,12 @@ class EndpointWatch(PeriodicWorker):
         (program,) = loader.load(compiled, self._maps)
         with bpf.closing(program.fd), cgroup_links.opened(self._options.cgroup) as cgroup:
             self._link = bpf.link_create(program.fd, cgroup, program.attach_type)
-        self._watch_packets(watched=True)
         log.info("watching for endpoints that do not answer")
 
     def _detach(self) -> None:
-        if self._link is not None:
+        if self._watches_packets:
             self._watch_packets(watched=False)
+        if self._link is not None:
             os.close(self._link)
             self._link = None
 
@@ -198,6 +206,7 @@ class EndpointWatch(PeriodicWorker):
         gate = self._maps["flow_gate"]
         assert isinstance(gate, MappedArray)
         gate.write_field(0, "endpoint_health", int(watched))
+        self._watches_packets = watched
 
     def _read(self) -> list[Outcome]:
         """Return and clear at most MOST_OUTCOMES counts that matter, drawn at random."""

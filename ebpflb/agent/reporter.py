@@ -206,7 +206,7 @@ class SourceErrors(Part):
     def __init__(self, received: Callable[[], Mapping[str, float]]) -> None:
         """``received``: kind -> when its source last sent anything."""
         self._received = received
-        self._errors: dict[str, str] = {}
+        self.errors: dict[str, str] = {}  # by source
 
     def take(self, message: SourceStatus) -> None:
         """Log an error once, and the recovery.
@@ -215,11 +215,11 @@ class SourceErrors(Part):
         has recovered for all kinds.
         """
         source, error = message.source, message.error
-        self._errors.pop(source, None)
+        self.errors.pop(source, None)
         server = _server_of(source)
-        others = [it for name, it in self._errors.items() if _server_of(name) == server]
+        others = [it for name, it in self.errors.items() if _server_of(name) == server]
         if error:
-            self._errors[source] = error
+            self.errors[source] = error
             if error not in others:
                 log.warning("%s: %s", source, error)
         elif not others:
@@ -227,7 +227,7 @@ class SourceErrors(Part):
 
     def status(self) -> Mapping[str, Any]:
         last = {kind: rfc3339(at) for kind, at in self._received().items()}
-        return {"source_errors": dict(self._errors), "last_received": last}
+        return {"source_errors": dict(self.errors), "last_received": last}
 
 
 def _server_of(source: str) -> str:

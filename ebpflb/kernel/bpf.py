@@ -139,7 +139,7 @@ ENOTSUPP = 524  # an errno of the kernel that is missing in errno(3)
 _MAP_CREATE, _LOOKUP, _UPDATE, _DELETE, _NEXT_KEY, _PROG_LOAD, _PIN, _GET = range(8)
 _PROG_BY_ID, OBJ_GET_INFO, _QUERY, _BTF_LOAD = 13, 15, 16, 18
 _LOOKUP_BATCH, _UPDATE_BATCH, _DELETE_BATCH = 24, 26, 27
-_LINK_CREATE, _LINK_UPDATE, _LINK_DETACH = 28, 29, 34
+_LINK_CREATE, _LINK_UPDATE, _ITER_CREATE, _LINK_DETACH = 28, 29, 33, 34
 
 
 def bpf(command: int, what: str, attr: Any) -> int:
@@ -263,17 +263,20 @@ def prog_load(
     name: str,
     program_type: int,
     attach_type: int = 0,
+    attach_btf: int = 0,
     code: bytes,
     log: bytearray | None = None,
     log_level: int = 1,
 ) -> int:
     """Load a program and return its descriptor.
 
-    The verifier writes each step (level 1) or a summary (level 4) to ``log``.
+    ``attach_btf``: the number of the kernel's function that it is for (btf.py). The verifier writes
+    each step (level 1) or a summary (level 4) to ``log``.
     """
     attr = ffi.new("struct prog_load *")
     license_text = ffi.new("char[]", b"GPL")
     attr.kind, attr.attach, attr.name = program_type, attach_type, name[:15].encode()
+    attr.attach_btf = attach_btf
     attr.count, attr.code = len(code) // 8, _pointer(code)
     attr.license = int(ffi.cast("uintptr_t", license_text))
     if log is not None:
@@ -356,6 +359,12 @@ def link_create(prog_fd: int, target: int, attach: int, flags: int = 0) -> int:
     attr = ffi.new("struct link_create *")
     attr.program, attr.target, attr.attach, attr.flags = prog_fd, target, attach, flags
     return bpf(_LINK_CREATE, "attaching", attr)
+
+
+def iterator(link_fd: int) -> int:
+    """Return a descriptor whose reading runs the link's program over this thread's namespace."""
+    attr = ffi.new("struct link_update *", {"link": link_fd})
+    return bpf(_ITER_CREATE, "making an iterator", attr)
 
 
 def link_update(link_fd: int, prog_fd: int) -> None:

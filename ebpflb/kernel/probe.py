@@ -9,13 +9,13 @@ import errno
 import os
 import struct
 
-from ebpflb.errors import KernelError
+from ebpflb.errors import KernelError, NodeError
 from ebpflb.kernel import bpf, netlink
 from ebpflb.kernel.attach import clsact
 from ebpflb.kernel.maps import state_dir
 from ebpflb.kernel.maps.layout import MapSpec
 from ebpflb.kernel.node import namespaces
-from ebpflb.kernel.programs import loader
+from ebpflb.kernel.programs import kernel_places, loader
 from ebpflb.kernel.programs.loader import HOOK_TYPES, PACKET_SECTIONS, SCHED_CLS, HookType
 
 _SET_RETVAL, _COARSE_CLOCK, _FIB_LOOKUP, _READ_KERNEL = 187, 160, 69, 113
@@ -81,6 +81,15 @@ def process() -> bool:
 def coarse_clock() -> bool:
     """Whether a program at a device may read the coarse clock (5.11)."""
     return _loads(PACKET_SECTIONS["tc/ingress"], _call(_COARSE_CLOCK) + _ALLOW)
+
+
+def sock_destroy() -> bool:
+    """Whether a program may end sockets while it goes through them (6.5)."""
+    try:
+        kernel_places.found()
+    except NodeError:
+        return False
+    return True
 
 
 def route_source() -> bool:

@@ -5,7 +5,8 @@ A person or a controller writes an annotation by hand, so an error in one also b
 message about an annotation is recognized by its beginning (``is_about_one``).
 """
 
-from collections.abc import Callable, Collection, Iterator
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from ipaddress import ip_address
 from typing import NamedTuple, TypeVar
@@ -184,6 +185,60 @@ def show_on_removal(reset_after: float | None) -> str:
     return f"{RESET}={addresses.Duration(reset_after * 10**9)}"
 
 
+# Whether idle connections move to new endpoints: a Service's annotation.
+#
+# Only of ports that say that they speak HTTP: there a connection is between two requests when the
+# server has sent last. With others, an idle connection may hold a transaction or a lock.
+
+REBALANCE_ANNOTATION = "ebpflb.io/rebalance"
+REBALANCED_PROTOCOLS = ("http", "https", "kubernetes.io/h2c", "grpc")  # appProtocol
+SHORTEST_IDLE = 1.0  # seconds
+_REBALANCE = re.compile(r"idle=([^,]+),above=([1-9]\d{0,2})%")
+
+
+class Rebalance(NamedTuple):
+    """``idle``: seconds for which a connection is idle; ``above``: the part of an endpoint's share
+    that it may hold beyond it.
+    """
+
+    idle: float
+    above: float
+
+
+def _parse_rebalance(text: str) -> Rebalance:
+    found = _REBALANCE.fullmatch(text)
+    if not found:
+        raise ValueError(f"{quoted(text)} is not like idle=5s,above=20%")
+    idle = _seconds(found[1])
+    if idle < SHORTEST_IDLE:
+        raise ValueError(f"{quoted(text)}: idle is not between 1s and 1h")
+    return Rebalance(idle, int(found[2]) / 100)
+
+
+def _read_rebalanced(
+    service: objects.Service, scheduler: str, warnings: list[str]
+) -> dict[int, Rebalance]:
+    """Return what each TCP port gets, by its number in the Service; for others add warnings."""
+    meta, spec, instead = service.metadata, service.spec, "connections stay"
+    wanted = _read(meta, REBALANCE_ANNOTATION, _parse_rebalance, None, instead, warnings)
+    if wanted is None:
+        return {}
+    where, found = annotation_field(REBALANCE_ANNOTATION), {}
+    if spec.session_affinity == "ClientIP" or scheduler == SOURCE_HASH:
+        warnings.append(f"{where}: has no effect: a client's connections go to one endpoint")
+        return {}
+    for index, port in enumerate(spec.ports or ()):
+        if port.protocol != "TCP":
+            continue
+        if port.app_protocol in REBALANCED_PROTOCOLS:
+            found[port.port] = wanted
+        else:
+            known = ", ".join(REBALANCED_PROTOCOLS)
+            text = f"spec.ports[{index}].appProtocol is not one of {known}"
+            warnings.append(f"{where}: {text}, so its connections stay")
+    return found
+
+
 # Whether endpoints that do not answer are set aside: by a Service's annotation, else by
 # --endpoint-health. The rules: endpoint_health.py.
 
@@ -310,13 +365,17 @@ OF_SERVICES = frozenset(
         FAILOVER_ANNOTATION,
         REQUESTED_ANNOTATION,
         SHARING_ANNOTATION,
+        REBALANCE_ANNOTATION,
     }
 )
 OF_SLICES = frozenset({WEIGHT_ANNOTATION})
 
 
 class ServiceAnnotations(NamedTuple):
-    """What a Service's annotations set; ``reset_after`` and ``slow_start`` in seconds."""
+    """What a Service's annotations set; ``reset_after`` and ``slow_start`` in seconds.
+
+    ``rebalanced`` is by port.
+    """
 
     scheduler: str
     reset_after: float | None
@@ -324,6 +383,7 @@ class ServiceAnnotations(NamedTuple):
     endpoint_health: str
     node_local: tuple[Address, ...]
     passthrough: bool
+    rebalanced: Mapping[int, Rebalance]
 
 
 def read(
@@ -344,13 +404,15 @@ def read(
     meta = service.metadata
     node_local = partial(parse_node_local, allowed=node_local_addresses)
     at_once = "new endpoints get their whole weight at once"
+    scheduler = _word(service, SCHEDULER_ANNOTATION, SCHEDULERS, scheduler, warnings)
     return ServiceAnnotations(
-        _word(service, SCHEDULER_ANNOTATION, SCHEDULERS, scheduler, warnings),
+        scheduler,
         _read_reset_after(service, warnings),
         _read(meta, SLOW_START_ANNOTATION, _seconds, 0.0, at_once, warnings),
         _word(service, HEALTH_ANNOTATION, ENDPOINT_HEALTH, endpoint_health, warnings),
         _read(meta, NODE_LOCAL_ANNOTATION, node_local, (), "sockets get endpoints", warnings),
         read_passthrough(service, warnings),
+        _read_rebalanced(service, scheduler, warnings),
     )
 
 

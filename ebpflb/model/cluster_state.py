@@ -186,7 +186,11 @@ class ClusterState:
         self.service_cidrs: frozenset[Network] = frozenset()
         self._of_servers: tuple[StoredSlice, ...] = ()  # the slices of KUBERNETES that count
         self.watches: tuple[Watch, ...] = ()  # of what Services want observed on this node
-        self.with_passive_health: set[Key] = set()  # Services
+        self.with_passive_health, self.with_rebalance = set[Key](), set[Key]()  # Services
+        self._wanting = (
+            (self.with_passive_health, _has_passive_health),
+            (self.with_rebalance, _is_rebalanced),
+        )
         self.node_local = NodeLocalPorts()
         self.claims = Claims(admission.pools)
         self.address_owners: Mapping[str, str] = {}  # address -> the node that answers for it
@@ -408,9 +412,10 @@ class ClusterState:
         if ports != (former_ports := self.services.get(key)):
             self.services[key] = ports
             self.changed_services.add(key)
-            self.with_passive_health.discard(key)
-            if any(port.endpoint_health != HEALTH_OFF for port in ports):
-                self.with_passive_health.add(key)
+            for wanting, wants in self._wanting:
+                wanting.discard(key)
+                if any(map(wants, ports)):
+                    wanting.add(key)
             self.node_local.name(key, ports)
             if any(map(_is_observed, (*ports, *(former_ports or ())))):
                 for watch in self.watches:
@@ -467,7 +472,8 @@ class ClusterState:
         self._warnings.pop((kind, key), None)
         if kind is Kind.SERVICE:
             self.labels.pop(key, None)
-            self.with_passive_health.discard(key)
+            for wanting, _ in self._wanting:
+                wanting.discard(key)
             self.node_local.name(key, ())
             self.claims.drop(key)
             if self.services.pop(key, None) is not None:
@@ -506,6 +512,14 @@ def _stored(
     return {}
 
 
+def _has_passive_health(port: ServicePort) -> bool:
+    return port.endpoint_health != HEALTH_OFF
+
+
+def _is_rebalanced(port: ServicePort) -> bool:
+    return port.rebalance is not None
+
+
 def _is_observed(port: ServicePort) -> bool:
-    """Whether the node observes itself whether endpoints, or a listener, of the port answer."""
-    return port.node_local is not None or port.endpoint_health != HEALTH_OFF
+    """Whether the node observes endpoints, a listener or connections of the port itself."""
+    return port.node_local is not None or _has_passive_health(port) or _is_rebalanced(port)

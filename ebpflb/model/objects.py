@@ -57,6 +57,7 @@ class ServicePortSpec(Struct, frozen=True, gc=False, rename="camel"):
     name: str | None = None
     protocol: str = "TCP"
     node_port: int = 0
+    app_protocol: str | None = None
 
 
 class ClientIPConfig(Struct, frozen=True, gc=False, rename="camel"):

@@ -27,6 +27,7 @@ from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.annotations import (
     HEALTH_OFF,
     RANDOM,
+    Rebalance,
     annotation_field,
 )
 from ebpflb.model.events import Key
@@ -316,6 +317,7 @@ class ServicePort:
     ``loopback``: another frontend, for the node's own processes.
     ``node_local``: the address of a listener on the node that serves sockets while it answers.
     ``passthrough``: what finds no endpoint at an external address goes on to the router.
+    ``rebalance``: which idle connections of sockets move to new endpoints; None: none.
     ``whole_addresses``: those of its addresses for which it stands as a whole: for pings, and for
     ports that no Service has.
     ``limit``: which part of the Service is beyond a limit; only its first port has it.
@@ -342,6 +344,7 @@ class ServicePort:
     loopback: tuple[Address, int] | None = None
     node_local: Address | None = None
     passthrough: bool = False
+    rebalance: Rebalance | None = None
     whole_addresses: tuple[Address, ...] = ()
     limit: str = ""
 
@@ -421,6 +424,7 @@ def _service_ports(
     for family, cluster_ip in cluster_ips.items():
         node_local = next(iter(_of(family, annotated.node_local)), None)
         for port, protocol in spec_ports:
+            is_tcp = protocol is Protocol.TCP
             yield ServicePort(
                 name=PortName(*key, sys.intern(port.name or ""), protocol, family),
                 created=service.metadata.creation_timestamp or "",
@@ -438,14 +442,13 @@ def _service_ports(
                 external_local=_is_external_local(spec),
                 health_check_node_port=_health_check_node_port(spec),
                 scheduler=annotated.scheduler,
-                reset_after=annotated.reset_after if protocol is Protocol.TCP else None,
+                reset_after=annotated.reset_after if is_tcp else None,
                 slow_start=annotated.slow_start,
-                endpoint_health=annotated.endpoint_health
-                if protocol is Protocol.TCP
-                else HEALTH_OFF,
+                endpoint_health=annotated.endpoint_health if is_tcp else HEALTH_OFF,
                 type=sys.intern(spec.type or "ClusterIP"),
                 node_local=None if protocol is Protocol.SCTP else node_local,
                 passthrough=annotated.passthrough,
+                rebalance=annotated.rebalanced.get(port.port) if is_tcp else None,
             )
 
 

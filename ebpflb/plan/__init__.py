@@ -16,6 +16,8 @@ service_entries  the map entries of one service port
 frontends        the entries of map services: which service port has which frontend
 stale            which connections lead to endpoints that no longer serve
 
+rebalance        how many connections leave an endpoint for a new one
+
 comparison       compares the maps with the plan
 
 tables           the tables from which a service draws instead of its slots: Maglev, and weights

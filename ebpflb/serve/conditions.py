@@ -50,6 +50,7 @@ class Cause(StrEnum):
     AUDIT_ERRORS = "audit errors"
     OBJECTS_DIFFER = "objects differ"
     STALE_UDP = "UDP sockets not ended"
+    NOT_REBALANCED = "connections not rebalanced"
     NODE_NOT_WRITTEN = "node readiness not written"
     ADDRESS_CONFLICTS = "address conflicts"
     NOT_ANNOUNCED = "addresses not announced"
@@ -99,6 +100,7 @@ _LASTING = {
     Cause.CHOICES_LOST: "a device's requests are not translated | devices' requests are not "
     "translated",
     Cause.STALE_UDP: "UDP sockets and flows may keep removed endpoints: {}",
+    Cause.NOT_REBALANCED: "idle connections do not move to new endpoints, as Services want: {}",
     Cause.NODE_NOT_WRITTEN: "the Node does not say in the API whether Services work here: {}",
     Cause.ADDRESS_CONFLICTS: "another station has a load balancer address | other stations have "
     "load balancer addresses",
@@ -128,6 +130,7 @@ def _found(it: AgentStatus) -> dict[Cause, str | Mapping[str, str] | bool | None
         Cause.DEVICES_NOT_SERVED: it.devices_not_served,
         Cause.CHOICES_LOST: it.choices_lost,
         Cause.STALE_UDP: it.udp_not_ended,
+        Cause.NOT_REBALANCED: it.not_rebalanced,
         Cause.NODE_NOT_WRITTEN: it.node_not_written,
         Cause.ADDRESS_CONFLICTS: it.address_conflicts,
         Cause.NOT_ANNOUNCED: it.not_announced,

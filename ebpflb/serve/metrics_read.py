@@ -61,6 +61,7 @@ READ = {
     "ebpflb_node_local_listeners{state}": "Node-local listeners, by whether they answer",
     "ebpflb_endpoints_set_aside": "Endpoints set aside: connections to them fail to open",
     "ebpflb_endpoint_set_aside_total": "Times that an endpoint was set aside",
+    "ebpflb_connections_moved_total": "Idle connections that were ended so that they move",
     "ebpflb_build_info{version,commit,build_date,layout}": "Always 1: version and layout of maps",
     "ebpflb_packet_path_info{engine,reason}": "Always 1: what translates packets, and why",
     "ebpflb_condition{condition}": "1 for each condition that `ebpflb status` or /readyz names now",

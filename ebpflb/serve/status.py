@@ -82,6 +82,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     addresses_missing: Mapping[str, str] = {}  # Service -> why it lacks a load balancer address
     node_not_written: str | None = None  # why the Node does not say whether Services work
     udp_not_ended: str | None = None  # why stale UDP sockets currently cannot be ended
+    not_rebalanced: str | None = None  # why idle connections do not move, as Services want
     kube_proxy: str | None = None  # a kube-proxy on this node, or its leftovers
     kube_proxy_runs: bool = False  # on this node; it may have ports of the agent
     ports_not_open: Mapping[str, str] = {}  # server of the agent -> why it cannot listen

@@ -20,7 +20,7 @@ from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
 from ebpflb.kernel.node import namespaces, routes, sysctls
 from ebpflb.kernel.programs import compiler, precompile
-from ebpflb.kernel.programs.loader import HOOK_TYPES, SECTIONS
+from ebpflb.kernel.programs.loader import HOOK_TYPES, ITER_TCP, SECTIONS
 from ebpflb.model.addresses import format_numbers, parse_numbers
 from ebpflb.tools.map_fill import MapFill, map_fill
 from ebpflb.tools.snapshot import Snapshot
@@ -314,7 +314,8 @@ def _cgroup(cgroup: Path | None) -> str:
 
 def _hooks() -> CheckResult:
     """Return whether the kernel has all hooks; if so, it also has our maps and helpers."""
-    missing = [section for section in HOOK_TYPES if not probe.hook(section)]
+    needed = [section for section in HOOK_TYPES if section != ITER_TCP]
+    missing = [section for section in needed if not probe.hook(section)]
     detail = f"missing: {', '.join(missing)}" if missing else "yes"
     return judged("kernel hooks", not missing, detail, "Linux 5.10 has them", required=True)
 

@@ -36,6 +36,7 @@ NOT_PLANNED = {
     "sockets_full",
     "socket_places",
     *("service_clients", "backend_health", "attempts"),
+    *("quiet_sockets", "failed_openings"),
 }
 
 

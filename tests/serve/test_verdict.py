@@ -79,6 +79,7 @@ def test_ok_needs_an_agent_without_errors() -> None:
             "a setting has no effect: --one: was removed",
         ),
         ({"udp_not_ended": "no space"}, Cause.STALE_UDP, "may keep removed endpoints"),
+        ({"not_rebalanced": "too old"}, Cause.NOT_REBALANCED, "do not move to new endpoints"),
         (
             {"failing_parts": {"sweep": "KeyError: 1"}},
             Cause.FAILING_PARTS,

@@ -218,6 +218,7 @@ def test_every_map(maps: dict[str, Map]) -> None:
     hidden = {"scratch", "secret", "timeouts", "no_frontends", "moved_flows", "flow_gate"}
     hidden |= {"socket_places", "sockets_full", "recent_choices", "flow_stats", "sweeps"}
     hidden |= {"backend_slots", "half_open", "service_stats", "backend_stats", "reject_budgets"}
+    hidden |= {"quiet_sockets", "failed_openings"}
     names = maps.keys() - hidden | {"translations"}
     assert dump_maps(maps).maps.keys() == ROWS.keys() == names
     assert list(dump_maps(maps, ("slots", "choices")).maps) == ["slots", "choices"]

@@ -28,6 +28,7 @@ def variants(source: str) -> dict[str, tuple[str, ...]]:
         precompile.READ: probe.kernel_read,
         precompile.COARSE: probe.coarse_clock,
         precompile.PROCESS: probe.process,
+        precompile.SOCK_DESTROY: probe.sock_destroy,
     }
     missing = {flag for flag, works in lacking.items() if not works()}
     return {

@@ -81,22 +81,14 @@ def measure() -> Counts:
 
 
 def _measure_one(compiled: "Compiled", program: str, made: "dict[str, Map]") -> int:
-    from ebpflb.kernel import bpf
     from ebpflb.kernel.programs import loader
     from ebpflb.kernel.programs.compiler import MAP_NUMBERS
 
     fds = {MAP_NUMBERS[name]: opened.fd for name, opened in made.items()}
     attach = loader.HOOK_TYPES[compiled.sections[program]]
     log = bytearray(_LOG_BYTES)
-    fd = bpf.prog_load(
-        name=program,
-        program_type=attach.program_type,
-        attach_type=attach.attach_type,
-        code=loader.relocate(compiled.programs[program], fds),
-        log=log,
-        log_level=_STATISTICS,
-    )
-    os.close(fd)
+    code = loader.relocate(compiled.programs[program], fds)
+    os.close(loader.prog_load(program, attach, code, log=log, log_level=_STATISTICS))
     return processed(log.split(b"\0", 1)[0].decode())
 
 

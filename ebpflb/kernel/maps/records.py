@@ -85,6 +85,17 @@ class BackendHealth(NamedTuple):
     has_opened: int = 0
 
 
+class QuietSocket(NamedTuple):
+    """``state`` is one of enum quiet_state; times in nanoseconds."""
+
+    idle: int
+    since: int = 0
+    sent: int = 0
+    received: int = 0
+    state: int = 0
+    ends: int = 0
+
+
 class EntryEnd(IntEnum):
     """enum entry_end."""
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ebpflb.errors import KernelError, VerifierError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.programs import compiler
+from ebpflb.kernel.programs import compiler, kernel_places
 from ebpflb.kernel.programs.compiler import Compiled
 from ebpflb.workers import side_by_side
 
@@ -106,7 +106,7 @@ class HookType(NamedTuple):
     attach_type: int
 
 
-SCHED_CLS, _SOCK, _SOCK_OPS, _SOCK_ADDR = 3, 9, 13, 18  # BPF_PROG_TYPE_SCHED_CLS, ...
+SCHED_CLS, _SOCK, _SOCK_OPS, _SOCK_ADDR, _TRACING = 3, 9, 13, 18, 26  # BPF_PROG_TYPE_...
 SECTIONS = {
     "cgroup/connect4": HookType(_SOCK_ADDR, 10),
     "cgroup/connect6": HookType(_SOCK_ADDR, 11),
@@ -123,11 +123,13 @@ SECTIONS = {
 GETSOCKNAME4 = "cgroup/getsockname4"  # used only by netns_cookie.py
 PACKET_SECTIONS = {"tc/ingress": HookType(SCHED_CLS, 0), "tc/egress": HookType(SCHED_CLS, 0)}
 SOCK_OPS = "sockops"  # used only by agent/endpoint_health.py
+ITER_TCP = "iter/tcp"  # used only by quiet_sockets.py
 HOOK_TYPES = {
     **SECTIONS,
     **PACKET_SECTIONS,
     GETSOCKNAME4: HookType(_SOCK_ADDR, 31),
     SOCK_OPS: HookType(_SOCK_OPS, 3),
+    ITER_TCP: HookType(_TRACING, 28),
 }
 
 
@@ -189,12 +191,21 @@ def _load(name: str, compiled: compiler.Compiled, fds: Mapping[int, int]) -> Pro
 def load_one(name: str, hook: HookType, code: bytes) -> int:
     """Load one program and return its descriptor; a rejected one is loaded again with a log."""
     try:
-        return bpf.prog_load(name=name, code=code, **hook._asdict())
+        return prog_load(name, hook, code)
     except KernelError as error:
         log = _verifier_log(name, hook, code)
         if not log:
             raise
         raise VerifierError(f"the verifier rejected program {name}: {error}\n{log}") from error
+
+
+def prog_load(name: str, hook: HookType, code: bytes, **log: Any) -> int:
+    """As bpf.prog_load; a program over sockets gets the kernel's own numbers."""
+    target = 0
+    if hook.program_type == _TRACING:
+        places = kernel_places.found()
+        code, target = places.put_into(code), places.iterator
+    return bpf.prog_load(name=name, code=code, attach_btf=target, **hook._asdict(), **log)
 
 
 def close(programs: list[Program]) -> None:
@@ -206,7 +217,7 @@ def close(programs: list[Program]) -> None:
 def _verifier_log(name: str, hook: HookType, code: bytes) -> str:
     log = bytearray(_LOG_BYTES)
     try:
-        os.close(bpf.prog_load(name=name, code=code, log=log, **hook._asdict()))
+        os.close(prog_load(name, hook, code, log=log))
     except KernelError:
         text = log.split(b"\0", 1)[0].decode(errors="replace").strip()
         return "\n".join(text.splitlines()[-_LOG_LINES:])

@@ -24,12 +24,14 @@ READ = "-DHAVE_KERNEL_READ"  # only with RETVAL: the bind guard needs both
 MONITOR = "-DMONITOR"  # while `ebpflb monitor` runs
 PROCESS = "-DHAVE_PROCESS"  # only with RETVAL and MONITOR
 RECORDING = "-DRECORD"  # for `ebpflb explain`, whose packets all have a link header
+SOCK_DESTROY = "-DHAVE_SOCK_DESTROY"  # only QUIET_SOCKET, which needs it
 EXPLAIN = "hooks/explain.c"
 SOCKET_END = "hooks/socket_end.c"
 CONNECTION_END = "hooks/connection_end.c"
 FLOW_END = "hooks/flow_end.c"
 SOCKET_OPENING = "hooks/socket_opening.c"
 ANSWER = "hooks/answer.c"
+QUIET_SOCKET = "hooks/quiet_socket.c"
 # The compiler's flags, by source and variant; the agent loads these and no others.
 VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "hooks/packet.c": {
@@ -61,6 +63,7 @@ VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     SOCKET_END: {"plain": ()},
     SOCKET_OPENING: {"plain": ()},
     ANSWER: {"plain": ()},
+    QUIET_SOCKET: {"sock_destroy": (SOCK_DESTROY,)},
 }
 
 

@@ -31,12 +31,13 @@ from vagrant.kernels import bytecode
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")
 PACKETS = "hooks/packet.c"
-# Explain's programs and what ends something are run, and nowhere attached.
+# Explain's programs and what ends something are run, and attached to nothing here.
 RUN = {
     precompile.EXPLAIN,
     precompile.SOCKET_END,
     precompile.CONNECTION_END,
     precompile.FLOW_END,
+    precompile.QUIET_SOCKET,
 }
 NOT_AT_CGROUPS = {PACKETS, precompile.ANSWER, *RUN}
 AT_CGROUPS = [

@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections are ended between two requests, and never within one, by real sockets."""
+
+import errno
+import random
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ebpflb.kernel import bpf, probe
+from ebpflb.kernel.maps import layout
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.records import QuietSocket
+from ebpflb.kernel.programs import compiler, loader, precompile
+from ebpflb.kernel.quiet_sockets import ENDED, MAP, READY, QuietSockets
+from tests.kernel.maps.small import small_maps
+from tests.kernel.variants import eventually, needs_root
+from tests.load import scaled
+
+pytestmark = [
+    needs_root,
+    pytest.mark.skipif(not probe.sock_destroy(), reason="this kernel has no bpf_sock_destroy"),
+]
+NAMES = MAP, "failed_openings", "socket_places", "sockets"
+IDLE = 0.05  # seconds
+USED = READY - 1
+REQUEST, RESPONSE = b"POST / HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"
+LOST = {errno.ECONNABORTED, errno.EPIPE, errno.ECONNRESET}
+
+
+class Changed(QuietSockets):
+    """Its program is compiled from these sources."""
+
+    def __init__(self, maps: Mapping[str, Map], cache: Path, sources: Path) -> None:
+        super().__init__(maps, cache, lambda make, _: iter([make()]))
+        self.sources = sources
+
+    def load(self) -> None:
+        flags = (precompile.SOCK_DESTROY,)
+        compiled = compiler.compile_source(
+            precompile.QUIET_SOCKET, flags, cache=self._cache, sources=self.sources
+        )
+        (program,) = loader.load(compiled, self._maps)
+        with bpf.closing(program.fd):
+            self._link = bpf.link_create(program.fd, 0, program.attach_type)
+
+
+class Connection:
+    """A client's connection to a server, and what the program knows of it."""
+
+    def __init__(self, quiet: QuietSockets, stack: ExitStack, family: int = socket.AF_INET) -> None:
+        self.quiet = quiet
+        with socket.create_server(("", 0), family=family) as listener:
+            self.client = stack.enter_context(socket.socket(family))
+            self.client.connect(
+                ("::1" if family == socket.AF_INET6 else "127.0.0.1", *listener.getsockname()[1:2])
+            )
+            self.server = stack.enter_context(listener.accept()[0])
+        for each in (self.client, self.server):
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            each.settimeout(10)
+        self.cookie = int.from_bytes(self.client.getsockopt(socket.SOL_SOCKET, 57, 8), "little")
+
+    def asks(self) -> None:
+        """The client sends a request, and the server's process reads it."""
+        self.client.sendall(REQUEST)
+        assert self.server.recv(99) == REQUEST
+
+    def exchange(self) -> None:
+        self.asks()
+        self.server.sendall(RESPONSE)
+        assert self.client.recv(99) == RESPONSE
+
+    def watch(self, idle: float = IDLE) -> None:
+        """Watch it, and wish its end."""
+        self.quiet.watch({self.cookie: idle})
+        self.quiet.want_ended(self.quiet.states(), wanted=True)
+
+    def look(self) -> int:
+        """Let the program look once; return its verdict."""
+        self.quiet.look([0])
+        return self.quiet.states()[self.cookie].state
+
+    def until(self, state: str) -> None:
+        number = layout.ffi.typeof("enum quiet_state").relements[f"QUIET_{state}"]
+        assert eventually(lambda: self.look() == number)
+
+    def used(self) -> None:
+        """Bring it so far that it ends when it is idle next."""
+        self.exchange()
+        self.watch()
+        self.until("ONCE")
+        self.exchange()
+        self.until("USED")
+
+    def stays(self) -> bool:
+        """Whether it is not ended, for several times as long as it has to be idle."""
+        until = time.monotonic() + 4 * IDLE
+        while time.monotonic() < until:
+            if self.look() == ENDED:
+                return False
+        return self.client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+
+
+@pytest.fixture(scope="module")
+def maps() -> Iterator[dict[str, Map]]:
+    with small_maps(NAMES) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def quiet(maps: dict[str, Map], cache: Path) -> Iterator[QuietSockets]:
+    made = QuietSockets(maps, cache, lambda make, _: iter([make()]))
+    made.load()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_a_connection_between_two_requests_is_ended(
+    quiet: QuietSockets, stack: ExitStack, family: int
+) -> None:
+    """Its owner is told at once, also while it waits, and the server is reset."""
+    connection = Connection(quiet, stack, family)
+    connection.used()
+    found: list[int | None] = []
+
+    def wait() -> None:
+        try:
+            connection.client.recv(1)
+        except OSError as error:
+            found.append(error.errno)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    connection.until("ENDED")
+    waiting.join()
+    assert found == [errno.ECONNABORTED]
+    with pytest.raises(ConnectionResetError):
+        connection.server.recv(1)
+
+
+class Situation(NamedTuple):
+    """What happens to a connection that may end when it is idle, and how it goes on."""
+
+    happens: Callable[[Connection], None]
+    goes_on: Callable[[Connection], None]
+
+
+def answers(connection: Connection) -> None:
+    connection.server.sendall(RESPONSE)
+    assert connection.client.recv(99) == RESPONSE
+
+
+def is_silent(connection: Connection) -> None:
+    """A response that takes long: the server has read the request."""
+    connection.asks()
+
+
+def is_unread(connection: Connection) -> None:
+    """The server's kernel has acknowledged the request, and its process has not read it."""
+    connection.client.sendall(REQUEST)
+
+
+def reads_and_answers(connection: Connection) -> None:
+    assert connection.server.recv(99) == REQUEST
+    answers(connection)
+
+
+def transacts(connection: Connection) -> None:
+    """A transaction is open: the server has answered, and the client has gone on since (COPY)."""
+    connection.client.sendall(b"BEGIN; COPY account FROM STDIN;")
+    assert connection.server.recv(99)
+    connection.server.sendall(b"COPY 0")
+    assert connection.client.recv(99) == b"COPY 0"
+    connection.client.sendall(b"1\t100\n")
+    assert connection.server.recv(99) == b"1\t100\n"
+
+
+def has_a_response(connection: Connection) -> None:
+    """The client has not read all of the response yet."""
+    connection.asks()
+    connection.server.sendall(RESPONSE * 2)
+    assert connection.client.recv(len(RESPONSE)) == RESPONSE
+
+
+def reads(connection: Connection) -> None:
+    assert connection.client.recv(99) == RESPONSE
+
+
+def is_stalled(connection: Connection) -> None:
+    """More was sent than the server's process reads: some is not acknowledged."""
+    connection.client.setblocking(False)
+    with suppress(BlockingIOError):
+        while True:
+            connection.client.send(bytes(1 << 16))
+
+
+def nothing(_: Connection) -> None:
+    pass
+
+
+SITUATIONS = {
+    "a response that takes long": Situation(is_silent, answers),
+    "a request that waits": Situation(is_unread, reads_and_answers),
+    "a transaction": Situation(transacts, answers),
+    "a response that waits": Situation(has_a_response, reads),
+    "an upload that waits": Situation(is_stalled, nothing),
+}
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_no_connection_ends_within_a_request(
+    quiet: QuietSockets, stack: ExitStack, name: str
+) -> None:
+    connection = Connection(quiet, stack)
+    connection.used()
+    SITUATIONS[name].happens(connection)
+    assert connection.stays()
+    SITUATIONS[name].goes_on(connection)
+
+
+def test_what_follows_a_handshake_is_no_response(quiet: QuietSockets, stack: ExitStack) -> None:
+    """A server of TLS or HTTP/2 sends unasked, when the first request has come already."""
+    connection = Connection(quiet, stack)
+    connection.watch()
+    connection.asks()
+    connection.server.sendall(b"two session tickets")
+    assert connection.client.recv(99)
+    assert connection.stays()
+    answers(connection)
+
+
+def test_a_half_closed_connection_stays(quiet: QuietSockets, stack: ExitStack) -> None:
+    connection = Connection(quiet, stack)
+    connection.used()
+    connection.server.shutdown(socket.SHUT_WR)
+    assert connection.stays()
+
+
+def test_a_connection_that_is_not_wanted_stays(quiet: QuietSockets, stack: ExitStack) -> None:
+    connection = Connection(quiet, stack)
+    connection.used()
+    quiet.want_ended(quiet.states(), wanted=False)
+    connection.until("READY")
+    assert connection.stays()
+    connection.exchange()
+    connection.until("USED")
+
+
+# Each rule, what replaces it, and the situation in which that ends a connection.
+RULES = {
+    "direction": ("after > 0 || ", "true || ", "a response that takes long"),
+    "direction, transaction": ("after > 0 || ", "true || ", "a transaction"),
+    "all was read": ("now->received == now->read && ", "", "a response that waits"),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_each_rule_is_needed(
+    maps: dict[str, Map], cache: Path, tmp_path: Path, stack: ExitStack, rule: str
+) -> None:
+    """Without a rule the program ends a connection within a request: its test would fail."""
+    old, new, name = RULES[rule]
+    sources = tmp_path / "bpf"
+    shutil.copytree(layout.SOURCES, sources)
+    header = sources / "sockets/quiet.h"
+    text = header.read_text()
+    assert text.count(old) == 1
+    header.write_text(text.replace(old, new))
+    changed = Changed(maps, tmp_path, sources)
+    changed.load()
+    connection = Connection(changed, stack)
+    connection.used()
+    SITUATIONS[name].happens(connection)
+    connection.until("ENDED")
+    changed.close()
+
+
+AT_ONCE = 20  # connections
+
+
+def test_no_request_is_lost_that_is_sent_at_the_moment_of_the_end(
+    quiet: QuietSockets, maps: dict[str, Map], stack: ExitStack
+) -> None:
+    """Either the client's call fails, and the server gets nothing; or the server gets the request,
+    and the client its response. Both happen.
+    """
+    refused = answered = 0
+    while refused + answered < scaled(10_000):
+        with ExitStack() as opened:
+            batch = [Connection(quiet, opened) for _ in range(AT_ONCE)]
+            sent = sent_at_the_end(quiet, maps, batch)
+            for each in batch:
+                assert received(each.server) == (REQUEST if each.cookie in sent else b"")
+                if each.cookie in sent:
+                    answers(each)
+            answered += len(sent)
+            refused += len(batch) - len(sent)
+            quiet.watch({})
+    assert refused
+    assert answered
+
+
+def sent_at_the_end(quiet: QuietSockets, maps: dict[str, Map], batch: list[Connection]) -> set[int]:
+    """Send a request by each connection while they are ended; return which calls succeeded."""
+    for each in batch:
+        each.exchange()
+    maps[MAP].write([(it.cookie, QuietSocket(0, state=USED, ends=1)) for it in batch])
+    quiet.look([0])  # notes their numbers: they end when it looks next
+    sent, begin = set[int](), threading.Barrier(2)
+
+    def send() -> None:
+        begin.wait()
+        time.sleep(random.uniform(0, 0.002))
+        for each in random.sample(batch, len(batch)):
+            if was_sent(each.client):
+                sent.add(each.cookie)
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    begin.wait()
+    quiet.look([0])
+    sending.join()
+    return sent
+
+
+def was_sent(client: socket.socket) -> bool:
+    try:
+        client.sendall(REQUEST)
+    except OSError as error:
+        assert error.errno in LOST
+        return False
+    return True
+
+
+def received(server: socket.socket) -> bytes:
+    try:
+        return server.recv(99)
+    except ConnectionResetError:
+        return b""
+
+
+def test_other_sockets_stay(quiet: QuietSockets, stack: ExitStack) -> None:
+    """Only the sockets that are watched are ended."""
+    one, other = Connection(quiet, stack), Connection(quiet, stack)
+    other.exchange()
+    one.used()
+    one.until("ENDED")
+    other.exchange()
+    quiet.watch({})
+    assert not quiet.states()
+
+
+def test_failures_are_counted_from_the_first_question_on(
+    quiet: QuietSockets, maps: dict[str, Map]
+) -> None:
+    failures = maps["failed_openings"]
+    assert quiet.count_failures([7]) == {7: 0}
+    failures.write([(7, 2)])
+    assert quiet.count_failures([7, 8]) == {7: 2, 8: 0}
+    assert quiet.count_failures([]) == {}
+    assert not dict(failures.items())
