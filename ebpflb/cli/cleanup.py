@@ -26,7 +26,9 @@ from ebpflb.tools import pins
 from ebpflb.tools.firewall.forwarding import dropping
 
 NOTHING = "nothing of kube-proxy was found"
-STAYS = "is kept while it still translates connections; run this command again later"
+LATER = "run this command again later"
+STAYS = f"is kept while it still translates connections; {LATER}"
+MODE_IPVS = "what mode ipvs left is kept while IPVS has connections:"
 
 
 @click.command()
@@ -49,7 +51,8 @@ def cleanup(paths: Paths, kube_proxy: bool, dry_run: bool, force: bool) -> None:
     left as they are.
 
     With --kube-proxy: remove the rules, chains, tables, ipsets, virtual servers and the device
-    that kube-proxy left in this network namespace. All other rules are kept.
+    that kube-proxy left in this network namespace, and set the sysctls of IPVS back. All other
+    rules are kept. While IPVS has connections everything that mode ipvs left stays.
 
     \b
     $ ebpflb cleanup --dry-run
@@ -146,7 +149,7 @@ def remove_kube_proxy(paths: Paths, *, dry_run: bool = False, force: bool = Fals
         raise NodeError(f"kube-proxy is running ({found.evidence}): stop it first, or use --force")
     if found.rules and not (force or dry_run):
         _require_all_served(paths)
-    survey = kube_proxy_leftovers.survey()
+    survey = kube_proxy_leftovers.survey(force=force)
     if dry_run:
         _print_dry_run(survey)
         _print_dropping(paths)
@@ -157,7 +160,8 @@ def remove_kube_proxy(paths: Paths, *, dry_run: bool = False, force: bool = Fals
     _print_not_removed(survey)
     if failed or survey.unreadable:
         raise NodeError("some of what kube-proxy left behind could not be removed: see above")
-    click.echo("nothing is left of kube-proxy" if survey.removable else NOTHING)
+    if not survey.in_use:
+        click.echo("nothing is left of kube-proxy" if survey.removable else NOTHING)
     if survey.removable and not (found.running or cgroup_links.attached(StateDir(paths.state))):
         missing = f"ebpflb does not serve from {paths.state}"
         click.echo(f"warning: {missing}: services do not work on this node now")
@@ -187,11 +191,13 @@ def _print_dry_run(survey: LeftoverSurvey) -> None:
     for leftover in survey.removable:
         click.echo(f"would be removed: {leftover.what}")
     _print_not_removed(survey)
-    if not survey.removable:
+    if not (survey.removable or survey.in_use):
         click.echo(NOTHING)
 
 
 def _print_not_removed(survey: LeftoverSurvey) -> None:
+    if survey.in_use:
+        click.echo(f"{MODE_IPVS} {survey.in_use}; {LATER}, or use --force")
     for rules in survey.retained:
         click.echo(f"kept: {rules}")
     for source in survey.unreadable:

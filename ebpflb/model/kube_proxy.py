@@ -20,12 +20,15 @@ _HEX = 16
 
 
 class VirtualServer(NamedTuple):
-    """An address on which IPVS listens; ``protocol`` is TCP, UDP or SCTP."""
+    """An address on which IPVS listens; ``protocol`` is TCP, UDP or SCTP.
+
+    ``connections``: those that it knows, also half-closed ones and flows of datagrams.
+    """
 
     protocol: str
     address: Address
     port: int
-    open_connections: int = 0
+    connections: int = 0
 
     def __str__(self) -> str:
         return f"{host_port(self.address, self.port)}/{self.protocol}"
@@ -34,8 +37,8 @@ class VirtualServer(NamedTuple):
 def parse_virtual_servers(table: str) -> list[VirtualServer]:
     """Parse the text of /proc/net/ip_vs, without servers for a firewall mark (FWM).
 
-    A server's line is followed by those of its destinations, with the open connections of each in
-    the last column but one.
+    A server's line is followed by those of its destinations, with the active and the inactive
+    connections of each in the last two columns.
     """
     found: list[VirtualServer] = []
     listed = False
@@ -43,9 +46,8 @@ def parse_virtual_servers(table: str) -> list[VirtualServer]:
         if words[0] in PROTOCOLS:
             found.append(_server(*words[:2]))
         if words[0] == "->" and listed:
-            found[-1] = found[-1]._replace(
-                open_connections=found[-1].open_connections + int(words[-2])
-            )
+            more = int(words[-2]) + int(words[-1])
+            found[-1] = found[-1]._replace(connections=found[-1].connections + more)
         listed = words[0] in PROTOCOLS or (listed and words[0] == "->")
     return found
 
@@ -72,6 +74,18 @@ def split(
     ]
     return ours, [server for server in servers if server not in ours]
 
+
+# The sysctls that mode ipvs sets, some of them only in older releases or with strictARP: its value
+# and the kernel's default. Below conf another program may have set the same.
+IPVS_SYSCTLS = {
+    "net/ipv4/vs/conntrack": ("1", "0"),
+    "net/ipv4/vs/expire_nodest_conn": ("1", "0"),
+    "net/ipv4/vs/expire_quiescent_template": ("1", "0"),
+    "net/ipv4/vs/conn_reuse_mode": ("0", "1"),
+    "net/ipv4/conf/all/arp_ignore": ("1", "0"),
+    "net/ipv4/conf/all/arp_announce": ("2", "0"),
+    "net/ipv4/conf/all/route_localnet": ("1", "0"),
+}
 
 NFT_TABLE = "kube-proxy"  # of the families ip and ip6
 DEVICE = "kube-ipvs0"

@@ -11,6 +11,7 @@ from ebpflb.kernel.attach import cgroup_links, device_programs
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.netfilter import flowtable, nft
 from ebpflb.kernel.netfilter.each_packet import marked_routes
+from ebpflb.kernel.node.kube_proxy import ipvs_state
 from ebpflb.tools import kube_proxy
 from ebpflb.tools.firewall import forwarding
 from ebpflb.tools.firewall.survey import survey
@@ -27,6 +28,7 @@ def results(state_directory: Path, cgroup: Path | None) -> Iterator[CheckResult]
     yield _other_hooks(state_directory, cgroup)
     yield from _other_filters(state_directory)
     yield _kube_proxy(state_directory)
+    yield from _ipvs()
     yield from _forwarding(state_directory)
     yield from _firewall(state_directory)
 
@@ -127,3 +129,15 @@ def _kube_proxy(state_directory: Path) -> CheckResult:
     except EbpflbError as error:
         return CheckResult("kube-proxy", WARNING, str(error))
     return judged("kube-proxy", not found.advice, found.state, found.advice)
+
+
+def _ipvs() -> Iterator[CheckResult]:
+    """Yield what kube-proxy's mode ipvs holds on this node, if it serves it, or did."""
+    try:
+        found = ipvs_state()
+    except EbpflbError as error:
+        yield CheckResult("IPVS", WARNING, str(error))
+        return
+    if found.summary:
+        remedy = "its connections end when ebpflb starts: kube-proxy sets net.ipv4.vs.conntrack=1"
+        yield judged("IPVS", "net/ipv4/vs/conntrack" in found.sysctls, found.summary, remedy)

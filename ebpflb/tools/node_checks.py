@@ -83,7 +83,7 @@ def settings_results(maps: Mapping[str, Map]) -> Iterator[CheckResult]:
 def _forwarding(versions: set[int]) -> Iterator[CheckResult]:
     for version in sorted(versions):
         name = _FORWARDING[version]
-        on = _read(name) != "0"
+        on = sysctls.read_sysctl(name) != "0"
         lost = f"packets are not forwarded to pods and other nodes: sysctl {_dotted(name)}=1"
         yield judged(f"forwarding of IPv{version}", on, _dotted(name), lost, required=True)
 
@@ -93,10 +93,12 @@ def _local_ports(frontends: list[Frontend]) -> CheckResult:
 
     Such a socket can send, but the replies may be taken for requests to the NodePort.
     """
-    first, _, last = _read(_PORT_RANGE).partition("\t")
+    first, _, last = sysctls.read_sysctl(_PORT_RANGE).partition("\t")
     nodeports = {each.port for each in frontends if each.address.is_unspecified}
     local = range(int(first or 1), int(last or 0) + 1)
-    common = {port for port in nodeports if port in local} - parse_numbers(_read(_RESERVED))
+    common = {port for port in nodeports if port in local} - parse_numbers(
+        sysctls.read_sysctl(_RESERVED)
+    )
     detail = f"{first}-{last}, and {len(common)} of {len(nodeports)} NodePorts in it"
     remedy = f"sockets may get NodePorts: add {format_numbers(common)} to {_dotted(_RESERVED)}"
     return judged("local ports", not common, detail, remedy)
@@ -106,9 +108,12 @@ def _reverse_path() -> CheckResult:
     """Return the devices with a strict rp_filter. The kernel uses the greater value of "all" and
     the device.
     """
-    everywhere = _read("net/ipv4/conf/all/rp_filter")
+    everywhere = sysctls.read_sysctl("net/ipv4/conf/all/rp_filter")
     names = [name for _, name in socket.if_nameindex()]
-    values = {name: max(everywhere, _read(f"net/ipv4/conf/{name}/rp_filter")) for name in names}
+    values = {
+        name: max(everywhere, sysctls.read_sysctl(f"net/ipv4/conf/{name}/rp_filter"))
+        for name in names
+    }
     strict = [name for name, value in values.items() if value == _STRICT and name != "lo"]
     remedy = (
         "packets that do not arrive by the device of the route to their source are "
@@ -127,13 +132,6 @@ def _fill(fill: MapFill) -> CheckResult:
         lost = "the least recently used entries are evicted"
     remedy = f"nearly full: {lost} ({DOCS}/limits.md)"
     return judged(f"map {fill.name}", fill.share < NEARLY_FULL, detail, remedy)
-
-
-def _read(name: str) -> str:
-    """Return the value of a sysctl, or "" if the kernel does not have it."""
-    with suppress(OSError):
-        return sysctls.sysctl_path(name).read_text().strip()
-    return ""
 
 
 def _dotted(name: str) -> str:

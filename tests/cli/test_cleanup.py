@@ -4,6 +4,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import closing
+from ipaddress import ip_address
 from pathlib import Path
 from socket import AF_INET, SOCK_DGRAM, socket
 
@@ -20,9 +21,10 @@ from ebpflb.options import Options, Paths
 from ebpflb.serve import status
 from tests.cli.conftest import NEVER, Done, Ebpflb
 from tests.kernel.node import answering, nodes, rules
-from tests.kernel.node.nodes import TOOLS, everything, load, load_nft, make_sets, run
+from tests.kernel.node.nodes import TOOLS, everything, load, load_nft, make_sets, run, saved
 from tests.kit import answers
 
+VIP = ip_address("10.96.0.10")
 NAME = f"ebpflb-test-{os.getpid()}-cleanup"
 STARTED = "2026-11-27T12:00:00+00:00"
 TRANSLATING = "table ip kube-proxy {\n chain c {\n type nat hook output priority -100\n udp dport 53 dnat to 127.0.0.1:54\n }\n}\n"  # noqa: E501
@@ -173,6 +175,70 @@ def test_what_cannot_be_removed_is_named(ebpflb: Ebpflb, nowhere: list[str]) -> 
     assert last == "ebpflb: some of what kube-proxy left behind could not be removed: see above"
     assert kube_proxy.ipsets() == {"KUBE-CLUSTER-IP"}
     assert "nothing is left" not in done.out
+
+
+@pytest.fixture
+def mode_ipvs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file that stands for /proc/net/ip_vs, on a node that mode ipvs has served; its one
+    server has two connections.
+    """
+    make_sets(TOOLS[0])
+    load(TOOLS[0], rules.IPVS_MODE)
+    run("ip", "link", "add", "kube-ipvs0", "type", "bridge")
+    run("ip", "address", "add", "10.96.0.10", "dev", "kube-ipvs0")
+    run("sysctl", "-qw", "net.ipv4.conf.all.arp_ignore=1")
+    servers = tmp_path / "ip_vs"
+    servers.write_text(
+        "TCP  0A60000A:0050 rr\n  -> 0AF4010B:1F90      Masq    1      1          1\n"
+    )
+    monkeypatch.setattr(kube_proxy, "SERVERS", servers)
+    return servers
+
+
+def test_all_of_mode_ipvs_stays_while_it_has_connections(
+    ebpflb: Ebpflb, nowhere: list[str], mode_ipvs: Path
+) -> None:
+    """While IPVS has a connection, be it half-closed, all of its mode stays, with the reason; the
+    tables of another mode go. Then all goes, but a sysctl that another program may have set.
+    """
+    load_nft()
+    before = saved()
+    kept = (
+        "what mode ipvs left is kept while IPVS has connections: 10.96.0.10:80/TCP (2);"
+        " run this command again later, or use --force\n"
+    )
+    assert kept in ebpflb("cleanup", "--kube-proxy", "--dry-run", *nowhere).out
+    done = ebpflb("cleanup", "--kube-proxy", *nowhere)
+    assert (done.status, removed(done)) == (0, ["table ip kube-proxy", "table ip6 kube-proxy"])
+    assert kept in done.out
+    assert "nothing" not in done.out
+    assert (saved(), kube_proxy.dummy_addresses("kube-ipvs0")) == (before, {VIP})
+    mode_ipvs.write_text("")
+    done = ebpflb("cleanup", "--kube-proxy", *nowhere)
+    assert "kept: net.ipv4.conf.all.arp_ignore=1 (the kernel's default is 0)" in done.out
+    assert "nothing is left of kube-proxy" in done.out
+    assert kube_proxy.detect() == Detection()
+
+
+def test_check_says_what_ipvs_holds(ebpflb: Ebpflb, mode_ipvs: Path) -> None:
+    """`check` names the servers with connections, the addresses and the sysctls; and connections
+    that conntrack does not see, which would end. Without IPVS it has no such line.
+    """
+
+    def findings() -> list[tuple[bool, str]]:
+        done = ebpflb("check", "--state-dir", NEVER, "-o", "json")
+        return [
+            (it["ok"], it["detail"]) for it in answers.results(done.out) if it["feature"] == "IPVS"
+        ]
+
+    holds = (
+        "virtual servers: 1; connections: 10.96.0.10:80/TCP (2); addresses of kube-ipvs0: 1;"
+        " net.ipv4.conf.all.arp_ignore=1"
+    )
+    assert findings() == [(False, holds)]
+    mode_ipvs.write_text("")
+    run("ip", "link", "del", "kube-ipvs0")
+    assert findings() == []
 
 
 def test_no_tools(ebpflb: Ebpflb, nowhere: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel features that tests need; without them tests are skipped, with the reason."""
 
+import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from ebpflb.kernel.netfilter import probe
 from ebpflb.kernel.netfilter.flowtable import flowtable_obstacle
 from ebpflb.kernel.netfilter.table import Keeper
+from ebpflb.kernel.node import kube_proxy
 from ebpflb.kernel.node.namespaces import call_in_new
 
 bridge_netfilter = pytest.mark.skipif(
@@ -20,6 +22,14 @@ bridge_netfilter = pytest.mark.skipif(
 def netfilter() -> None:
     """Skip the test if nf_tables cannot translate, as the engine netfilter requires."""
     _skip_for(probe.netfilter_obstacle)
+
+
+def ipvs() -> None:
+    """Skip the test if the kernel has no IPVS, and loads none for a rule that needs it."""
+    rule = ["iptables-nft", "-A", "OUTPUT", "-m", "ipvs", "--ipvs"]
+    subprocess.run(["unshare", "--net", *rule], capture_output=True, check=False)
+    if not kube_proxy.SERVERS.exists():
+        pytest.skip("this kernel is without IPVS")
 
 
 def flowtable() -> None:

@@ -129,14 +129,14 @@ FWM  00000001 wlc
   -> 0AF4010D:1F90      Route   1      9          0
 TCP  C0000201:01BB wlc
 """
-CLUSTER = VirtualServer("TCP", ip_address("10.96.0.10"), 80, 7)
+CLUSTER = VirtualServer("TCP", ip_address("10.96.0.10"), 80, 8)
 NODE_PORT = VirtualServer("UDP", ip_address("192.0.2.1"), 30080)
 CLUSTER6 = VirtualServer("TCP", ip_address("fd00:96::a"), 80, 1)
 OTHER = VirtualServer("TCP", ip_address("192.0.2.1"), 443)
 
 
-def test_servers_have_their_open_connections() -> None:
-    """Virtual servers of both families have the open connections of all their destinations.
+def test_servers_have_their_connections() -> None:
+    """Virtual servers of both families have all connections of all their destinations.
 
     Firewall marks are left out.
     """

@@ -2,8 +2,9 @@
 """A kube-proxy in this network namespace: whether one runs, what one left, and its removal.
 
 Each leftover is removed in one step, so that no packet meets half of it. The order of the list
-matters: rules that match an ipset are removed before the ipset. Other settings of kube-proxy
-(sysctls such as route_localnet, nfacct counters) are not found here.
+matters: rules that guard the addresses of kube-ipvs0 are removed after it, and before the ipsets
+that they match. While IPVS has connections everything of that mode stays. Other settings of
+kube-proxy (sysctls of its other modes, nfacct counters) are not found here.
 """
 
 import socket
@@ -22,12 +23,14 @@ from ebpflb.kernel.netfilter import firewall, nft
 from ebpflb.kernel.netfilter.firewall import FAMILY_OF_TOOL, LEGACY, NFT_FAMILY, Tool, tools
 from ebpflb.kernel.node import namespaces
 from ebpflb.kernel.node.device_watch import LINK_HEADER, addresses_at
+from ebpflb.kernel.node.sysctls import read_sysctl, write_sysctl
 from ebpflb.model import kube_proxy
 from ebpflb.model.addresses import Address
 from ebpflb.model.events import SourceStatus
 from ebpflb.model.kube_proxy import (
     DEVICE,
     IPTABLES,
+    IPVS_SYSCTLS,
     NFT_TABLE,
     NODE_PORTS,
     PROXY_MODE_PORT,
@@ -137,6 +140,7 @@ def _pyroute2(what: str) -> Iterator[None]:
         raise NodeError(f"{what}: {error.args[-1]}") from error
 
 
+_MOST_NAMED = 4  # in one line
 _NFT_TABLES = {nft.Name("ip", NFT_TABLE), nft.Name("ip6", NFT_TABLE)}
 
 
@@ -150,22 +154,73 @@ class Leftover(NamedTuple):
 class LeftoverSurvey(Struct):
     """All leftovers.
 
-    ``retained`` ones are used by other programs; ``unreadable`` ones may be leftovers.
+    ``retained`` ones are used by other programs; ``unreadable`` ones may be leftovers. ``in_use``
+    says which connections IPVS still has, and that all of its mode stays for them; else "".
     """
 
     removable: list[Leftover] = []
     retained: list[str] = []
     unreadable: list[str] = []
+    in_use: str = ""
 
 
-def survey() -> LeftoverSurvey:
-    """Find all leftovers without changing anything."""
+class IpvsState(NamedTuple):
+    """What mode ipvs has here: its virtual servers and those of others, its device's addresses
+    (None: there is no such device), and the sysctls that have its value.
+    """
+
+    servers: list[VirtualServer]
+    others: list[VirtualServer]
+    addresses: set[Address] | None
+    sysctls: list[str]
+
+    @property
+    def summary(self) -> str:
+        """What is there in words; "" if nothing is."""
+        if not self.servers and self.addresses is None:
+            return ""
+        words = [
+            f"virtual servers: {len(self.servers)}",
+            f"connections: {self.connections or 'none'}",
+            f"addresses of {DEVICE}: {len(self.addresses or ())}",
+        ]
+        words += [f"{name.replace('/', '.')}={IPVS_SYSCTLS[name][0]}" for name in self.sysctls]
+        return "; ".join(words)
+
+    @property
+    def connections(self) -> str:
+        """The servers that have connections, each with their number; "" if there are none."""
+        used = [f"{each} ({each.connections})" for each in self.servers if each.connections]
+        more = f" and {len(used) - _MOST_NAMED} more" if len(used) > _MOST_NAMED else ""
+        return f"{', '.join(used[:_MOST_NAMED])}{more}"
+
+
+def ipvs_state() -> IpvsState:
+    """Return the state; kube-proxy's servers are at its device's addresses or in its sets of
+    NodePorts. Raises NodeError.
+    """
+    addresses, sets = dummy_addresses(DEVICE), ipsets()
+    ports = {
+        protocol: {port for name in names if name in sets for port in service_ports(name)}
+        for protocol, names in NODE_PORTS.items()
+    }
+    ours, others = kube_proxy.split(virtual_servers(), addresses or set(), ports)
+    changed = [name for name, (value, _) in IPVS_SYSCTLS.items() if read_sysctl(name) == value]
+    return IpvsState(ours, others, addresses, [] if addresses is None else changed)
+
+
+def survey(*, force: bool = False) -> LeftoverSurvey:
+    """Find all leftovers without changing anything; with ``force`` those that IPVS uses, too."""
     found = LeftoverSurvey()
     for table in sorted(nft.tables() & _NFT_TABLES):
         found.removable.append(Leftover(str(table), partial(nft.delete, table)))
+    state = ipvs_state()
+    if state.connections and not force:
+        found.in_use = state.connections
+        return found
+    _ipvs(state, found)
     for tool in tools():
         _iptables(tool, found)
-    _ipvs(found)
     for name in sorted(ipsets() & SETS):
         found.removable.append(Leftover(f"ipset {name}", partial(remove_ipset, name)))
     return found
@@ -220,28 +275,24 @@ def _unreadable(tool: Tool) -> str:
     return f"the tables {', '.join(there)}" if there else ""
 
 
-def _ipvs(found: LeftoverSurvey) -> None:
-    """Find kube-proxy's virtual servers, by its device's addresses and its sets of NodePorts."""
-    addresses = dummy_addresses(DEVICE)
-    there = virtual_servers()
-    sets = ipsets()
-    ports = {
-        protocol: {port for name in names if name in sets for port in service_ports(name)}
-        for protocol, names in NODE_PORTS.items()
-    }
-    ours, others = kube_proxy.split(there, addresses or set(), ports)
-    if ours:
-        connections = sum(server.open_connections for server in ours)
-        what = f"{len(ours)} virtual servers of IPVS, with {connections} open connections"
-        found.removable.append(Leftover(what, partial(remove_virtual_servers, ours)))
-    if others and (ours or addresses is not None):
-        found.retained.append(f"virtual servers of IPVS that may be others': {_named(others)}")
-    if addresses is not None:
+def _ipvs(state: IpvsState, found: LeftoverSurvey) -> None:
+    """Find the virtual servers, then the device with its addresses, then the sysctls."""
+    if state.servers:
+        count = sum(server.connections for server in state.servers)
+        what = f"{len(state.servers)} virtual servers of IPVS, with {count} connections"
+        found.removable.append(Leftover(what, partial(remove_virtual_servers, state.servers)))
+    if state.others and (state.servers or state.addresses is not None):
+        named = ", ".join(map(str, state.others))
+        found.retained.append(f"virtual servers of IPVS that may be others': {named}")
+    if state.addresses is not None:
         found.removable.append(Leftover(f"device {DEVICE}", partial(remove_dummy_device, DEVICE)))
-
-
-def _named(servers: list[kube_proxy.VirtualServer]) -> str:
-    return ", ".join(map(str, servers))
+    for name in state.sysctls:
+        value, usual = IPVS_SYSCTLS[name]
+        what = f"{name.replace('/', '.')}={value} (the kernel's default is {usual})"
+        if name.startswith("net/ipv4/conf") or state.others:
+            found.retained.append(f"{what}: set by mode ipvs, or by another program that needs it")
+        else:
+            found.removable.append(Leftover(what, partial(write_sysctl, name, usual)))
 
 
 # Detect a kube-proxy in this network namespace, or its leftovers (kube-proxy.md 13.2, 17).

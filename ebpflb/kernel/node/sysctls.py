@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 from collections.abc import Set
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -36,6 +37,19 @@ def sysctl_path(name: str) -> Path:
     """Return the file of a sysctl such as "net/ipv4/ip_forward"; it need not exist."""
     mounted = HOST / name
     return mounted if mounted.exists() else OWN_PROC_SYS / name
+
+
+def read_sysctl(name: str) -> str:
+    """Return the value of a sysctl, or "" if the kernel does not have it."""
+    with suppress(OSError):
+        return sysctl_path(name).read_text().strip()
+    return ""
+
+
+def write_sysctl(name: str, value: str) -> None:
+    """Set a sysctl. Raises NodeError."""
+    with instead_of_os_error(name):
+        sysctl_path(name).write_text(f"{value}\n")
 
 
 # Whether bridges of this network namespace hand packets to netfilter (br_netfilter).

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leftovers of the ipvs mode other than rules: ipsets, its device, virtual servers."""
 
-import subprocess
 from ipaddress import ip_address
 
 import pytest
@@ -11,6 +10,7 @@ from ebpflb.kernel.node import kube_proxy
 from ebpflb.model.kube_proxy import DEVICE, NODE_PORTS, SETS, VirtualServer
 from tests.kernel.node import nodes, rules
 from tests.kernel.node.nodes import TOOLS, load, make_sets, run
+from tests.kit import needs
 
 pytestmark = pytest.mark.usefixtures("fresh_netns")
 
@@ -61,18 +61,11 @@ def test_the_device_goes_with_its_addresses() -> None:
     assert kube_proxy.dummy_addresses(DEVICE) is None
 
 
-def is_ipvs_here() -> bool:
-    """Whether the kernel has IPVS, or loads it for a rule that needs it."""
-    rule = ["iptables-nft", "-A", "OUTPUT", "-m", "ipvs", "--ipvs"]
-    subprocess.run(["unshare", "--net", *rule], capture_output=True, check=False)
-    return kube_proxy.SERVERS.exists()
-
-
-@pytest.mark.skipif(not is_ipvs_here(), reason="this kernel is without IPVS")
 def test_virtual_servers() -> None:
     """Servers at kube-ipvs0's addresses and at NodePorts are removed; all others stay, and are
     named.
     """
+    needs.ipvs()
     make_sets(TOOLS[0])
     for words in (
         "link set lo up",
@@ -88,6 +81,6 @@ def test_virtual_servers() -> None:
     assert kube_proxy.survey().retained == [
         "virtual servers of IPVS that may be others': 127.0.0.1:443/TCP"
     ]
-    assert "3 virtual servers of IPVS, with 0 open connections" in nodes.remove()
+    assert "3 virtual servers of IPVS, with 0 connections" in nodes.remove()
     assert kube_proxy.virtual_servers() == [VirtualServer("TCP", ip_address("127.0.0.1"), 443)]
     assert "FWM" in run("ipvsadm", "-L", "-n")
