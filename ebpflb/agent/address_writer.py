@@ -151,12 +151,10 @@ class AddressWriter(PeriodicWorker, Part):
         since = now - self._rank * STAND_IN
         with self._lock:
             due = {key for key, begun in self._waiting.items() if begun <= since}
-        if not self._rank and now >= self._recheck_due and self._ready:
-            self._recheck_due = now + RECHECK
-        elif not due or not self._is_useful(due):
+        is_recheck = not self._rank and now >= self._recheck_due and bool(self._ready)
+        if not (due or is_recheck) or not (self._lists.allows(None) and self._is_useful(due)):
             return
-        if not self._lists.allows(None):
-            return
+        self._recheck_due = now + RECHECK
         try:
             self._write()
         except (EbpflbError, OSError) as error:
@@ -215,32 +213,33 @@ class AddressWriter(PeriodicWorker, Part):
             writes.append(_Write(key, left.version, tuple(kept)))
         self._note(result, self._send(server, writes), begun)
 
-    def _send(self, server: "Server", writes: list[_Write]) -> dict[str, str]:
+    def _send(self, server: "Server", writes: list[_Write]) -> dict[Key, str]:
         """Return why a Service's status could not be written. Raises ClusterError."""
-        errors: dict[str, str] = {}
+        errors: dict[Key, str] = {}
         for key, version, ips in writes:
             try:
                 balanced_services.write(server, key, version, ips)
             except RequestRejected as error:
-                errors[str(key)] = f"its status cannot be written: {redact(in_words(error))}"
+                errors[key] = f"its status cannot be written: {redact(in_words(error))}"
             else:
                 log.info("Service %s gets %s", key, ", ".join(map(str, ips)) or "no address")
         return errors
 
-    def _note(self, result: list[Allotted], errors: dict[str, str], begun: float) -> None:
-        """Tell of Services that lack something; those with an error are tried again soon."""
+    def _note(self, result: list[Allotted], errors: dict[Key, str], begun: float) -> None:
+        """Tell of Services that lack something; only those with an error are tried again."""
         problems = {it.claim.key: it.problem for it in result if it.problem}
         for key, problem in problems.items():
             if self._problems.get(str(key)) != problem and self._may_warn(key):
                 log.warning("Service %s: %s", key, problem)
                 self._record(key, problem)
-        with self._lock:
-            self._problems = {str(key): it for key, it in problems.items()} | errors
-        self._drop({key for key in problems if str(key) not in errors}, begun)
-        if errors:
-            self._paused_until = self._clock() + self._backoff.next()
-        else:
+        if not errors:
             self._backoff.reset()
+        again = self._clock() + self._backoff.next() if errors else begun
+        with self._lock:
+            self._problems = {str(key): it for key, it in (problems | errors).items()}
+            later = {key: since for key, since in self._waiting.items() if since > begun}
+            self._waiting = dict.fromkeys(errors, again) | later
+            self._in_vain |= problems.keys() - errors.keys()
         self._error = None
 
     def _failed(self, error: Exception) -> None:

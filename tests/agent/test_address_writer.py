@@ -21,9 +21,10 @@ from ebpflb.cluster import balanced_services, decoding
 from ebpflb.cluster.event_recorder import server_factory
 from ebpflb.cluster.source import ServerOptions, Timing
 from ebpflb.lab import manifests
+from ebpflb.model.annotations import SHARING_ANNOTATION
 from ebpflb.model.claims import WRITER
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.events import Kind, Replaced
+from ebpflb.model.events import Key, Kind, Replaced
 from ebpflb.model.pools import CLASS, Pools, parse_pools, ranked
 from ebpflb.model.services import Admission
 from tests.kit.api_history import Json
@@ -271,6 +272,52 @@ def test_a_service_that_changes_all_the_time(world: World) -> None:
         world.see(OWNER)
         world.turn(OWNER, after=0.5)
     assert world.ips()["s4"] == "192.0.2.200"
+
+
+@pytest.mark.parametrize("pools", ["192.0.2.200", "192.0.2.200 fd00::/120@team=a"])
+def test_who_has_what_it_may_have_costs_no_list(
+    api: FakeApiServer, tmp_path: Path, pools: str
+) -> None:
+    """Neither Services that share an address, nor one whose other family only another namespace's
+    pool has, make any agent list all Services again and again.
+    """
+    world = World(api, tmp_path, parse_pools(pools.split()))
+    world.namespace("default", team="b")
+    for number in range(2):
+        ports, families = [{"port": number + 1}], ["IPv4", "IPv6"]
+        made = world.service(f"s{number}", ports=ports, ipFamilies=families)
+        made["metadata"]["annotations"] = {SHARING_ANNOTATION: "one"}
+        api.put(made)
+    world.see()
+    world.turn()
+    world.see()
+    assert world.ips() == dict.fromkeys(("s0", "s1"), "192.0.2.200")
+    for _ in range(20):
+        world.turn(after=2 * STAND_IN)
+    assert api.lists("Service") <= 2 * len(NODES)
+
+
+def test_a_status_that_cannot_be_written(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried again later and later, while others get their addresses as ever."""
+    write, tried = balanced_services.write, list[float]()
+
+    def refuse(server: Any, key: Key, *about: Any) -> None:
+        if key.name == "bad":
+            tried.append(world.now)
+            raise decoding.RequestRejected("409 Conflict")
+        write(server, key, *about)
+
+    monkeypatch.setattr(balanced_services, "write", refuse)
+    world.service("bad")
+    world.see()
+    for _ in range(600):
+        world.turn(OWNER, after=1)
+    assert len(tried) < 40
+    assert list(world.status(OWNER)) == ["default/bad"]
+    world.service("web")
+    world.see()
+    world.turn(OWNER)
+    assert world.ips()["web"] == "192.0.2.201"
 
 
 def test_other_classes_keep_their_addresses(world: World) -> None:
