@@ -27,7 +27,7 @@ from ebpflb.model.claims import WRITER, Claims
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import MAX_LISTED, Key
 from ebpflb.model.facts import Fact
-from ebpflb.model.pools import Allotted, Unusable, allot, ranked
+from ebpflb.model.pools import Allotted, Unusable, allot, is_pooled, ranked
 from ebpflb.redaction import redact
 from ebpflb.workers import PeriodicWorker
 
@@ -167,7 +167,7 @@ class AddressWriter(PeriodicWorker, Part):
         begun, claims = self._clock(), self._inbox.ask(self._copy).claims
         pools = tuple(pool._replace(selector=()) for pool in claims.pools)  # labels are not known
         found = allot(claims.stored.values(), pools, claims.unusable({}, {}, {}), lambda _: {})
-        can_be_helped = {it.claim.key for it in found if not it.is_written} | claims.former.keys()
+        can_be_helped = {it.claim.key for it in found if not it.is_written} | claims.former
         self._drop(due - can_be_helped, begun)
         return bool(due & can_be_helped)
 
@@ -193,24 +193,26 @@ class AddressWriter(PeriodicWorker, Part):
         pools, former = known.claims.pools, known.claims.former
         named = any(pool.selector for pool in pools)
         found = balanced_services.read(server, with_namespaces=named)
-        others = {
-            ip: "a Service of another class has it"
-            for key, other in found.others.items()
-            for ip in other.held
-            if ip is not None and key not in former
-        }
+        others, writes = dict[Address, str](), list[_Write]()
+        held = {ip for claim in found.claims for ip in claim.held}
+        for key, other in found.others.items():
+            pooled = {ip for ip in other.held if ip is not None and is_pooled(pools, ip)}
+            gives_back = key in former or not other.may_have
+            kept_free = (
+                pooled - held if gives_back else pooled
+            )  # nobody gets it until it is cleared
+            others |= dict.fromkeys(kept_free, "a Service of another class has it")
+            if pooled and gives_back:
+                left = (ip for ip in other.held if ip is not None and ip not in pooled)
+                writes.append(_Write(key, other.version, tuple(left) if other.may_have else ()))
         result = allot(
             found.claims, pools, known.unusable(others), lambda it: found.labels.get(it, {})
         )
-        writes = [
+        writes += [
             _Write(it.claim.key, it.claim.version, it.addresses)
             for it in result
             if not it.is_written
         ]
-        for key in former.keys() & found.others.keys():
-            left = found.others[key]
-            kept = [ip for ip in left.held if ip is not None and ip not in former[key]]
-            writes.append(_Write(key, left.version, tuple(kept)))
         self._note(result, self._send(server, writes), begun)
 
     def _send(self, server: "Server", writes: list[_Write]) -> dict[Key, str]:

@@ -18,7 +18,7 @@ from ebpflb.model import objects
 from ebpflb.model.addresses import Address
 from ebpflb.model.events import Key, Kind
 from ebpflb.model.objects import Annotated, Metadata
-from ebpflb.model.pools import Claim, held_by, read_claim
+from ebpflb.model.pools import BALANCER, Claim, held_by, read_claim
 
 if TYPE_CHECKING:
     from ebpflb.cluster.api import Server
@@ -46,10 +46,14 @@ _namespaces = msgspec.json.Decoder(_Namespace)
 
 
 class Other(NamedTuple):
-    """A Service that asks the pools for nothing: its addresses, and its resourceVersion."""
+    """A Service that asks the pools for nothing: its addresses, and its resourceVersion.
+
+    ``may_have``: whether a Service of its type may have any.
+    """
 
     held: tuple[Address | None, ...]
     version: str
+    may_have: bool
 
 
 class Found(NamedTuple):
@@ -72,7 +76,8 @@ def read(server: "Server", *, with_namespaces: bool) -> Found:
         if claim := read_claim(service, meta.uid, meta.resource_version):
             found.claims.append(claim)
         elif held := held_by(service):
-            found.others[Key(meta.namespace, meta.name)] = Other(held, meta.resource_version)
+            other = Other(held, meta.resource_version, service.spec.type == BALANCER)
+            found.others[Key(meta.namespace, meta.name)] = other
     return found
 
 

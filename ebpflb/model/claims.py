@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ebpflb.model import addresses, nodes, objects
 from ebpflb.model.addresses import Address, Network
 from ebpflb.model.events import Key
-from ebpflb.model.pools import Claim, Pools, Unusable, held_by, is_pooled, read_claim
+from ebpflb.model.pools import BALANCER, Claim, Pools, Unusable, held_by, is_pooled, read_claim
 
 WRITER = "load balancer addresses"  # the name whose owner, by rendezvous hashing, writes them
 
@@ -27,13 +27,14 @@ class NodeFacts(NamedTuple):
 class Claims:
     """Without pools nothing is stored.
 
-    ``former``: Services that ask no more, and still have addresses that they got by asking.
+    ``former``: Services that have addresses of the pools and may not: they ask no more, or are of
+    a type that has none.
     """
 
     def __init__(self, pools: Pools) -> None:
         self.pools = pools
         self.stored: dict[Key, Claim] = {}
-        self.former: dict[Key, set[Address]] = {}
+        self.former: set[Key] = set()
         self.nodes: dict[str, NodeFacts] = {}
         self.version = 0  # another one after each change
         self._holders: dict[Address, set[Key]] = {}
@@ -45,23 +46,30 @@ class Claims:
             return
         claim, before = read_claim(service), self.stored.get(key)
         if claim is not None:
-            self.former.pop(key, None)
+            self.former.discard(key)
             if claim != before:
                 self._replace(key, claim)
             return
         if before is not None:
             self._replace(key, None)
-        if before is not None or key in self.former:
-            self.former[key] = {it for it in held_by(service) if it and is_pooled(self.pools, it)}
+        is_former = before is not None or key in self.former or service.spec.type != BALANCER
+        if is_former and any(it and is_pooled(self.pools, it) for it in held_by(service)):
+            self.former.add(key)
             self._changed.add(key)
-        if not self.former.get(key):
-            self.former.pop(key, None)
+        else:
+            self._forget(key)
 
     def drop(self, key: Key) -> None:
         """Forget a Service that was deleted."""
-        self.former.pop(key, None)
+        self._forget(key)
         if key in self.stored:
             self._replace(key, None)
+
+    def _forget(self, key: Key) -> None:
+        if key in self.former:
+            self.former.discard(key)
+            self._changed.add(key)
+            self._gone = True
 
     def store_node(self, node: objects.Node) -> None:
         if self.pools:
@@ -127,7 +135,7 @@ class Claims:
     def copy(self) -> "Claims":
         """Return the claims and Nodes of this moment, for another thread to read."""
         made = Claims(self.pools)
-        made.stored, made.former, made.nodes = {**self.stored}, {**self.former}, {**self.nodes}
+        made.stored, made.former, made.nodes = {**self.stored}, {*self.former}, {**self.nodes}
         return made
 
     def unusable(

@@ -29,7 +29,7 @@ from ebpflb.model.services import (
 
 CLASS = "ebpflb.io/l2"  # spec.loadBalancerClass
 PROBED = IPv4Network("240.0.0.0/4")  # of no host (RFC 1112): each node has one, for other agents
-_BALANCER = "LoadBalancer"  # spec.type
+BALANCER = "LoadBalancer"  # spec.type
 
 
 class Range(NamedTuple):
@@ -145,7 +145,7 @@ _LONGEST_KEY = 256  # characters
 def read_claim(service: objects.Service, uid: str = "", version: str = "") -> Claim | None:
     """Return what a Service of our class asks for; None for any other Service."""
     meta, spec = service.metadata, service.spec
-    if spec.type != _BALANCER or spec.load_balancer_class != CLASS:
+    if spec.type != BALANCER or spec.load_balancer_class != CLASS:
         return None
     invalid, wanted = "", tuple[Address, ...]()
     try:

@@ -26,7 +26,7 @@ from ebpflb.model.claims import WRITER
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Key, Kind, Replaced
 from ebpflb.model.pools import CLASS, Pools, parse_pools, ranked
-from ebpflb.model.services import Admission
+from ebpflb.model.services import PROXY_NAME_LABEL, Admission
 from tests.kit.api_history import Json
 from tests.kit.api_server import FakeApiServer
 
@@ -239,6 +239,46 @@ def test_what_a_service_gives_back(world: World) -> None:
     assert (found["s0"], {found["s4"], found["s5"]}) == ("", {"192.0.2.200", "192.0.2.201"})
     world.see()
     assert world.status(OWNER) == {}
+
+
+def test_nobody_hides_an_address(world: World) -> None:
+    """A Service without addresses of its own by its type has none of the pool either, also if no
+    agent watches it, or was there when it changed; nobody else has the address before.
+    """
+    for number in range(4):
+        world.service(f"s{number}", f"192.0.2.{200 + number}", created=number)
+        made = world.service(f"s{number}", f"192.0.2.{200 + number}", type="ClusterIP")
+        made["metadata"]["labels"] = {PROXY_NAME_LABEL: "hidden"}
+        world.api.put(made)
+    world.service("web")
+    world.see()
+    world.turn(OWNER)
+    assert set(world.ips().values()) == {""}
+    world.turn(OWNER, after=RECHECK)
+    assert world.ips()["web"] == "192.0.2.200"
+
+
+def test_who_gives_back_and_takes_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old Service that cannot be cleared, and asks again, takes the address from nobody."""
+    world.service("old", "192.0.2.200", created=1)
+    world.see()
+    world.service("old", "192.0.2.200", created=1, type="ClusterIP")
+    world.service("web", created=2)
+    write = balanced_services.write
+
+    def refuse(server: Any, key: Key, *about: Any) -> None:
+        if key.name == "old":
+            raise decoding.RequestRejected("409 Conflict")
+        write(server, key, *about)
+
+    monkeypatch.setattr(balanced_services, "write", refuse)
+    world.see()
+    world.turn(OWNER)
+    world.service("old", "192.0.2.200", created=1)
+    world.see()
+    world.turn(OWNER, after=BURST_SECONDS)
+    assert world.ips() == {"old": "192.0.2.200", "web": "192.0.2.201"}
+    assert world.told == []
 
 
 def test_who_cannot_be_helped_costs_one_list(world: World) -> None:

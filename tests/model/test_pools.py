@@ -343,15 +343,23 @@ def test_who_lacks_nothing_needs_no_look() -> None:
 
 
 def test_a_service_that_asks_no_more_is_cleared() -> None:
-    """Until its status is empty a Service that was of our class needs a look; a deleted one not."""
+    """Until its status is empty a Service that was of our class needs a look, as one of a type that
+    has no addresses; then another Service may get the address.
+    """
     claims = stored(("web", ["192.0.2.200"], {}))
     web = Key("shop", "web")
     claims.store(web, a_service("web", "192.0.2.200", type="ClusterIP"))
     assert not claims.is_settled(web)
+    claims.take_changed()
     claims.store(web, a_service("web", type="ClusterIP"))
-    assert claims.is_settled(web)
-    claims.store(Key("shop", "b"), a_service("b", "192.0.2.201", type="ClusterIP"))
-    assert claims.is_settled(Key("shop", "b"))
+    assert claims.is_settled(web) and claims.take_changed() == ({web}, True)
+    other = Key("shop", "b")
+    claims.store(other, a_service("b", "192.0.2.201", type="ClusterIP"))
+    assert not claims.is_settled(other)
+    claims.store(other, a_service("b", "192.0.2.201", loadBalancerClass="metallb.io/l2"))
+    assert not claims.is_settled(other), "it was never cleared"
+    claims.drop(other)
+    assert claims.is_settled(other)
 
 
 def test_without_pools_nothing_is_stored() -> None:
