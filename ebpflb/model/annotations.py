@@ -345,13 +345,6 @@ def show_networks(ranges: tuple[Network, ...]) -> str:
     return ",".join(map(str, ranges))
 
 
-# Which address of the operator's pools a Service wants, and with which Services of its namespace it
-# may share one: those with the same value. pools.py reads them.
-
-REQUESTED_ANNOTATION = "ebpflb.io/load-balancer-ips"
-SHARING_ANNOTATION = "ebpflb.io/allow-shared-ip"
-
-
 # The names of all annotations of Services and of slices.
 
 OF_SERVICES = frozenset(
@@ -363,8 +356,8 @@ OF_SERVICES = frozenset(
         HEALTH_ANNOTATION,
         NODE_LOCAL_ANNOTATION,
         FAILOVER_ANNOTATION,
-        REQUESTED_ANNOTATION,
-        SHARING_ANNOTATION,
+        objects.REQUESTED[0],
+        objects.SHARING[0],
         REBALANCE_ANNOTATION,
     }
 )
@@ -431,7 +424,7 @@ def _without_effect(
     """Yield a warning for each annotation of another kind, and for the first unknown one."""
     if not metadata.annotations:
         return
-    others = sorted(metadata.annotations.keys() - its - {objects.TRIGGER_TIME})
+    others = sorted(metadata.annotations.keys() - its - objects.OF_OTHERS)
     ours = OF_SERVICES | OF_SLICES
     for name in others:
         if name in ours:

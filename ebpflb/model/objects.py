@@ -14,9 +14,21 @@ from msgspec import Struct, field, structs
 
 from ebpflb.errors import InvalidObject
 
-# How the annotations of ebpflb begin, and the only other one that is used.
+# How the annotations of ebpflb begin, and the others that are used.
 OURS = "ebpflb.io/"
 TRIGGER_TIME = "endpoints.kubernetes.io/last-change-trigger-time"  # kube-proxy.md 16.4
+# The addresses that a Service asks for, and the text under which it shares one: ours first, then
+# those of MetalLB and kube-vip that mean the same (pools.py).
+REQUESTED = (
+    "ebpflb.io/load-balancer-ips",
+    *("metallb.io/loadBalancerIPs", "metallb.universe.tf/loadBalancerIPs"),
+    "kube-vip.io/loadbalancerIPs",
+)
+SHARING = (
+    "ebpflb.io/allow-shared-ip",
+    *("metallb.io/allow-shared-ip", "metallb.universe.tf/allow-shared-ip"),
+)
+OF_OTHERS = frozenset((*REQUESTED[1:], *SHARING[1:], TRIGGER_TIME))
 
 
 class Metadata(Struct, frozen=True, gc=False, rename="camel"):
@@ -30,7 +42,7 @@ class Metadata(Struct, frozen=True, gc=False, rename="camel"):
 
 
 class Annotated(Metadata, frozen=True, gc=False, rename="camel"):
-    """Metadata with ``annotations``, reduced to those with our prefix and TRIGGER_TIME."""
+    """Metadata with ``annotations``, reduced to those with our prefix and OF_OTHERS."""
 
     annotations: dict[str, Any] | None = None
 
@@ -40,7 +52,7 @@ class Annotated(Metadata, frozen=True, gc=False, rename="camel"):
         kept = {
             name: text
             for name, text in every
-            if text is not None and (name.startswith(OURS) or name == TRIGGER_TIME)
+            if text is not None and (name.startswith(OURS) or name in OF_OTHERS)
         }
         if wrong := [name for name, text in kept.items() if not isinstance(text, str)]:
             raise ValueError(f"annotation {wrong[0]}: expected a string")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ebpflb.errors import quoted
 from ebpflb.model import addresses, objects
 from ebpflb.model.addresses import FAMILIES, Address, Family, Network
-from ebpflb.model.annotations import REQUESTED_ANNOTATION, SHARING_ANNOTATION, annotation_field
+from ebpflb.model.annotations import annotation_field
 from ebpflb.model.events import Key
 from ebpflb.model.services import (
     MOST_ADDRESSES,
@@ -159,7 +159,7 @@ def read_claim(service: objects.Service, uid: str = "", version: str = "") -> Cl
         version,
         _families(spec),
         wanted,
-        (meta.annotation(SHARING_ANNOTATION) or "")[:_LONGEST_KEY],
+        _annotation(meta, objects.SHARING)[1][:_LONGEST_KEY],
         frozenset((it.protocol, it.port) for it in (spec.ports or ())[:MOST_PORTS]),
         spec.external_traffic_policy == "Local",
         held_by(service)[:_MOST_HELD],
@@ -188,10 +188,15 @@ def _families(spec: objects.ServiceSpec) -> tuple[Family, ...]:
     return tuple(dict.fromkeys(known))
 
 
+def _annotation(meta: objects.Annotated, names: tuple[str, ...]) -> tuple[str, str]:
+    """Return the field and the text of the first of these annotations that is set."""
+    found = ((annotation_field(name), meta.annotation(name) or "") for name in names)
+    return next((it for it in found if it[1]), ("", ""))
+
+
 def _wanted(service: objects.Service) -> tuple[Address, ...]:
     """Return the addresses that the Service names. Raises ValueError."""
-    field, text = annotation_field(REQUESTED_ANNOTATION), ""
-    text = service.metadata.annotation(REQUESTED_ANNOTATION) or ""
+    field, text = _annotation(service.metadata, objects.REQUESTED)
     if not text:
         field, text = "spec.loadBalancerIP", service.spec.load_balancer_ip or ""
     parts = text.split(",", len(Family)) if text.strip() else []

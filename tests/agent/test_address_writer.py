@@ -21,7 +21,7 @@ from ebpflb.cluster import balanced_services, decoding
 from ebpflb.cluster.event_recorder import server_factory
 from ebpflb.cluster.source import ServerOptions, Timing
 from ebpflb.lab import manifests
-from ebpflb.model.annotations import SHARING_ANNOTATION
+from ebpflb.model import objects
 from ebpflb.model.claims import WRITER
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Key, Kind, Replaced
@@ -326,7 +326,7 @@ def test_who_has_what_it_may_have_costs_no_list(
     for number in range(2):
         ports, families = [{"port": number + 1}], ["IPv4", "IPv6"]
         made = world.service(f"s{number}", ports=ports, ipFamilies=families)
-        made["metadata"]["annotations"] = {SHARING_ANNOTATION: "one"}
+        made["metadata"]["annotations"] = {objects.SHARING[0]: "one"}
         api.put(made)
     world.see()
     world.turn()

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebpflb.model import objects
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.claims import Claims
 from ebpflb.model.cluster_state import ClusterState
@@ -119,6 +120,22 @@ def test_no_other_address_by_asking_for_it(wanted: str, why: str) -> None:
     claims = balanced("web", wanted=wanted), balanced("other", "192.0.2.201", created=2)
     assert ips(*claims, unusable=unusable)["web"] == ""
     assert problem("web", *claims, unusable=unusable) == f"{wanted} is not given to it: {why}"
+
+
+@pytest.mark.parametrize("name", objects.REQUESTED)
+def test_the_annotations_of_others_mean_the_same(name: str) -> None:
+    """Services from MetalLB or kube-vip need no other annotations; ours takes precedence."""
+    found = claim_with({name: "192.0.2.203", objects.SHARING[-1]: "one"})
+    assert (found.wanted, found.sharing) == ((ip_address("192.0.2.203"),), "one")
+    both = claim_with({name: "192.0.2.203", objects.REQUESTED[0]: "192.0.2.201"})
+    assert both.wanted == (ip_address("192.0.2.201"),)
+
+
+def claim_with(annotations: dict[str, str]) -> Claim:
+    made = a_service("web", annotations=annotations)
+    found = read_claim(made)
+    assert found and not parse(made).warnings
+    return found
 
 
 def test_a_wanted_address_is_given_and_the_former_one_kept_until_then() -> None:
