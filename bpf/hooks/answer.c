@@ -31,7 +31,7 @@ static __always_inline const struct answer *answer_for(const struct __sk_buff *c
 /* Addresses the frame to its sender. Returns false for a sender that is no single station. */
 static __always_inline bool link_back(struct __sk_buff *ctx, const struct answer *answer)
 {
-	EMPTY(struct link_pair, link);
+	EMPTY(struct link_addresses, link);
 
 	if (bpf_skb_load_bytes(ctx, 0, link, sizeof(*link)) || link->source[0] & GROUP_BIT)
 		return false;

@@ -45,13 +45,6 @@ SIZE(struct neighbour, 32);
 
 #define SOLICITATION_SIZE 24
 
-/* The MAC addresses of an Ethernet header. */
-struct link_pair {
-	__u8 destination[6];
-	__u8 source[6];
-};
-SIZE(struct link_pair, 12);
-
 #define GROUP_BIT 1	/* of a MAC address's first byte: it is no single station's */
 
 #endif
