@@ -167,9 +167,20 @@ class AddressWriter(PeriodicWorker, Part):
         begun, claims = self._clock(), self._inbox.ask(self._copy).claims
         pools = tuple(pool._replace(selector=()) for pool in claims.pools)  # labels are not known
         found = allot(claims.stored.values(), pools, claims.unusable({}, {}, {}), lambda _: {})
-        can_be_helped = {it.claim.key for it in found if not it.is_written} | claims.former
+        wrong = {it.claim.key for it in found if not it.is_written and self._is_ours(it)}
+        can_be_helped = wrong | claims.former
         self._drop(due - can_be_helped, begun)
         return bool(due & can_be_helped)
+
+    def _is_ours(self, found: Allotted) -> bool:
+        """Whether this agent decides about a Service.
+
+        A stand-in takes no address away that is in none of its pools: while a change of --l2-pool
+        rolls out, agents with the old ones and agents with the new ones would undo each other's
+        writes.
+        """
+        pools = self._cluster.claims.pools
+        return not self._rank or all(ip is None or is_pooled(pools, ip) for ip in found.claim.held)
 
     def _drop(self, keys: set[Key], begun: float) -> None:
         """Try no more for these Services, unless they have changed since ``begun``."""
@@ -205,9 +216,10 @@ class AddressWriter(PeriodicWorker, Part):
             if pooled and gives_back:
                 left = (ip for ip in other.held if ip is not None and ip not in pooled)
                 writes.append(_Write(key, other.version, tuple(left) if other.may_have else ()))
-        result = allot(
+        allotted = allot(
             found.claims, pools, known.unusable(others), lambda it: found.labels.get(it, {})
         )
+        result = [it for it in allotted if self._is_ours(it)]
         writes += [
             _Write(it.claim.key, it.claim.version, it.addresses)
             for it in result

@@ -151,6 +151,20 @@ def test_the_next_one_stands_in(world: World) -> None:
     assert world.ips()["next"] == "192.0.2.201"
 
 
+def test_pools_that_change_during_a_rollout(world: World) -> None:
+    """A Service changes its address once, as the owner has it, whatever pools the others have."""
+    world.service("web", "192.0.2.200")
+    new, told = parse_pools(["192.0.2.208"]), "192.0.2.200 is taken away: it is in no pool"
+    for name, ip in ((SECOND, "192.0.2.200"), (OWNER, "192.0.2.208")):
+        world.clusters[name].claims.pools = new
+        world.service("web", "192.0.2.200")
+        for _ in range(4):
+            world.see()
+            world.turn(*reversed(NODES), after=RECHECK / 2)
+        assert world.ips() == {"web": ip}
+    assert (len(world.api.patches), world.told) == (1, [("web", told)])
+
+
 def test_two_owners(api: FakeApiServer, tmp_path: Path) -> None:
     """200 Services come at once; for a while two agents are the owner, one with a late copy, and
     one is killed: in the end each has an address of its own, and those that had one keep it.
