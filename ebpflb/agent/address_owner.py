@@ -160,10 +160,9 @@ class AddressOwner(PeriodicWorker, Part):
             if device.mac and address in device.addresses
         ]
         ports = cluster.services.get(KUBERNETES, ())
-        able = frozenset(name for name, its in claims.nodes.items() if its.ready and its.balanced)
         self.view = View(
             {at: preferred([near[it.key] for it in its]) for at, its in found.items()},
-            able or frozenset(claims.nodes),
+            claims.answering(),
             next(iter(uplinks), None),
             f"{ports[0].created} {ports[0].cluster_ip}" if ports else "",
         )
@@ -267,6 +266,8 @@ class AddressOwner(PeriodicWorker, Part):
         places = {probed_address(view.cluster, it, AGENT): it for it in peers}
         programs = {probed_address(view.cluster, it, PROGRAM): it for it in peers}
         for address, mac in self._segment.take():
+            if mac == self._segment.mac:  # a switch sends a bond its own frames back
+                continue
             if node := places.get(address):
                 self._heard[node] = now
             if node := node or programs.get(address):

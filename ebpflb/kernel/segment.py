@@ -72,7 +72,7 @@ class Segment:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._mac = bytes.fromhex(device.mac.replace(":", ""))
+        self.mac = bytes.fromhex(device.mac.replace(":", ""))
         self._joined: set[bytes] = set()  # multicast groups
         self._opened: list[socket.socket] = []
         try:
@@ -143,8 +143,8 @@ class Segment:
         return made
 
     def _send_arp(self, sender: bytes, target: bytes, to: bytes) -> None:
-        body = _ARP.pack(1, 0x800, 6, 4, _REQUEST, self._mac, sender, bytes(6), target)
-        self._send(self._arp, to + self._mac + pack("!H", _ARP_TYPE) + body)
+        body = _ARP.pack(1, 0x800, 6, 4, _REQUEST, self.mac, sender, bytes(6), target)
+        self._send(self._arp, to + self.mac + pack("!H", _ARP_TYPE) + body)
 
     def _send_ndp(self, kind: int, flags: int, target: Address, option: int, to: bytes) -> None:
         """Send from the device's link-local address; without one the node has no IPv6."""
@@ -154,11 +154,11 @@ class Segment:
         source = address.packed
         size = _NEIGHBOUR.size
         pseudo = source + to + pack("!II", size, _ICMPV6)
-        fields = kind, 0, 0, flags, target.packed, option, 1, self._mac
+        fields = kind, 0, 0, flags, target.packed, option, 1, self.mac
         checksum = _checksum(pseudo + _NEIGHBOUR.pack(*fields))
         body = _NEIGHBOUR.pack(kind, 0, checksum, *fields[3:])
         header = pack("!IHBB", 6 << 28, size, _ICMPV6, _HOPS) + source + to
-        link = b"\x33\x33" + to[12:] + self._mac + pack("!H", _IPV6_TYPE)
+        link = b"\x33\x33" + to[12:] + self.mac + pack("!H", _IPV6_TYPE)
         self._send(self._ndp, link + header + body)
 
     def _send(self, by: socket.socket, frame: bytes) -> None:

@@ -85,6 +85,14 @@ class Claims:
     def drop_node(self, name: str) -> None:
         self.version += self.nodes.pop(name, None) is not None
 
+    def answering(self) -> frozenset[str]:
+        """Return the Nodes that may answer: of those that load balancers may use the Ready ones.
+
+        If none is Ready, all of them: then the API server hears nobody.
+        """
+        balanced = {name: its.ready for name, its in self.nodes.items() if its.balanced}
+        return frozenset(it for it, ready in balanced.items() if ready) or frozenset(balanced)
+
     def is_local(self, service: Key) -> bool:
         """Whether only nodes with an endpoint serve the Service to clients outside."""
         claim = self.stored.get(service)

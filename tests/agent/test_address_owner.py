@@ -115,6 +115,7 @@ class Wire:
         self.now, self.stations = 0.0, list[Station]()
         self.announced: list[tuple[str, Address]] = []
         self.stolen: set[Address] = set()
+        self.reflects = False
         self.ready = {*NAMES}
         self.wanted: dict[Address, frozenset[str]] = dict.fromkeys(WANTED, frozenset())
         for number in range(len(NAMES)):
@@ -139,7 +140,7 @@ class Wire:
         ]
 
     def tell(self, sender: Station, what: object) -> None:
-        for each in self.others(sender):
+        for each in (*self.others(sender), *([sender] if self.reflects else [])):
             if each.has_agent:
                 each.waiting.append(what)
 
@@ -279,7 +280,7 @@ def test_a_node_without_an_agent_that_dies_is_replaced(wire: Wire) -> None:
 
 
 def test_a_node_that_is_not_ready_gives_its_addresses_up(wire: Wire) -> None:
-    """Also one that is excluded from load balancers. If none is ready, all count."""
+    """If none is ready, all count."""
     wire.ready = {"two", "three"}
     wire.show()
     wire.run(2)
@@ -295,6 +296,18 @@ def test_nodes_with_endpoints_are_preferred(wire: Wire) -> None:
     wire.show()
     wire.run(2)
     assert set(map(tuple, wire.owners().values())) == {("two",)}
+
+
+def test_own_frames_that_come_back_are_no_conflict(wire: Wire) -> None:
+    """As they do at a bond whose switch knows nothing of it."""
+    wire.reflects = True
+    wire.stations[0].is_plugged = False
+    wire.run(2)
+    wire.stations[0].is_plugged = True
+    wire.announced.clear()
+    wire.run(5)
+    wire.check_owned_by(NAMES)
+    assert wire.announced and [each.seen.conflicts for each in wire.stations] == [{}, {}, {}]
 
 
 def test_an_address_that_a_stranger_has_is_not_taken_and_named(wire: Wire) -> None:

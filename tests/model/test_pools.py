@@ -4,15 +4,18 @@
 from ipaddress import ip_address, ip_network
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebpflb.lab import manifests
 from ebpflb.model import objects
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.claims import Claims
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Changed, Key, Kind, ReadObject
+from ebpflb.model.nodes import EXCLUDED_LABEL
 from ebpflb.model.pools import (
     AGENT,
     CLASS,
@@ -395,6 +398,25 @@ def test_pools_that_overlap_nodes_and_pods() -> None:
     assert [str(*it.addresses) for it in found] == ["192.0.2.2", "192.0.2.3"]
     assert unusable.reason(ip_address("10.1.0.9")) == "it is an address of pods"
     assert unusable.reason(ip_address("10.1.1.0")) == ""
+
+
+def test_which_nodes_answer() -> None:
+    """Those that are Ready; if none is, all, but never one that is excluded from load balancers."""
+    claims = Claims(POOL)
+
+    def answer(**ready: str) -> set[str]:
+        for name, state in ready.items():
+            labels = {EXCLUDED_LABEL: ""} if name == "excluded" else {}
+            made = manifests.node(name, labels=labels)
+            made["status"] |= {"conditions": [{"type": "Ready", "status": state}]}
+            claims.store_node(msgspec.convert(made, objects.Node))
+        return {*claims.answering()}
+
+    assert answer(excluded="True", one="True", two="False") == {"one"}
+    assert answer(one="Unknown") == {"one", "two"}
+    claims.drop_node("one")
+    claims.drop_node("two")
+    assert answer() == set()
 
 
 def test_families_of_a_service() -> None:
