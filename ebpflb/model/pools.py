@@ -30,6 +30,7 @@ from ebpflb.model.services import (
 CLASS = "ebpflb.io/l2"  # spec.loadBalancerClass
 PROBED = IPv4Network("240.0.0.0/4")  # of no host (RFC 1112): each node has one, for other agents
 BALANCER = "LoadBalancer"  # spec.type
+MOST_ANSWERED = 1024  # addresses of all Services together
 
 
 class Range(NamedTuple):
@@ -260,6 +261,9 @@ class _User(NamedTuple):
     ports: set[tuple[str, int]]
 
 
+_ALL_GIVEN = f"all Services together have {MOST_ANSWERED:,} addresses already"
+
+
 class _Allotment:
     def __init__(self, pools: Pools, unusable: Unusable, labels: Labels) -> None:
         self._pools, self._unusable, self._labels = pools, unusable, labels
@@ -300,7 +304,8 @@ class _Allotment:
                     kept[family] = free
                     self._give(claim, free)
                 elif self._has(claim, family) or (family == claim.families[-1] and not kept):
-                    problems.append(f"no pool of its namespace has a free {family} address")
+                    none = f"no pool of its namespace has a free {family} address"
+                    problems.append(_ALL_GIVEN if self._is_full else none)
         found = tuple(kept[family] for family in claim.families if family in kept)
         said = [*filter(None, problems)] or [self._lost.get(claim.key, "")]
         return Allotted(claim, found, "; ".join(said))
@@ -312,6 +317,8 @@ class _Allotment:
             return "it is in no pool"
         if pool not in self._pools_of(claim):
             return "its pool is not for this namespace"
+        if self._is_full and address not in self._users:
+            return _ALL_GIVEN
         return self._unusable.reason(address) or self._not_shared(claim, address)
 
     def _not_shared(self, claim: Claim, address: Address) -> str:
@@ -341,6 +348,10 @@ class _Allotment:
             self._admitting[namespace] = [it for it in self._pools if it.admits(labels)]
         return self._admitting[namespace]
 
+    @property
+    def _is_full(self) -> bool:
+        return len(self._users) >= MOST_ANSWERED
+
     def _has(self, claim: Claim, family: Family) -> bool:
         pools = self._pools_of(claim)
         return any(it.first.version == family for pool in pools for it in pool.ranges)
@@ -349,6 +360,8 @@ class _Allotment:
         shared = self._shared.get((claim.key.namespace, claim.sharing, family))
         if shared and not self._refusal(claim, shared):
             return shared
+        if self._is_full:
+            return None
         for pool in sorted(self._pools_of(claim), key=lambda it: not it.selector):
             free = self._free.setdefault((pool, family), self._unused(pool, family))
             if found := next(free, None):
@@ -405,9 +418,6 @@ def ranked(name: str, nodes: Collection[str]) -> list[str]:
         return made.digest()
 
     return sorted(nodes, key=lambda node: (weight(node), node), reverse=True)
-
-
-MOST_ANSWERED = 1024  # addresses of all Services together
 
 
 def announced(

@@ -466,6 +466,19 @@ def test_many_addresses_are_cut_to_those_of_the_oldest() -> None:
     assert len(found) == MOST_ANSWERED and ip_address("10.0.99.99") in found
 
 
+def test_no_more_addresses_are_given_than_answered_for() -> None:
+    """Who gets none is told so; the oldest keep theirs."""
+    many = [balanced(f"s{n:04}", created=2) for n in range(MOST_ANSWERED + 1)]
+    wants = balanced("wants", wanted="10.0.99.99", created=3)
+    old = balanced("old", "10.0.88.88", created=1)
+    found = allotted(*many, wants, old, pools=parse_pools(["10.0.0.0/16"]))
+    assert sum(len(it.addresses) for it in found.values()) == MOST_ANSWERED
+    assert [str(*it.addresses) for it in (found["old"], found["wants"])] == ["10.0.88.88", ""]
+    why = "all Services together have 1,024 addresses already"
+    assert found["s1024"].problem == why
+    assert found["wants"].problem == f"10.0.99.99 is not given to it: {why}"
+
+
 def test_nodes_with_endpoints_of_all() -> None:
     """Of Services that share an address, a node that serves all; if there is none, the first's."""
     assert preferred([{"a", "b"}, set(), {"b"}]) == {"b"}
