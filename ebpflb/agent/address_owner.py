@@ -228,10 +228,14 @@ class AddressOwner(PeriodicWorker, Part):
             self._decide(view, orders, peers, now)
 
     def _open(self, uplink: Device) -> None:
-        """Open the sockets at a new uplink, and answer there for what this node has."""
+        """Open the sockets at a new uplink, and answer there for what this node has.
+
+        Others have to know its MAC address: that of a bond may change.
+        """
         assert self._answerer
         if self._segment:
             self._segment.close()
+            self._announcing |= dict.fromkeys(self._answerer.given, ANNOUNCEMENTS)
         self._segment = self._open_segment(uplink)
         self._renew_due = self._attach_due = -math.inf
         for address in [*self._answerer.given]:

@@ -26,11 +26,10 @@ STRANGER = b"\x06\0\0\0\0\x01"
 class Station:
     """A node: its agent, and its kernel with the program that answers."""
 
-    device = "eth0"
-
     def __init__(self, wire: "Wire", number: int) -> None:
         self.wire, self.node_name = wire, NAMES[number]
         self.mac = bytes([2, 0, 0, 0, 0, number])
+        self.uplink = self.device = "eth0"  # as it is, and where the sockets are
         self.answers: set[Address] = set()  # outlives the agent
         self.lives: dict[Address, float] = {}  # until when it answers for these
         self.is_plugged = self.has_agent = True
@@ -48,7 +47,7 @@ class Station:
             here,
             lambda: here,
             here,
-            open_segment=lambda device: here,
+            open_segment=self.open,
             clock=lambda: self.wire.now,
         )
         self.wire.show(self)
@@ -85,6 +84,10 @@ class Station:
         pass
 
     # The segment
+
+    def open(self, device: Any) -> Any:
+        self.device = device
+        return self
 
     def join(self, _: Address) -> None:
         pass
@@ -123,9 +126,9 @@ class Wire:
 
     def show(self, *stations: Station) -> None:
         """Let the loops see Nodes and Services as they are now."""
-        device: Any = Station.device
         for each in stations or self.stations:
-            view = View(self.wanted, frozenset(self.ready) or frozenset(NAMES), device, "")
+            uplink: Any = each.uplink
+            view = View(self.wanted, frozenset(self.ready) or frozenset(NAMES), uplink, "")
             each.owner.view, each.owner.is_new = view, False
 
     def others(self, station: Station) -> list[Station]:
@@ -296,6 +299,17 @@ def test_nodes_with_endpoints_are_preferred(wire: Wire) -> None:
     wire.show()
     wire.run(2)
     assert set(map(tuple, wire.owners().values())) == {("two",)}
+
+
+def test_an_uplink_with_another_mac_address(wire: Wire) -> None:
+    """The node announces there what it has: others have the former MAC address."""
+    wire.run(5)
+    station = wire.stations[0]
+    station.uplink = "eth0 with another MAC address"
+    wire.announced.clear()
+    wire.show()
+    wire.run(3)
+    assert {*wire.announced} == {(station.node_name, address) for address in station.answers}
 
 
 def test_own_frames_that_come_back_are_no_conflict(wire: Wire) -> None:
