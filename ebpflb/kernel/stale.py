@@ -255,13 +255,18 @@ def untranslated(maps: Maps, diag: SockDiag) -> Iterator[Connected]:
 
 
 def translated_by_conntrack(one: Connected) -> bool:
-    """Whether conntrack sends the socket's datagrams to another destination."""
+    """Whether netfilter's NAT sends the socket's datagrams to another destination.
+
+    IPVS does not count: such a socket has a cluster IP as its own address, and on a bridge of pods
+    that is what a reply is for at the bridge's program, which refuses unknown ports of cluster IPs.
+    """
     if not conntrack.count():
         return False
     (source, source_port), (destination, destination_port) = one.local, one.remote
     ends = FlowEnds(source, destination, source_port, destination_port)
     try:
-        return any(entry.is_translated for entry in conntrack.find([(Protocol.UDP, ends)]))
+        entries = conntrack.find([(Protocol.UDP, ends)])
+        return any(entry.status & DESTINATION_NAT for entry in entries)
     except NodeError:  # conntrack cannot be asked
         return False
 
