@@ -188,11 +188,12 @@ class Rebalancer(PeriodicWorker):
         beyond: Mapping[PortName, Mapping[int, int]],
         counts: Mapping[int, int],
     ) -> None:
+        self._quiet.look({each.netns for each in watched.values()})
         states = self._quiet.states()
         ready = [watched[it] for it, known in states.items() if known.state == READY]
         chosen = {it.cookie: states[it.cookie] for it in self._choose(ready, beyond, counts)}
         self._quiet.want_ended(chosen, wanted=True)
-        self._quiet.look({each.netns for each in watched.values()})
+        self._quiet.look({watched[cookie].netns for cookie in chosen})
         after = self._quiet.states()
         ended = {cookie for cookie in chosen if after[cookie].state == ENDED}
         kept = {cookie: after[cookie] for cookie in chosen.keys() - ended}
@@ -221,7 +222,7 @@ class Rebalancer(PeriodicWorker):
                 if left.get(each.backend) and most:
                     most, left[each.backend] = most - 1, left[each.backend] - 1
                     chosen.append(each)
-        return chosen[:MOST_A_TURN]
+        return random.sample(chosen, min(len(chosen), MOST_A_TURN))
 
 
 class Rebalance(Part):
