@@ -43,6 +43,10 @@ draws          what a draw costs: `make bench-draws`
 shares         the share of an endpoint with long connections, on many nodes
 held_program   its clients and servers
 
+rebalance      connections that move to new endpoints: spread, and requests that fail
+http_program   its clients and servers
+zones          whether a zone preference could spill over, simulated
+
 nodeport       NodePorts from outside, beside kube-proxy's rules: `make bench-nodeport`
 node_cost      what a packet costs the node, by streams of established flows
 flow_frames    the frames of these streams

@@ -5,7 +5,7 @@ Rows that differ in a size are curves, others are bars; each with how the rounds
 a red line.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -146,5 +146,29 @@ def draw_trends(panels: dict[str, tuple[list[dict[str, float]], str]], path: Pat
         place.legend(fontsize=8)
         place.tick_params(labelsize=8)
     axes[-1].set_xlabel("minutes", fontsize=8)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def draw_spread(panels: dict[str, list[Counter[str]]], path: Path) -> None:
+    """Draw the connections of each endpoint over seconds as SVG, a panel for each way."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = path.name
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(WIDTH, CURVES), layout="constrained", sharey=True
+    )
+    for place, (name, seconds) in zip(axes, panels.items(), strict=True):
+        for endpoint in sorted(seconds[0] | seconds[-1]):
+            place.plot([each[endpoint] for each in seconds], linewidth=0.9, label=endpoint)
+        place.set_title(name, fontsize=9, loc="left")
+        place.set_xlabel("seconds", fontsize=8)
+        place.tick_params(labelsize=8)
+    axes[0].set_ylim(bottom=0)
+    axes[0].set_ylabel("connections", fontsize=8)
+    axes[-1].legend(fontsize=7, ncols=2, loc="upper right")
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
