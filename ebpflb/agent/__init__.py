@@ -16,6 +16,7 @@ endpoint_health   sets endpoints aside that do not answer this node
 rebalance         moves idle connections to endpoints that came later
 node_local        asks the listeners on this node that Services name whether they answer
 node_readiness    says in the API whether Services work on this node
+address_owner     answers for the load balancer addresses that this node owns
 address_writer    gives Services load balancer addresses from the pools
 missed_ends       ends sockets and counted connections whose end no program saw
 stale             ends connections that lead to endpoints which no longer serve
