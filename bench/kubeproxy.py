@@ -172,7 +172,7 @@ COMMIT
 -A PREROUTING -j KUBE-SERVICES
 -A OUTPUT -j KUBE-SERVICES
 -A POSTROUTING -j KUBE-POSTROUTING
--A KUBE-SERVICES -s 127.0.0.0/8 -j RETURN
+-A KUBE-SERVICES -s {{loopback}} -j RETURN
 -A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst ! -s {{pods}} -j KUBE-MARK-MASQ
 -A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT
 -A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT
@@ -250,9 +250,9 @@ def _nft_target(service: NodePort) -> str:
     return f"dnat {family} addr . port to numgen random mod {count} map {{ {_listed(there)} }}"
 
 
-def _host_port(address: str) -> str:
-    """Return an endpoint's address and port as in rules."""
-    return f"[{address}]:{TARGET}" if ":" in address else f"{address}:{TARGET}"
+def _host_port(address: str, port: int = TARGET) -> str:
+    """Return an address, an endpoint's by default, with its port, as in rules."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def iptables(them: list[NodePort], pods: str) -> str:
@@ -305,10 +305,13 @@ class Ipvs(NamedTuple):
 
 
 def ipvs(them: list[NodePort], node: str, node_address: str, pods: str) -> Ipvs:
-    """Return the mode ipvs for IPv4, with the scheduler rr, kube-proxy's default."""
+    """Return the mode ipvs for one family, with the scheduler rr, kube-proxy's default."""
+    v6 = ":" in node_address
+    start, family = ("KUBE-6-", " family inet6") if v6 else ("KUBE-", "")
     ports = [(each, protocol) for each in them for protocol in each.protocols]
     addresses = [each.address for each in them]
     sets = [f"create {name} {kind}" for name, kind in _IPVS_SETS.items()]
+    sets = [f"{line}{family}" if " hash:" in line else line for line in sets]
     sets += [f"add KUBE-IPVS-IPS {address}" for address in addresses]
     servers = list[str]()
     for each, protocol in ports:
@@ -319,12 +322,17 @@ def ipvs(them: list[NodePort], node: str, node_address: str, pods: str) -> Ipvs:
             for address, where in each.endpoints
             if where == node
         ]
-        for at in (f"{each.address}:{PORT}", f"{node_address}:{each.number}"):
-            kind = f"-{protocol[0]} {at}"
+        for where, number in ((each.address, PORT), (node_address, each.number)):
+            kind = f"-{protocol[0]} {_host_port(where, number)}"
             servers.append(f"-A {kind} -s rr")
-            servers += [f"-a {kind} -r {it}:{TARGET} -m" for it, _ in each.endpoints]
-    rules = _IPVS_RULES.format(pods=pods)
-    return Ipvs("\n".join([*sets, ""]), rules, "\n".join([*servers, ""]), addresses)
+            servers += [f"-a {kind} -r {_host_port(it)} -m" for it, _ in each.endpoints]
+    rules = _IPVS_RULES.format(pods=pods, loopback="::1" if v6 else "127.0.0.0/8")
+    return Ipvs(
+        "\n".join([*sets, ""]).replace(" KUBE-", f" {start}"),
+        rules.replace("--match-set KUBE-", f"--match-set {start}"),
+        "\n".join([*servers, ""]),
+        addresses,
+    )
 
 
 def _hash(*words: str) -> str:

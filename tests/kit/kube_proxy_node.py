@@ -25,7 +25,12 @@ Way = tuple[Host, tuple[str, int]]
 
 
 class KubeProxyNode(Cluster):
-    """A node that kube-proxy has served, whose agent is not started yet, and a client outside."""
+    """A node that kube-proxy has served, whose agent is not started yet, and a client outside.
+
+    ``names`` are its endpoints.
+    """
+
+    names = NAMES
 
     def __init__(self, lab: Lab, folder: Path, engine: str, *options: str) -> None:
         usual = "--cluster-cidr", f"{PODS},{PODS6}", "--packet-path", engine
@@ -58,7 +63,7 @@ class KubeProxyNode(Cluster):
             client.connect(where)
             if kind == SOCK_DGRAM:
                 client.send(b"?")
-            assert client.recv(64).split()[0].decode() in NAMES
+            assert client.recv(64).split()[0].decode() in self.names
             clients.append(client)
         return clients
 

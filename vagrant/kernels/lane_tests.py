@@ -115,6 +115,7 @@ MORE = (
     # each with nodes of its own
     "tests/network/test_netfilter_floods.py",
     "tests/network/test_netfilter_operation.py",
+    "tests/network/test_from_ipvs.py",
     "tests/network/test_route_sources.py",
     "tests/network/test_packet_mark.py",
     "tests/network/test_single_peer_endpoint.py",
