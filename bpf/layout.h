@@ -20,6 +20,7 @@
 #include "layout/connection.h"
 #include "layout/counters.h"
 #include "layout/node.h"
+#include "layout/service_place.h"
 #include "layout/choice.h"
 #include "layout/gate.h"
 #include "layout/endpoint_health.h"

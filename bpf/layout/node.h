@@ -89,7 +89,9 @@ struct settings {
 	__u32 udp_stream_timeout;	/* the same, of one that has had replies for a while */
 	__u32 last_service;	/* the ids that were given last; no program reads them */
 	__u32 last_backend;
+	__u32 service_places;	/* the size of this map */
+	__u32 pad;
 };
-SIZE(struct settings, 216);
+SIZE(struct settings, 224);
 
 #endif

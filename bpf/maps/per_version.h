@@ -6,6 +6,9 @@
 /* One element. */
 DEFINE_MAP(settings, ARRAY, __u32, struct settings, 1, RDONLY_PROG)
 
+/* Copies of the entries of services (rules/place.h). */
+DEFINE_MAP(service_places, ARRAY, __u32, struct service_place, 65536, MMAPABLE)
+
 /* The addresses of this node that serve NodePorts; loopback is not among them. */
 DEFINE_MAP(node_addresses, HASH, struct address, __u32, 1024, RDONLY_PROG)
 

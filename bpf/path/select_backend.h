@@ -87,23 +87,21 @@ static __always_inline enum selected select_none(const struct request *request,
 
 /* Reads the backend that the scheduler draws for a new connection. A socket's will be counted. */
 static __always_inline bool backend_draw(const struct request *request, struct selection *selection,
-					 const struct service *element, const struct range *range,
-					 __u16 list)
+					 __u32 place, const struct range *range, __u16 list)
 {
 	const struct service *service = &selection->service;
 	__u32 slot = scheduler_slot(request, service, range, list);
-	__u32 place = slot - service->cluster.base;
 
-	if (!request->tuple && place < FIRST_BACKENDS)
-		backend_expect(element->backends[place]);
+	if (!request->tuple)
+		place_expect(place, slot - service->cluster.base);
 	return backend_read(slot, service->id, &selection->backend);
 }
 
 /* By affinity, or by the scheduler, in a list that is not empty. */
 static __always_inline enum selected select_listed(const struct request *request,
 						   struct selection *selection,
-						   const struct service *element,
-						   const struct range *range, __u16 list)
+						   __u32 place, const struct range *range,
+						   __u16 list)
 {
 	const struct service *service = &selection->service;
 	struct affinity_key key = affinity_key_of(request, service);
@@ -111,7 +109,7 @@ static __always_inline enum selected select_listed(const struct request *request
 
 	table_spare(request, &selection->service);
 	by_affinity = affinity_find(&key, list, request->tuple, selection);
-	if (!by_affinity && !backend_draw(request, selection, element, range, list))
+	if (!by_affinity && !backend_draw(request, selection, place, range, list))
 		return SELECT_RECYCLED;
 	if (!by_affinity && service->affinity_seconds && !request->in_middle)
 		affinity_remember(&key, selection->backend.id, request->tuple);
@@ -130,15 +128,15 @@ static __always_inline bool request_is_exempt(const struct request *request,
 	return true;
 }
 
-/* Makes the decision, from top to bottom. */
+/* Makes the decision, from top to bottom; again without the copies of services. */
 static __always_inline enum selected select_once(const struct request *request,
-						 struct selection *selection)
+						 struct selection *selection, bool again)
 {
 	const struct service *service = &selection->service;
 	struct backend *backend = &selection->backend;
-	const struct service *element;
+	__u32 place = NO_PLACE;
 	enum found found = service_find(request->frontend, request->netns, &selection->service,
-					&element);
+					again ? NULL : &place);
 	enum admission admission;
 	struct range range;
 	__u16 list;
@@ -159,7 +157,7 @@ static __always_inline enum selected select_once(const struct request *request,
 	if (!request->tuple && service->flags & SERVICE_NODE_LOCAL)
 		return select_node_local(selection);
 	range = select_range(request, selection, &list);
-	return range.size ? select_listed(request, selection, element, &range, list)
+	return range.size ? select_listed(request, selection, place, &range, list)
 			  : select_none(request, service);
 }
 
@@ -184,10 +182,10 @@ static __always_inline enum selected select_backend(const struct request *reques
 	enum selected selected = NO_SERVICE;
 
 	if (service_may_exist(request))
-		selected = select_once(request, selection);
+		selected = select_once(request, selection, false);
 	if (selected == SELECT_RECYCLED) {
 		verdict_count(VERDICT_RETRIED);
-		selected = select_once(request, selection);
+		selected = select_once(request, selection, true);
 	}
 	return selected == NO_SERVICE ? selected_without_service(&request->frontend->address)
 				      : selected;

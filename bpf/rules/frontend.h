@@ -15,6 +15,7 @@
 #include "net/address.h"
 #include "net/protocol.h"
 #include "record/record.h"
+#include "rules/place.h"
 
 enum found { ABSENT, FOUND, RECYCLED };
 
@@ -88,41 +89,46 @@ static __always_inline bool address_may_be_vip(const struct settings *settings,
 	return !no_frontend_at(frontend_bit(&whole));
 }
 
+/* Copies what a look-up has found; false if it is not, or no longer, this frontend's. */
+static __always_inline bool service_take(const struct frontend *frontend, struct service *service,
+					 const struct service *found)
+{
+	if (!COPY_CHECKED(service, frontend, found))
+		return false;
+	record_at(STEP_SERVICE, service->id, &frontend->address);
+	return true;
+}
+
 /*
- * RECYCLED: the element was given to another frontend, or replaced, while it was copied. `element`, if
- * it is not NULL, becomes the element itself: before Linux 5.12 no program can index an array of its copy
- * on the stack.
+ * RECYCLED: the element was given to another frontend, or replaced, while it was copied. Unless `place`
+ * is NULL, the copies are looked at before the hash, and `place` becomes that of the copy.
  */
 static __always_inline enum found service_read(const struct frontend *frontend,
-					       struct service *service,
-					       const struct service **element)
+					       struct service *service, __u32 *place)
 {
-	struct service *found = LOOKUP(struct service, services, frontend);
+	struct service *found = place ? service_at_place(frontend, place) : NULL;
 
+	if (found && service_take(frontend, service, found))
+		return FOUND;
+	found = LOOKUP(struct service, services, frontend);
 	if (!found)
 		return ABSENT;
-	if (!COPY_CHECKED(service, frontend, found))
-		return RECYCLED;
-	record_at(STEP_SERVICE, service->id, &frontend->address);
-	if (element)
-		*element = found;
-	return FOUND;
+	return service_take(frontend, service, found) ? FOUND : RECYCLED;
 }
 
 static __always_inline enum found service_find(const struct frontend *frontend, __u64 netns,
-					       struct service *service,
-					       const struct service **element)
+					       struct service *service, __u32 *place)
 {
 	enum found found = ABSENT;
 
 	if (address_is_foreign_loopback(&frontend->address, netns))
 		return ABSENT;
 	if (!address_is_any(&frontend->address))
-		found = service_read(frontend, service, element);
+		found = service_read(frontend, service, place);
 	if (found == ABSENT && node_serves(&frontend->address, netns)) {
 		struct frontend nodeport = nodeport_of(frontend);
 
-		found = service_read(&nodeport, service, element);
+		found = service_read(&nodeport, service, place);
 	}
 	return found;
 }

@@ -171,6 +171,8 @@ class NodeSync(Part):
             yield [Drift(events.Part.MAP, "map secret: #0", DIFFERS)]
         wrong = self.datapath.no_frontends.wrong()
         yield [Drift(events.Part.MAP, f"map no_frontends: #{at}", DIFFERS) for at in wrong]
+        for wrong in self.datapath.places.wrong():
+            yield [Drift(events.Part.MAP, f"map service_places: #{at}", DIFFERS) for at in wrong]
 
     def _map_differences(self, name: str) -> Iterator[Drift]:
         new, removed = self.datapath.map_difference(name, self._contents()[name])
@@ -184,6 +186,7 @@ class NodeSync(Part):
         if self.datapath.secret_differs():
             self.datapath.restore_secret()
         self.datapath.no_frontends.repair()
+        self.datapath.places.load()
         self.datapath.forget_maps()
         self.write(covering)
 

@@ -262,6 +262,7 @@ class Settings(NamedTuple):
     udp_stream_timeout: int = KERNEL_UDP_STREAM_TIMEOUT
     last_service: int = 0
     last_backend: int = 0
+    service_places: int = 0
 
 
 class LastIds(NamedTuple):

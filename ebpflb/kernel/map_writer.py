@@ -33,6 +33,7 @@ from ebpflb.kernel import valid_contents
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.bpf_map import Counters, Map, MappedArray
 from ebpflb.kernel.maps.layout import MAPS, MapSpec
+from ebpflb.kernel.maps.service_places import ServicePlaces
 from ebpflb.model.addresses import Network
 from ebpflb.model.services import Protocol
 from ebpflb.plan.allocators import Capacity
@@ -179,6 +180,7 @@ class MapWriter:
         no_frontends = maps["no_frontends"]
         assert isinstance(no_frontends, MappedArray)
         self.no_frontends = NoFrontends(no_frontends)
+        self.places = ServicePlaces(maps)
         self._flags: Flags = NO_FLAGS  # added to the flags that a caller writes
         self._asked = Settings()  # the settings that a caller wrote last
         self._last_settings: Settings | None = None  # the settings last read or written
@@ -195,6 +197,7 @@ class MapWriter:
         contents.last_ids = LastIds(settings.last_service, settings.last_backend)
         self.no_frontends.load(contents.frontends())
         self.no_frontends.repair()
+        self.places.load()
         return contents
 
     def service_ranges(self) -> list[Network]:
@@ -220,9 +223,13 @@ class MapWriter:
                 elif part == "tables":
                     self._write_tables(rows)
                 elif part.startswith(_REMOVED):
+                    if part == "removed_services":
+                        self.places.remove(rows)
                     self.maps[part.removeprefix(_REMOVED)].delete(rows)
                 else:
                     self.maps[part].write(rows)
+                    if part == "services":
+                        self.places.write(rows)
             self.no_frontends.after_removing(plan.removed_services)
             self._counters("service_stats").zero(plan.removed_service_names)
             self._begin_generation(plan.removed_backend_slots)
@@ -328,6 +335,7 @@ class MapWriter:
             frontend_moves=found.frontend_moves,
             last_service=found.last_service,
             last_backend=found.last_backend,
+            service_places=self.maps["service_places"].spec.entries,
         )
 
     def _counters(self, name: str) -> Counters:

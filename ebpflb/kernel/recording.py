@@ -68,9 +68,9 @@ def _framed(ends: Ends, protocol: Protocol, transport: bytes) -> bytes:
 # not count as a use for an LRU.
 
 # Maps that only the agent writes, and the counts of least-connections, which recording programs
-# only read. The former are not RDONLY_PROG, because four are written through memory.
+# only read. The former are not RDONLY_PROG, because five are written through memory.
 SHARED = {
-    *("slots", "backend_slots", "choices", "backend_loads"),
+    *("slots", "backend_slots", "choices", "backend_loads", "service_places"),
     *("service_names", "backend_names", "sweeps"),
     *(name for name, spec in layout.MAPS.items() if "RDONLY_PROG" in spec.flags),
 }

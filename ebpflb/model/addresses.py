@@ -251,7 +251,7 @@ def format_numbers(numbers: set[int]) -> str:
 
 # The operator's name of a size -> the maps that have this number of entries.
 SIZES = {
-    "frontends": ("services", "cluster_ips"),
+    "frontends": ("services", "service_places", "cluster_ips"),
     "backends": ("backend_slots", "backend_names", "backend_stats", "backend_loads"),
     "slots": ("slots",),
     "tables": ("choices",),

@@ -20,7 +20,7 @@ from tests.load import scaled
 from tests.plan import builders
 
 HASHES = ("services", "service_names", "backend_names", "source_ranges", "cluster_ips")
-ARRAYS = ("slots", "backend_slots")
+ARRAYS = ("slots", "backend_slots", "service_places")
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +66,7 @@ DESIRED = [
 def assert_right(maps: dict[str, Map], planner: Planner) -> None:
     """Each frontend leads to its service's backends, and no other entry is left."""
     services = dict(maps["services"].items())
+    assert maps["service_places"].count() == len(services)
     assert services.keys() == {frontend for each in DESIRED for frontend in each.frontends}
     for desired in DESIRED:
         for frontend in desired.frontends:

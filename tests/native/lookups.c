@@ -7,7 +7,9 @@
 
 int lookup_service(const void *frontend, __u64 netns, void *service)
 {
-	return service_find(frontend, netns, service, NULL) == FOUND;
+	__u32 place;
+
+	return service_find(frontend, netns, service, &place) == FOUND;
 }
 
 int may_exist(const void *frontend)

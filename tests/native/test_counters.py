@@ -7,6 +7,7 @@ from ebpflb.entries.services import FIRST_BACKENDS
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.records import ServiceCounters
 from tests.native.node import HOST, NativeNode
+from tests.native.test_service_places import copy_entry
 
 WEB, DNS, EMPTY, AWAY = "172.30.0.1:80", "172.30.0.10:53", "172.30.0.2:80", "172.30.0.3:80"
 ONE, TWO = "10.1.0.1:8080", "10.1.0.2:53"
@@ -101,6 +102,7 @@ def test_counters_are_loaded_beside_the_slot(node: NativeNode, protocol: str) ->
     """A program prefetches the counters of the drawn backend before it reads the slot."""
     places = [f"10.1.0.{n}:8080" for n in range(1, FIRST_BACKENDS + 2)]
     node.publish(1, [f"{WEB}/{protocol}"], cluster=places)
+    copy_entry(node, f"{WEB}/{protocol}")
     counters, asked = node.kernel.tables["backend_stats"], list[set[bytes]]()
     for _ in range(100):
         counters.places.clear()

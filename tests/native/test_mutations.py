@@ -80,7 +80,7 @@ OF_SOCKETS = {
         (".address = address_any(&frontend->address),", ""),
         (",\n\t\t\t\t  .protocol = frontend->protocol };", " };"),
         ("COPY_CHECKED(service, frontend, found)", "(*service = *found, true)"),
-        ("return RECYCLED;", "return ABSENT;"),
+        ("? FOUND : RECYCLED;", "? FOUND : ABSENT;"),
         ("found == ABSENT && node_serves", "node_serves"),
         ("(address_is_foreign_loopback(&frontend->address, netns))\n", "(false)\n"),
     ],

@@ -103,7 +103,7 @@ def settled(cluster: Cluster, logged: Callable[[str], bool], named: str) -> None
 @pytest.mark.extended
 def test_each_map_is_compared_or_the_programs_own() -> None:
     """Each map is in one of the two lists; a new one also gets its test here."""
-    arrays = {"slots", "backend_slots", "choices", "settings", "secret", "no_frontends"}
+    arrays = {*PLACES.values(), "settings"}
     assert set(layout.MAPS) == {*HASHES, *arrays, *NOT_PLANNED}
 
 
@@ -186,7 +186,15 @@ def bit_of_a_frontend(maps: Maps) -> tuple[int, Any]:
     return at, maps["no_frontends"].get(at) | 1 << bit
 
 
+def copy_of_a_service(maps: Maps) -> tuple[int, Any]:
+    """Return the copy of a Service, and no copy; programs would look in the hash instead."""
+    key, _ = next(maps["services"].packed_items())
+    (at,) = [at for at, copy in maps["service_places"].items() if copy.startswith(key)]
+    return at, bytes(maps["service_places"].spec.value_size)
+
+
 PLACES = {
+    copy_of_a_service: "service_places",
     slot: "slots",
     place_of_a_table: "choices",
     slot_of_a_backend: "backend_slots",

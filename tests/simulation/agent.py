@@ -62,6 +62,7 @@ T = TypeVar("T")
 SYNC_PERIOD = 2.0  # seconds: hooks are compared as often, maps every fourth time
 ENTRIES = {
     "services": 256,
+    "service_places": 256,
     "slots": 384,
     "choices": 2048,  # of which a Service may have an eighth
     "service_stats": 96,

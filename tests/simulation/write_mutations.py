@@ -15,6 +15,7 @@ from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.kernel import map_writer
 from ebpflb.kernel.attach.cgroup_links import HeldLinks
 from ebpflb.kernel.map_writer import MapWriter
+from ebpflb.kernel.maps.service_places import ServicePlaces
 from ebpflb.model import cluster_state, devices, endpoints, services
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.endpoints import Selection, uses_cluster, uses_local
@@ -58,6 +59,11 @@ _apply = MapWriter.apply
 def names_of_removed_backends_stay() -> Any:
     """A kind of entry is never removed."""
     return _in_order(lambda parts: [p for p in parts if p[0] != "removed_backend_names"])
+
+
+def copies_of_removed_frontends_stay() -> Any:
+    """Programs go on to find a frontend that was removed."""
+    return patch.object(ServicePlaces, "remove", lambda self, frontends: None)
 
 
 def services_deleted_while_away_stay() -> Any:
@@ -253,8 +259,9 @@ def slots_of_removed_backends_go_first() -> Any:
 
 OF_WRITES: list[Mutation] = [
     frontends_before_slots, deleted_before_created, names_of_removed_backends_stay,
-    services_deleted_while_away_stay, a_failed_write_counts_as_written,
-    removed_backends_keep_their_slot, removed_slices_are_ignored, hooks_are_not_put_back,
+    copies_of_removed_frontends_stay, services_deleted_while_away_stay,
+    a_failed_write_counts_as_written, removed_backends_keep_their_slot,
+    removed_slices_are_ignored, hooks_are_not_put_back,
     links_are_not_held, nothing_marks_a_write, ranges_are_forgotten, policies_are_ignored,
     restrictions_are_ignored, endpoints_elsewhere_are_forgotten, nodeports_are_not_served,
     only_one_family_is_listed, source_ranges_are_not_written, weight_zero_counts,

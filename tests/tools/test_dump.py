@@ -216,7 +216,14 @@ def rows(maps: dict[str, Map], name: str) -> list[dict[str, Any]]:
 def test_every_map(maps: dict[str, Map]) -> None:
     """By default all maps are dumped except counters and the programs' own marks."""
     hidden = {"scratch", "secret", "timeouts", "no_frontends", "moved_flows", "flow_gate"}
-    hidden |= {"socket_places", "sockets_full", "recent_choices", "flow_stats", "sweeps"}
+    hidden |= {
+        "service_places",
+        "socket_places",
+        "sockets_full",
+        "recent_choices",
+        "flow_stats",
+        "sweeps",
+    }
     hidden |= {"backend_slots", "half_open", "service_stats", "backend_stats", "reject_budgets"}
     hidden |= {"quiet_sockets", "failed_openings"}
     names = maps.keys() - hidden | {"translations"}
