@@ -19,6 +19,14 @@
 #define MAP(name) ((void *)bpf_pseudo_fd(1, MAP_NUMBER_##name))
 #define ONLY_VALUE(type, map) ((type *)bpf_pseudo_fd(2, MAP_NUMBER_##map))
 
+/*
+ * Writes `new` if the value is `old`; returns what it was. It orders all other reads and writes. BCC
+ * compiles no such instruction, so the loader replaces the call by it. CAN_EXCHANGE is a constant that
+ * the loader sets; where it is 0 (Linux 5.10) the verifier never sees the call.
+ */
+#define CAN_EXCHANGE (bpf_pseudo_fd(1, EXCHANGE_NUMBER) != 0)
+static __u64 (*const compare_exchange)(__u64 *at, __u64 old, __u64 new) = (void *)EXCHANGE_NUMBER;
+
 #elif defined(DIALECT_NATIVE)
 
 #include <linux/bpf.h>
@@ -42,6 +50,12 @@ __u32 bpf_get_prandom_u32(void);
 __u32 bpf_get_smp_processor_id(void);
 static inline void bpf_spin_lock(struct bpf_spin_lock *lock) {}
 static inline void bpf_spin_unlock(struct bpf_spin_lock *lock) {}
+#ifdef HAVE_SET_RETVAL
+#define CAN_EXCHANGE true
+#else
+#define CAN_EXCHANGE false
+#endif
+#define compare_exchange __sync_val_compare_and_swap
 long bpf_skb_load_bytes(const void *ctx, __u32 offset, void *to, __u32 size);
 long bpf_skb_store_bytes(struct __sk_buff *ctx, __u32 offset, const void *from, __u32 size,
 			 __u64 flags);
@@ -83,6 +97,11 @@ int bpf_sock_ops_cb_flags_set(struct bpf_sock_ops *ctx, int flags);
 #define RDONLY_PROG BPF_F_RDONLY_PROG
 #define MMAPABLE BPF_F_MMAPABLE
 #define NO_PREALLOC BPF_F_NO_PREALLOC
+#define CAN_EXCHANGE false
+static inline __u64 compare_exchange(__u64 *at, __u64 old, __u64 new)
+{
+	return old;
+}
 
 #endif
 

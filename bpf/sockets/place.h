@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * Where the entry of a socket is: at the place that its cookie has in the array socket_places, or, if
- * another open socket has that place, in the hash `sockets`. The array takes a third of the hash's time. A
- * lock keeps two sockets from taking one place, because BPF has no atomic compare-and-exchange before
- * Linux 5.12.
+ * another open socket has that place, in the hash `sockets`. The array takes a third of the hash's time.
+ * Two sockets do not take one place at a time: a socket claims it by an atomic compare-and-exchange,
+ * writes the entry, and puts its cookie there by another one. Each is a full barrier, on arm64 too: the
+ * entry is written between them. Before Linux 5.12 there is none, and a lock instead. Either way a
+ * reader has no barrier: it belongs to the socket, whose calls are ordered by the kernel, or to a
+ * thread that races with the first datagram of another.
  */
 #ifndef EBPFLB_SOCKETS_PLACE_H
 #define EBPFLB_SOCKETS_PLACE_H
@@ -35,19 +38,39 @@ static __always_inline struct socket_entry *socket_find(__u64 socket)
 	return place && place->socket == socket ? &place->entry : socket_find_elsewhere(socket);
 }
 
+/* What a place has for a cookie while the socket's entry is written; no cookie is so large. */
+static __always_inline __u64 claim_of(__u64 socket)
+{
+	return socket ^ PLACE_CLAIMED;
+}
+
+static __always_inline long place_claim(struct socket_place *place, __u64 socket,
+					const struct socket_entry *entry)
+{
+	__u64 claim = claim_of(socket), was = compare_exchange(&place->socket, 0, claim);
+
+	if (was)
+		return was == socket || was == claim ? -EEXIST : -EBUSY;
+	place->entry = *entry;
+	compare_exchange(&place->socket, claim, socket);
+	return 0;
+}
+
 /*
- * Writes the entry if the place is free, or the socket's own and `replaces` is set. -EEXIST: it is the
- * socket's own; -EBUSY: another one's. Two sockets may ask for one place at the same time.
+ * Writes the entry if the place is free. -EEXIST: it is the socket's own; -EBUSY: another one's. Two
+ * sockets may ask for one place at the same time.
  */
-static __always_inline long place_write(struct socket_place *place, __u64 socket,
-					const struct socket_entry *entry, bool replaces)
+static __always_inline long place_take(struct socket_place *place, __u64 socket,
+				       const struct socket_entry *entry)
 {
 	long result = -EBUSY;
 
+	if (CAN_EXCHANGE)
+		return place_claim(place, socket, entry);
 	if (place->socket && place->socket != socket)
 		return result;
 	bpf_spin_lock((struct bpf_spin_lock *)&place->lock);
-	if (!place->socket || (replaces && place->socket == socket)) {
+	if (!place->socket) {
 		place->entry = *entry;
 		place->socket = socket;
 		result = 0;
@@ -58,12 +81,24 @@ static __always_inline long place_write(struct socket_place *place, __u64 socket
 	return result;
 }
 
+/* The lock is for threads of the socket: another one takes no place that is not free. */
+static __always_inline void place_replace(struct socket_place *place, __u64 socket,
+					  const struct socket_entry *entry)
+{
+	bpf_spin_lock((struct bpf_spin_lock *)&place->lock);
+	if (place->socket == socket)
+		place->entry = *entry;
+	bpf_spin_unlock((struct bpf_spin_lock *)&place->lock);
+}
+
 static __always_inline bool place_free(struct socket_place *place, __u64 socket)
 {
 	bool is_own;
 
 	if (place->socket != socket)
 		return false;
+	if (CAN_EXCHANGE)
+		return compare_exchange(&place->socket, socket, 0) == socket;
 	bpf_spin_lock((struct bpf_spin_lock *)&place->lock);
 	is_own = place->socket == socket;
 	if (is_own)
@@ -104,7 +139,7 @@ static __always_inline long entry_insert(__u64 socket, const struct socket_entry
 	if (socket_find_elsewhere(socket))
 		return -EEXIST;
 	if (place)
-		result = place_write(place, socket, entry, false);
+		result = place_take(place, socket, entry);
 	return result == -EBUSY ? elsewhere_insert(socket, entry) : result;
 }
 
@@ -114,7 +149,7 @@ static __always_inline void entry_replace(__u64 socket, const struct socket_entr
 	struct socket_place *place = socket_place(socket);
 
 	if (place && place->socket == socket)
-		place_write(place, socket, entry, true);
+		place_replace(place, socket, entry);
 	else
 		bpf_map_update_elem(MAP(sockets), &socket, entry, BPF_ANY);
 }

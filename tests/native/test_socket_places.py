@@ -111,3 +111,25 @@ def test_place_of_a_datagram_socket_gets_another_backend(serving: NativeNode) ->
         socket.release()
     assert elsewhere(serving) == 0
     assert serving.opened_closed(2, TWO) == serving.opened_closed(2, "10.1.0.3:53") == (2, 2)
+
+
+CLAIMED = 1 << 62  # PLACE_CLAIMED
+
+
+@pytest.mark.parametrize("whose", ["own", "another's"])
+@both_protocols
+def test_a_place_that_is_being_written(serving: NativeNode, protocol: str, whose: str) -> None:
+    """A socket whose own entry another thread is writing gets no second one in the hash; a place
+    that another socket has claimed is taken.
+    """
+    if not serving.kernel.names_errno:
+        pytest.skip("this variant has the lock")
+    frontend, place, _ = WHERE[protocol]
+    one, other = pair(serving, protocol)
+    number = one.cookie % PLACES
+    entry = serving.kernel.get("socket_places", number)
+    claim = (one if whose == "own" else other).cookie ^ CLAIMED
+    serving.kernel.put("socket_places", number, entry._replace(socket=claim))
+    assert one.connect(frontend).place == place
+    assert elsewhere(serving) == (whose != "own")
+    assert serving.kernel.get("socket_places", number).socket == claim

@@ -111,6 +111,7 @@ class Translations(Mapping[int, tuple[Address, int]]):
 
 _ENTRY_SIZE = MAPS["sockets"].value_size
 _PLACE = columns("struct socket_place", socket="Q", entry=f"{_ENTRY_SIZE}s")
+_COOKIES = 0, 3  # the highest bits of a cookie: others claim a place (PLACE_CLAIMED)
 _FEW_ARE_TAKEN = 8  # places that are read for each entry of a slice
 _SLICE = 512  # sockets: the places that are read for them stay in a CPU's cache
 
@@ -137,7 +138,8 @@ class RememberedSockets:
         """
         for _, places in self._places.slices(size * _FEW_ARE_TAKEN):
             if places != bytes(len(places)):  # most slices of a quiet node are empty
-                taken = [(it, entry) for it, entry in _PLACE.iter_unpack(places) if it]
+                found = ((it, entry) for it, entry in _PLACE.iter_unpack(places) if it)
+                taken = [each for each in found if each[0] >> 62 in _COOKIES]
                 for at in range(0, len(taken), size):
                     part = taken[at : at + size]
                     cookies = pack(f"={len(part)}Q", *(cookie for cookie, _ in part))

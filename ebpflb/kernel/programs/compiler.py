@@ -82,6 +82,7 @@ def _digest(entry: Path, packed: bytes) -> bytes:
     return hashlib.sha256(entry.name.encode() + b"\0" + packed).digest()
 
 
+EXCHANGE = 0x1FFFF  # of the call and the constant by which programs exchange a value (bpf/compat.h)
 MAP_NUMBERS = {name: 0x10000 + index for index, name in enumerate(layout.PROGRAM_MAPS)}
 COMPILE_SECONDS = 300.0  # usually 2; a minute was measured on an overloaded node
 ANY_BCC = "any"
@@ -171,7 +172,7 @@ def entry(
     sources: Path = layout.SOURCES,
 ) -> Path:
     """Return the file in a folder, named by everything that the bytecode is made from."""
-    made_from = (source, flags, version, sys.byteorder, MAP_NUMBERS)
+    made_from = (source, flags, version, sys.byteorder, MAP_NUMBERS, EXCHANGE)
     digest = hashlib.sha256(repr(made_from).encode() + _digest_contents(sources))
     return folder / f"{digest.hexdigest()}{SUFFIX}"
 
@@ -188,6 +189,7 @@ def _run_child(
     source: str, programs: list[str], flags: tuple[str, ...], sources: Path
 ) -> dict[str, bytes]:
     numbers = [f"-DMAP_NUMBER_{name}={number}" for name, number in MAP_NUMBERS.items()]
+    numbers.append(f"-DEXCHANGE_NUMBER={EXCHANGE}")
     with TemporaryDirectory(prefix="ebpflb-sources-") as temporary:
         folder = Path(temporary) / "bpf"
         shutil.copytree(sources, folder, ignore=shutil.ignore_patterns("__pycache__"))

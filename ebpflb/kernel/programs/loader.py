@@ -7,8 +7,9 @@ register 1 or 2; it contains the map's number in maps.h.
 
 import os
 import struct
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from ebpflb.errors import KernelError, VerifierError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.programs import compiler, kernel_places
-from ebpflb.kernel.programs.compiler import Compiled
+from ebpflb.kernel.programs.compiler import EXCHANGE, Compiled
 from ebpflb.workers import side_by_side
 
 # BPF_PROG_TEST_RUN: run a program of type SCHED_CLS on a packet, without any device.
@@ -142,15 +143,58 @@ class Program(NamedTuple):
 
 
 def relocate(code: bytes, fds: Mapping[int, int]) -> bytes:
-    """Return the bytecode with map numbers replaced by descriptors."""
-    patched = bytearray(code)
+    """Return the bytecode with map numbers replaced by descriptors.
+
+    ``fds`` has 1 for EXCHANGE if the kernel has an atomic compare-and-exchange (``can_exchange``).
+    """
+    can, patched = fds.get(EXCHANGE, 0), bytearray(code)
     at = 0
     while at < len(patched):
         opcode, registers, _offset, number = struct.unpack_from("<BBhi", patched, at)
         if opcode == _LOAD64 and registers >> 4 in _REFERENCES:
-            struct.pack_into("<i", patched, at + 4, fds[number])
+            if number == EXCHANGE:
+                patched[at + 1] &= 0x0F  # a plain number
+            struct.pack_into("<i", patched, at + 4, can if number == EXCHANGE else fds[number])
         at += 16 if opcode == _LOAD64 else 8
-    return bytes(patched)
+    return _with_exchanges(bytes(patched), _EXCHANGE if can else _COPY * 2)
+
+
+# compare_exchange in bpf/compat.h. It is compiled as a call, with the arguments in registers 1 to 3
+# and the result in register 0. The kernel's instruction (BPF_CMPXCHG) compares with register 0, so
+# there are two in place of the call: instructions are shifted, and jumps over them get longer.
+_COPY = struct.pack("<BBhi", 0xBF, 2 << 4, 0, 0)  # r0 = r2
+_EXCHANGE = _COPY + struct.pack("<BBhi", 0xDB, 3 << 4 | 1, 0, 0xF1)
+_CALL, _JUMPS, _NO_JUMPS = 0x85, (5, 6), (0x80, 0x90)  # classes; operations: call, exit
+
+
+def _with_exchanges(code: bytes, exchange: bytes) -> bytes:
+    found = [struct.unpack_from("<BBhi", code, at) for at in range(0, len(code), 8)]
+    calls = [at for at, it in enumerate(found) if (it[0], it[3]) == (_CALL, EXCHANGE)]
+    if not calls:
+        return code
+    made = bytearray()
+    for at, (opcode, registers, offset, number) in enumerate(found):
+        if at in calls:
+            made += exchange
+            continue
+        if opcode & 7 in _JUMPS and opcode & 0xF0 not in _NO_JUMPS:
+            offset += bisect_left(calls, at + 1 + offset) - bisect_left(calls, at)
+        made += struct.pack("<BBhi", opcode, registers, offset, number)
+    return bytes(made)
+
+
+@cache
+def can_exchange() -> bool:
+    """Whether the kernel has the instruction (5.12), and compiles it: on arm64 5.18."""
+    store = struct.pack("<BBhi", 0x7A, 10, -8, 0), struct.pack("<BBhi", 0xB7, 0, 0, 0)
+    exchange = struct.pack("<BBhi", 0xDB, 10, -8, 0xF1)
+    code = b"".join([*store, exchange, struct.pack("<BBhi", 0x95, 0, 0, 0)])
+    try:
+        program = bpf.prog_load(name="probe", program_type=SCHED_CLS, code=code)
+    except KernelError:
+        return False
+    with bpf.closing(program):
+        return bool(bpf.info(program, "prog_info").jited_size)
 
 
 def load(compiled: compiler.Compiled, maps: Mapping[str, Map]) -> list[Program]:
@@ -179,7 +223,8 @@ def load_program(name: str, compiled: compiler.Compiled, maps: Mapping[str, Map]
 
 def _by_number(maps: Mapping[str, Map]) -> dict[int, int]:
     """Return the descriptor of each map by the number that bytecode has for it."""
-    return {compiler.MAP_NUMBERS[name]: opened.fd for name, opened in maps.items()}
+    numbers = {compiler.MAP_NUMBERS[name]: opened.fd for name, opened in maps.items()}
+    return {**numbers, EXCHANGE: can_exchange()}
 
 
 def _load(name: str, compiled: compiler.Compiled, fds: Mapping[int, int]) -> Program:

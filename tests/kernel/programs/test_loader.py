@@ -12,7 +12,7 @@ from ebpflb.errors import KernelError, VerifierError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.programs import compiler, loader
-from ebpflb.kernel.programs.compiler import MAP_NUMBERS, Compiled
+from ebpflb.kernel.programs.compiler import EXCHANGE, MAP_NUMBERS, Compiled
 from ebpflb.kernel.programs.loader import PACKET_SECTIONS, SECTIONS
 from tests.kernel.variants import needs_root, open_files
 
@@ -51,6 +51,55 @@ def test_a_signal_during_verification(cache: Path, all_maps: dict[str, Map]) -> 
             os.close(loader.load_one("ingress", hook, code))
     finally:
         signal.signal(signal.SIGALRM, former)
+
+
+def instruction(opcode: int, registers: int = 0, offset: int = 0, number: int = 0) -> bytes:
+    return struct.pack("<BBhi", opcode, registers, offset, number)
+
+
+EXCHANGING = b"".join(
+    (
+        instruction(0x18, 1 << 4 | 6, number=EXCHANGE) + bytes(8),  # r6 = CAN_EXCHANGE
+        instruction(0x7A, 10, -8, 5),  # the value is 5
+        instruction(0xBF, 10 << 4 | 1) + instruction(0x07, 1, number=-8),  # r1 = its address
+        instruction(0xB7, 2, number=5) + instruction(0xB7, 3, number=7),  # r2 = 5, r3 = 7
+        instruction(0x15, 6, 3),  # without the instruction: to the end
+        instruction(CALL, number=EXCHANGE),
+        instruction(0x55, 0, 1, 5),  # r0 is what it was: 5
+        instruction(0x05, 0, 0),
+        instruction(0x79, 10 << 4, -8) + instruction(0x95),  # return the value
+    )
+)
+
+
+@needs_root
+@pytest.mark.parametrize("can", [False, True])
+def test_a_value_is_exchanged(can: bool) -> None:
+    """The call becomes the kernel's instruction; without it the call is jumped over."""
+    code = loader.relocate(EXCHANGING, {EXCHANGE: can and loader.can_exchange()})
+    program = loader.load_one("exchange", loader.HOOK_TYPES["tc/ingress"], code)
+    with bpf.closing(program):
+        ran = loader.run_program(program, bytes(64))
+    assert ran.retval == (7 if can and loader.can_exchange() else 5)
+
+
+def targets(code: bytes) -> dict[int, int]:
+    """Return where each jump leads, by index; a call of EXCHANGE counts as it will be."""
+    at, jumps, indices = 0, list[tuple[int, int]](), list[int]()
+    for place in range(0, len(code), 8):
+        opcode, _, offset, number = struct.unpack_from("<BBhi", code, place)
+        indices.append(at)
+        at += 2 if (opcode, number) == (CALL, EXCHANGE) else 1
+        if opcode & 7 in (5, 6) and opcode & 0xF0 not in (0x80, 0x90):
+            jumps.append((place // 8, place // 8 + 1 + offset))
+    return {indices[jump]: indices[target] for jump, target in jumps}
+
+
+def test_jumps_over_an_exchange(compiled: Compiled) -> None:
+    """Each jump leads to the same instruction as before."""
+    code, fds = compiled.programs["connect4"], dict.fromkeys(MAP_NUMBERS.values(), 3)
+    assert code.count(instruction(CALL, number=EXCHANGE)) >= 2
+    assert targets(loader.relocate(code, {**fds, EXCHANGE: 1})) == targets(code)
 
 
 def test_sockets_are_counted_atomically(compiled: Compiled) -> None:
