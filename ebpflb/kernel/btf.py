@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ebpflb.errors import NodeError
+from ebpflb.errors import NodeError, in_words
 
 VMLINUX = Path("/sys/kernel/btf/vmlinux")
 _HEADER = struct.Struct("=HBBIIIII")
@@ -38,7 +38,7 @@ class KernelTypes:
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise NodeError(f"the kernel's types cannot be read: {error}") from error
+            raise NodeError(f"the kernel's types cannot be read: {in_words(error)}") from error
         _, _, _, size, types, length, strings, _ = _HEADER.unpack_from(data)
         self._strings, self._types = data[size + strings :], data[size + types :][:length]
         wanted = {self._name(each): (_FUNCTION, each) for each in functions}

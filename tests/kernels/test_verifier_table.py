@@ -7,6 +7,7 @@ from ebpflb.kernel.programs import precompile
 from vagrant.kernels import listing, verifier
 from vagrant.kernels.verifier import Row
 
+BEFORE_SOCK_DESTROY = {"5.10", "6.1"}  # Linux 6.5
 ROW = Row("hooks/socket.c", "plain", "connect4", "0.26.0")
 BCCS = ("0.26.0", "0.31.0")  # of Debian 12 and 13: LLVM 14 and 19
 
@@ -53,7 +54,9 @@ def test_the_table_is_complete() -> None:
     table = verifier.read()
     for column in (verifier.STACK, *listing.kernels()):
         found = {(row.source, row.bcc) for row in verifier.counts_of(table, column)}
-        assert found == {(source, bcc) for source in precompile.VARIANTS for bcc in BCCS}
+        left_out = {precompile.QUIET_SOCKET} if column in BEFORE_SOCK_DESTROY else set()
+        sources = precompile.VARIANTS.keys() - left_out
+        assert found == {(source, bcc) for source in sources for bcc in BCCS}
 
 
 def test_stacks_in_the_table_have_room() -> None:

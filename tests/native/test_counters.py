@@ -6,8 +6,8 @@ import pytest
 from ebpflb.entries.services import FIRST_BACKENDS
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.records import ServiceCounters
+from tests.native.copies import copy_entry
 from tests.native.node import HOST, NativeNode
-from tests.native.test_service_places import copy_entry
 
 WEB, DNS, EMPTY, AWAY = "172.30.0.1:80", "172.30.0.10:53", "172.30.0.2:80", "172.30.0.3:80"
 ONE, TWO = "10.1.0.1:8080", "10.1.0.2:53"

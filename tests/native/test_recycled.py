@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.entries.services import Backend, Frontend, Range, ServiceEntry
+from ebpflb.entries.services import Backend, Frontend
 from ebpflb.kernel.maps import layout, records
+from tests.native.copies import flags, masks, mixture, numbers, services
 from tests.native.node import POD, NativeNode
 from tests.publishing import frontend
 
@@ -22,30 +23,17 @@ NewNode = Callable[[], NativeNode]
 WEB = "172.30.0.1:80"
 OLD, NEW = "10.1.0.1:8080", "10.1.0.2:8080"
 
-numbers = some.integers(0, 9)
 addresses = some.sampled_from(["10.1.0.1", "10.1.0.2", "fd00::1", "fd00::2"]).map(ip_address)
-flags = some.frozensets(some.sampled_from(["local"]))
-ranges = some.builds(Range, numbers, numbers)
-none = some.just(())  # what a copy has behind the check is not believed
-services = some.builds(ServiceEntry, numbers, flags, numbers, numbers, ranges, ranges, ranges, none)
 backends = some.builds(
     Backend, addresses, some.integers(1, 65535), flags, numbers, numbers, numbers
 )
 frontends = some.builds(Frontend, addresses, some.integers(1, 9), some.sampled_from([6, 17]))
-masks = some.lists(some.booleans(), min_size=21, max_size=21)
 
 
 def packed(name: str, key: Any, value: Any) -> tuple[bytes, bytes]:
     spec = layout.MAPS[name]
     found = records.codec(spec.key).pack(key)
     return found, layout.check_in(spec).signed(found, records.codec(spec.value).pack(value))
-
-
-def mixture(own: bytes, foreign: bytes, mask: list[bool]) -> bytes:
-    """Return a mixture of the words of both."""
-    places = range(0, len(own), 4)
-    words = ((foreign if mask[at // 4] else own)[at : at + 4] for at in places)
-    return b"".join(words)
 
 
 def is_believed(node: NativeNode, what: str, key: bytes, value: bytes) -> bool:

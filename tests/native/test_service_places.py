@@ -2,20 +2,18 @@
 """Programs read a copy of an entry of map services, and whatever is in it, no wrong one."""
 
 from collections.abc import Callable
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as some
 
 from ebpflb.entries.services import Frontend, Range, ServiceEntry
 from ebpflb.kernel.maps.layout import MAPS
-from ebpflb.kernel.maps.service_places import PROBES, first_place
+from ebpflb.kernel.maps.service_places import PROBES
+from tests.native.copies import copy, masks, mixture, packed, services
 from tests.native.node import HOST, NativeNode
-from tests.native.test_recycled import masks, mixture, services
 from tests.publishing import frontend
 
 NewNode = Callable[[], NativeNode]
-ENTRIES = MAPS["service_places"].entries
 WEB = "172.30.0.1:80"
 OLD, NEW, OTHER = "10.1.0.1:8080", "10.1.0.2:8080", "10.9.0.1:8080"
 outside = some.builds(
@@ -24,28 +22,6 @@ outside = some.builds(
     some.integers(1, 65535),
     some.sampled_from([6, 17, 132]),
 )
-
-
-def packed(node: NativeNode, at: Frontend, entry: ServiceEntry) -> tuple[bytes, bytes]:
-    table = node.kernel.tables["services"]
-    key = table.key.pack(at)
-    return key, table.check.signed(key, table.value.pack(entry))
-
-
-def copy(node: NativeNode, key: bytes, value: bytes, probe: int = 0) -> Any:
-    """Write a copy at one of the frontend's places, and return it."""
-    node.settings(service_places=ENTRIES)
-    at = first_place(key, node.kernel.get("secret", 0), ENTRIES) + probe
-    place = node.kernel.tables["service_places"].lookup(at.to_bytes(4, "little"))
-    if place:
-        node.kernel.ffi.memmove(place, key + bytes(4) + value, 24 + len(value))
-    return place
-
-
-def copy_entry(node: NativeNode, text: str) -> None:
-    """Write the copy of a frontend's entry."""
-    at = frontend(text)
-    copy(node, *packed(node, at, node.kernel.get("services", at)))
 
 
 def found(node: NativeNode, key: bytes) -> ServiceEntry | None:

@@ -90,6 +90,7 @@ def counts(aside: int = 0, times: int = 0, dropped: int = 0) -> dict[str, Sample
         "ebpflb_endpoints_set_aside": aside,
         "ebpflb_endpoint_set_aside_total": times,
         "ebpflb_node_local_listeners": dict.fromkeys(STATES, dropped),
+        "ebpflb_connections_moved_total": dropped,
         "ebpflb_events_dropped_total": dropped,
         "ebpflb_conntrack_table_restored_total": 0,
     }

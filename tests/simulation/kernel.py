@@ -264,7 +264,7 @@ class SimKernel:
         if isinstance(found, SimMap):
             return found
         if isinstance(found, SimProgram):
-            return SimpleNamespace(id=found.id, name=found.name)
+            return SimpleNamespace(id=found.id, name=found.name, jited_size=0)
         link = self._link(fd)
         return SimpleNamespace(id=link.id, program=link.program.id, cgroup=link.target)
 
