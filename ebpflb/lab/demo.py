@@ -153,27 +153,31 @@ class Demo:
             own = [] if agent is self.agent else [first]  # which it has already
             manifests.write(agent.manifests / "balanced.yaml", [*own, *nodes, service, slices])
         self.say("  `ebpflb run` on the two other nodes, too")
+        other, third = self.others
         for agent in self.others:
             agent.start()
-        self._say_owner(self.third)
+        self._say_owner(third)
         self._request(self.outside, "tcp", VIP)
         waiting = self._start_program(self.outside, "gap", VIP, str(PORT))
         self.lab.router.ip(f"link set {SEGMENT.name}{len(NODES)} down")
         seconds, _ = waiting.communicate()
         self.say(f"  its cable is pulled -> first connection: {seconds.strip()} s")
-        self._say_owner(self.other)
+        self._say_owner(other)
         self._request(self.outside, "tcp", VIP)
         self.lab.router.ip(f"link set {SEGMENT.name}{len(NODES)} up")
 
-    def _say_owner(self, node: Host) -> None:
-        """Wait until the node answers for the address, and say so."""
+    def _say_owner(self, agent: LabAgent) -> None:
+        """Wait until the agent's node answers for the address, and say so.
+
+        Others already say that it does while it still asks whether anybody else answers.
+        """
 
         def answers() -> bool:
-            last = status.read(self.agent.paths)
-            return last is not None and last.address_owners.get(VIP) == node.name
+            last = status.read(agent.paths)
+            return last is not None and last.addresses.endswith(", 1 owned here")
 
-        wait_until(f"{node.name} answers for {VIP}", answers)
-        self.say(f"  {VIP} is answered for by node {node.name}")
+        wait_until(f"{agent.node.name} answers for {VIP}", answers)
+        self.say(f"  {VIP} is answered for by node {agent.node.name}")
 
     def ebpflb(self, *words: str) -> None:
         """Print a command, and its output on the node."""

@@ -84,6 +84,7 @@ def test_the_loop() -> None:
         "ebpflb_endpoints_set_aside": {"": 2},
         "ebpflb_endpoint_set_aside_total": {"": 3},
         "ebpflb_node_local_listeners": dict.fromkeys(STATES, 6),
+        "ebpflb_connections_moved_total": {"": 6},
         "ebpflb_events_dropped_total": {"": 6},
     }
 
