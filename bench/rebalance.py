@@ -9,7 +9,8 @@ endpoints change from 3 to 6 and back every 40 s; those that leave close their c
 with its next response. All of it without and with ``rebalance: idle=1s,above=20%``. Then 96
 connections by endpoint are drawn over a scale-up, both ways, as docs/images/rebalance.svg.
 
-The Python clients are those of the interpreter ``--python``; a client that is missing is left out.
+``--python`` is the interpreter that runs the Python clients; clients that are not installed are
+left out.
 """
 
 import argparse

@@ -20,8 +20,8 @@
 #define ONLY_VALUE(type, map) ((type *)bpf_pseudo_fd(2, MAP_NUMBER_##map))
 
 /*
- * Writes `new` if the value is `old`; returns what it was. It orders all other reads and writes. BCC
- * compiles no such instruction, so the loader replaces the call by it. CAN_EXCHANGE is a constant that
+ * Writes `new` if the value is `old`, and returns the former value; a full memory barrier. BCC cannot
+ * compile this instruction, so the loader puts it in place of the call. CAN_EXCHANGE is a constant that
  * the loader sets; where it is 0 (Linux 5.10) the verifier never sees the call.
  */
 #define CAN_EXCHANGE (bpf_pseudo_fd(1, EXCHANGE_NUMBER) != 0)

@@ -100,8 +100,8 @@ static __always_inline bool service_take(const struct frontend *frontend, struct
 }
 
 /*
- * RECYCLED: the element was given to another frontend, or replaced, while it was copied. Unless `place`
- * is NULL, the copies are looked at before the hash, and `place` becomes that of the copy.
+ * RECYCLED: the element was given to another frontend, or replaced, while it was copied. If `place` is
+ * given, the copies are read before the hash, and it is set to the place where the copy was found.
  */
 static __always_inline enum found service_read(const struct frontend *frontend,
 					       struct service *service, __u32 *place)

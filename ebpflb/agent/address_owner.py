@@ -4,7 +4,7 @@
 The owner of an address is the first of its candidates that lives: three nodes by rendezvous hashing
 (model/pools.py). An agent probes the other candidates by an ARP question that their node's program
 answers (bpf/hooks/answer.c), as long as the agent there has run lately. The node of a dead agent
-keeps answering for what it had: a new owner asks first, and takes only what nobody answers for.
+goes on answering for its addresses: a new owner asks first, and takes none that is answered for.
 
 The loop makes the view, a thread probes and decides. Without --l2-pool neither exists.
 """
@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ebpflb.agent.loop import Call, Inbox, Part, Turn
@@ -26,6 +27,7 @@ from ebpflb.kernel.segment import Segment
 from ebpflb.model.addresses import Address
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.devices import Device
+from ebpflb.model.events import Key
 from ebpflb.model.pools import AGENT, PROGRAM, announced, preferred, probed_address, ranked
 from ebpflb.model.services import KUBERNETES
 from ebpflb.stopping import parts
@@ -46,7 +48,7 @@ CLAIMED_AGAIN = 2.0  # seconds, if one has it
 ANNOUNCEMENTS, ANNOUNCED_AGAIN = 3, 1.0  # of a new owner, and seconds between two
 ATTACHED_AGAIN = 30.0  # seconds: somebody may have removed the program
 CONFLICT_SECONDS = 60.0  # that a conflict is named after it was seen last
-SHARE = 10  # the loop makes views for at most one part in so many of its time
+SHARE = 10  # the loop makes views for at most a tenth of its time
 _ALONE = (
     "no other node is heard on the uplink, although others are Ready: this node answers for the"
     " addresses that it had, and for no others"
@@ -97,6 +99,7 @@ class AddressOwner(PeriodicWorker, Part):
         self._make_answerer, self._open_segment, self._clock = make_answerer, open_segment, clock
         self._node = cluster.node_name
         self.is_new, self._version, self._view_due = True, -1, -math.inf
+        self._near: dict[Key, frozenset[str]] = {}  # read again only after a change of the slices
         self.view: View | None = None
         self._answerer: Answerer | None = None
         self._segment: Segment | None = None
@@ -125,8 +128,10 @@ class AddressOwner(PeriodicWorker, Part):
             return
         self.is_new |= turn.node or claims.version != self._version
         for _, applied in turn.applied:
-            slices = (it.after or it.before for it in applied.slices.values())
-            self.is_new |= any(it and claims.is_local(it.service) for it in slices)
+            slices = chain.from_iterable(applied.slices.values())
+            for service in {it.service for it in slices if it}:
+                self._near.pop(service, None)
+                self.is_new |= claims.is_local(service)
             self.is_new |= KUBERNETES in applied.services
         self._version = claims.version
 
@@ -153,6 +158,7 @@ class AddressOwner(PeriodicWorker, Part):
         own = dict.fromkeys((*devices.addresses, *routes.routers()), "a node's or a router's")
         found = announced(claims.stored.values(), claims.pools, claims.unusable(own, {}, {}))
         near = {it.key: self._nodes_with_endpoints(it.key) for its in found.values() for it in its}
+        self._near = {key: nodes for key, nodes in self._near.items() if key in near}
         uplinks = [
             device
             for _, address in sorted(cluster.primary.items())
@@ -168,16 +174,18 @@ class AddressOwner(PeriodicWorker, Part):
         )
         self._view_due = self._clock() + SHARE * (self._clock() - begun)
 
-    def _nodes_with_endpoints(self, service: Any) -> frozenset[str]:
+    def _nodes_with_endpoints(self, service: Key) -> frozenset[str]:
         """Return the nodes that serve a Service with policy Local; empty: all do."""
         if not self._cluster.claims.is_local(service):
             return frozenset()
-        return frozenset(
-            endpoint.name.node
-            for slice in self._cluster.slices_for(service)
-            for endpoint in slice.endpoints
-            if endpoint.conditions.ready and endpoint.name.node
-        )
+        if service not in self._near:
+            self._near[service] = frozenset(
+                endpoint.name.node
+                for slice in self._cluster.slices_for(service)
+                for endpoint in slice.endpoints
+                if endpoint.conditions.ready and endpoint.name.node
+            )
+        return self._near[service]
 
     # In the thread
 
@@ -230,7 +238,7 @@ class AddressOwner(PeriodicWorker, Part):
     def _open(self, uplink: Device) -> None:
         """Open the sockets at a new uplink, and answer there for what this node has.
 
-        Others have to know its MAC address: that of a bond may change.
+        They are announced again, because another uplink, or a bond, may have another MAC address.
         """
         assert self._answerer
         if self._segment:

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator
 from ipaddress import ip_address
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ import pytest
 from ebpflb.agent.address_owner import INTERVAL, AddressOwner, Seen, View
 from ebpflb.kernel.segment import Answer
 from ebpflb.model.addresses import Address
+from ebpflb.model.cluster_state import SliceChange
 from ebpflb.model.devices import Device
+from ebpflb.model.events import Key
 from ebpflb.model.pools import is_probed, ranked
 
 WANTED = tuple(ip_address(f"192.0.2.{number}") for number in range(100, 112))
@@ -388,3 +391,36 @@ def test_a_busy_machine_moves_nothing(wire: Wire) -> None:
         late.has_agent = True
         wire.run(0.2)
         assert wire.owners() == before
+
+
+def test_endpoints_are_read_again_only_after_their_slices_have_changed() -> None:
+    """A change of one Service costs nothing for the endpoints of others, however many they are."""
+    web, read = Key("default", "web"), list[Key]()
+    endpoint = SimpleNamespace(
+        conditions=SimpleNamespace(ready=True), name=SimpleNamespace(node="one")
+    )
+    slice: Any = SimpleNamespace(service=web, endpoints=[endpoint])
+
+    def slices_for(service: Key) -> list[Any]:
+        read.append(service)
+        return [slice]
+
+    cluster: Any = SimpleNamespace(
+        node_name="one",
+        claims=SimpleNamespace(pools=True, version=1, is_local=lambda service: True),
+        slices_for=slices_for,
+    )
+    never: Any = None
+    owner = AddressOwner(cluster, never, never, never)
+
+    def nodes() -> frozenset[str]:
+        return owner._nodes_with_endpoints(web)  # noqa: SLF001
+
+    assert nodes() == nodes() == {"one"}
+    assert read == [web]
+    left = SliceChange(before=slice, after=None)
+    applied = SimpleNamespace(slices={web: left}, services=frozenset())
+    turn: Any = SimpleNamespace(node=False, applied=[(None, applied)])
+    owner.observe(turn)
+    assert nodes() == {"one"}
+    assert read == [web, web]

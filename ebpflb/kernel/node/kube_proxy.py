@@ -165,8 +165,10 @@ class LeftoverSurvey(Struct):
 
 
 class IpvsState(NamedTuple):
-    """What mode ipvs has here: its virtual servers and those of others, its device's addresses
-    (None: there is no such device), and the sysctls that have its value.
+    """What kube-proxy's mode ipvs has on this node.
+
+    ``servers``: its virtual servers; ``others``: those of other programs; ``addresses``: of
+    kube-ipvs0, None without that device; ``sysctls``: those that have mode ipvs's value.
     """
 
     servers: list[VirtualServer]
