@@ -3,8 +3,9 @@
 
 One agent writes: the owner, by rendezvous hashing among the Nodes that are Ready. The others need
 not know whether it lives: the next in the order writes what is still missing STAND_IN seconds
-later, and so on. Two may write at once: each reads all Services before, and writes only to one that
-has not changed since; of two Services that got one address the younger is then given another.
+later, and so on; Nodes that load balancers may not use, which may have no agent, come last. Two may
+write at once: each reads all Services before, and writes only to one that has not changed since; of
+two Services that got one address the younger is then given another.
 """
 
 import logging
@@ -89,7 +90,7 @@ class AddressWriter(PeriodicWorker, Part):
         self._lock = threading.Lock()
         self._waiting: dict[Key, float] = {}  # Services that lack something, and since when
         self._in_vain: set[Key] = set()  # Services that get nothing until something changes
-        self._ready: frozenset[str] = frozenset()
+        self._ready: dict[str, bool] = {}  # Nodes -> whether load balancers may use them
         self._rank = 0
         self._recheck_due = -math.inf
         self._problems: dict[str, str] = {}
@@ -130,9 +131,11 @@ class AddressWriter(PeriodicWorker, Part):
 
     def _note_nodes(self) -> None:
         """Find this agent's place in the order of writers."""
-        ready = frozenset(name for name, its in self._cluster.claims.nodes.items() if its.ready)
+        nodes = self._cluster.claims.nodes
+        ready = {name: its.balanced for name, its in nodes.items() if its.ready}
         if ready != self._ready:
-            order, own = ranked(WRITER, ready), self._cluster.node_name
+            own = self._cluster.node_name
+            order = sorted(ranked(WRITER, ready.keys()), key=lambda name: not ready[name])
             self._ready = ready
             self._rank = order.index(own) if own in ready else max(1, len(order))
 

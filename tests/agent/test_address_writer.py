@@ -25,6 +25,7 @@ from ebpflb.model import objects
 from ebpflb.model.claims import WRITER
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Key, Kind, Replaced
+from ebpflb.model.nodes import EXCLUDED_LABEL
 from ebpflb.model.pools import CLASS, Pools, parse_pools, ranked
 from ebpflb.model.services import PROXY_NAME_LABEL, Admission
 from tests.kit.api_history import Json
@@ -62,8 +63,9 @@ class World:
         more: Any = {"clock": lambda: self.now, "timing": Timing(jitter=lambda: 1.0)}
         return AddressWriter(cluster, here, self._make, record, **more)
 
-    def node(self, name: str, *, ready: bool = True) -> None:
-        made = manifests.node(name, ("InternalIP", f"10.0.0.{len(name)}"))
+    def node(self, name: str, *, ready: bool = True, label: str = "") -> None:
+        labels = {label: ""} if label else None
+        made = manifests.node(name, ("InternalIP", f"10.0.0.{len(name)}"), labels=labels)
         made["status"]["conditions"] = [{"type": "Ready", "status": str(ready)}]
         self.api.put(made)
 
@@ -136,7 +138,7 @@ def test_the_owner_writes_once(world: World) -> None:
 
 def test_the_next_one_stands_in(world: World) -> None:
     """If the owner's agent does nothing, the second writes three seconds later; if its Node is not
-    Ready, at once.
+    Ready, or says that it may have no agent, at once.
     """
     world.service("web")
     world.see()
@@ -149,6 +151,11 @@ def test_the_next_one_stands_in(world: World) -> None:
     world.see()
     world.turn(THIRD, SECOND)
     assert world.ips()["next"] == "192.0.2.201"
+    world.node(OWNER, label=EXCLUDED_LABEL)
+    world.service("last")
+    world.see()
+    world.turn(THIRD, SECOND)
+    assert world.ips()["last"] == "192.0.2.202"
 
 
 def test_pools_that_change_during_a_rollout(world: World) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which writes of an agent to Nodes the chart's admission policy admits, evaluated by a CEL
-runtime.
+"""Which writes of an agent to Nodes and Services the chart's admission policies admit, evaluated by
+a CEL runtime.
 
 The API server evaluates the same expressions; only ``variables`` are its own.
 """
@@ -88,13 +88,17 @@ class Policy:
         return ""
 
 
-@pytest.fixture(scope="module", params=["condition", "taint"])
-def policy(request: pytest.FixtureRequest) -> Policy:
-    (objects,) = helm.render({"nodeReadiness": request.param})
+def rendered(values: Json) -> Policy:
+    (objects,) = helm.render(values)
     binding = helm.the("ValidatingAdmissionPolicyBinding", objects)["spec"]
     found = helm.the("ValidatingAdmissionPolicy", objects)
     assert binding == {"policyName": found["metadata"]["name"], "validationActions": ["Deny"]}
     return Policy(found)
+
+
+@pytest.fixture(scope="module", params=["condition", "taint"])
+def policy(request: pytest.FixtureRequest) -> Policy:
+    return rendered({"nodeReadiness": request.param})
 
 
 def asked(node: str = "node-1", name: str = "node-1", user: str = AGENT, **more: Any) -> Json:
@@ -191,3 +195,35 @@ def test_others_are_not_concerned(policy: Policy) -> None:
     """The policy ignores the kubelet, and agents of another release's account."""
     for user in ("system:node:node-1", "system:serviceaccount:other:ebpflb"):
         assert policy.denies(NODE, after(CHANGES[0][1]), asked(user=user)) == ""
+
+
+def served(*ips: str, **spec: Any) -> Json:
+    ingress = {"ingress": [{"ip": it, "ipMode": "VIP"} for it in ips]} if ips else {}
+    kept = {"loadBalancer": ingress, "conditions": [{"type": "x"}]}
+    return {"metadata": {"name": "web", "labels": {"a": "b"}}, "spec": spec, "status": kept}
+
+
+def test_addresses_only_for_services_of_the_own_class() -> None:
+    """Other Services may lose some, as those do that were of the class before."""
+    services = rendered({"l2Pools": ["192.0.2.0/28"]})
+    ours, write = {"loadBalancerClass": "ebpflb.io/l2"}, asked(name="web", subResource="status")
+    a, b = "192.0.2.1", "192.0.2.2"
+    for old, new in (
+        (served(**ours), served(a, b, **ours)),
+        (served(a, **ours), served(b, **ours)),
+        (served(a, b), served(a)),
+        (served(a), served()),
+    ):
+        assert services.denies(old, new, write) == ""
+    wrong = "an agent may give no address to a Service of another class"
+    for spec in ({}, {"loadBalancerClass": "metallb.io/l2"}):
+        assert services.denies(served(**spec), served(a, **spec), write) == wrong
+        assert services.denies(served(a, **spec), served(b, **spec), write) == wrong
+    before = served(a, **ours)
+    assert services.denies(before, before | {"metadata": {"name": "web"}}, write) == METADATA
+    other = before | {"status": before["status"] | {"conditions": []}}
+    assert "except addresses" in services.denies(before, other, write)
+    only = "an agent may only change the status of a Service"
+    for operation, subresource in (("UPDATE", ""), ("DELETE", ""), ("CREATE", "")):
+        wanted = asked(name="web", operation=operation, subResource=subresource)
+        assert services.denies(before, before, wanted) == only
