@@ -435,7 +435,8 @@ class Options:
         "--fast-forward",
         "Forward packets of established flows, from the 20th on, from device to device by the "
         "kernel's flowtable, past routing rules, netfilter and conntrack; with auto as long as no "
-        "rule on the node acts on each packet. Without effect on the packet path flows.",
+        "rule on the node acts on each packet or can drop one. Without effect on the packet path "
+        "flows.",
         choices=FAST_FORWARDS,
         without_value=FORWARD_ON,
     )

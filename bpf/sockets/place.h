@@ -44,6 +44,11 @@ static __always_inline __u64 claim_of(__u64 socket)
 	return socket ^ PLACE_CLAIMED;
 }
 
+/*
+ * The second exchange cannot fail: nothing changes a place that is claimed. Other sockets expect 0
+ * there, and release() of this socket its cookie; the agent only reads these maps, and a program
+ * that has begun ends.
+ */
 static __always_inline long place_claim(struct socket_place *place, __u64 socket,
 					const struct socket_entry *entry)
 {

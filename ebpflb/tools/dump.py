@@ -16,6 +16,7 @@ from ebpflb.entries.services import (
     Frontend,
     Prefix,
     Range,
+    ServiceEntry,
     frontend_kind,
     id_of,
     protocol_name,
@@ -23,6 +24,7 @@ from ebpflb.entries.services import (
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import VERDICTS, address_bytes
 from ebpflb.kernel.maps.readers import RememberedSockets
+from ebpflb.kernel.maps.service_places import unpacked
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
 from ebpflb.kernel.node.namespaces import own_cookie
 from ebpflb.model.addresses import Address, Family, host_port
@@ -179,23 +181,34 @@ def _slot_range(slots: Range) -> str:
 
 def _services(s: Snapshot) -> list[Row]:
     rows = (
-        {
-            "service": s.service(service.id),
-            "kind": frontend_kind(frontend, service.flags),
-            "frontend": str(frontend),
-            "id": service.id,
-            "cluster_slots": _slot_range(service.cluster),
-            "local_slots": _slot_range(service.local),
-            "scheduler": scheduler_of(service.flags),
-            "tables": _slot_range(service.tables),
-            "policy": "Local" if "local" in service.flags else "Cluster",
-            "has_endpoints": "endpoints" in service.flags,
-            "affinity_seconds": service.affinity_seconds,
-            **s.service_counters(service.id),
-        }
+        {**_service(s, frontend, service), **s.service_counters(service.id)}
         for frontend, service in s.services.items()
     )
     return sorted(rows, key=lambda row: [row[it] for it in ("service", "kind", "frontend")])
+
+
+def _service(s: Snapshot, frontend: Frontend, service: ServiceEntry) -> Row:
+    return {
+        "service": s.service(service.id),
+        "kind": frontend_kind(frontend, service.flags),
+        "frontend": str(frontend),
+        "id": service.id,
+        "cluster_slots": _slot_range(service.cluster),
+        "local_slots": _slot_range(service.local),
+        "scheduler": scheduler_of(service.flags),
+        "tables": _slot_range(service.tables),
+        "policy": "Local" if "local" in service.flags else "Cluster",
+        "has_endpoints": "endpoints" in service.flags,
+        "affinity_seconds": service.affinity_seconds,
+    }
+
+
+def _service_places(s: Snapshot) -> Iterable[Row]:
+    """Yield the copies of services' entries, each at its place."""
+    key, value = s.maps["services"].key, s.maps["services"].value
+    for at, copy in sorted(s.maps["service_places"].items()):
+        frontend, service = unpacked(copy)
+        yield {"place": at, **_service(s, key.unpack(frontend), value.unpack(service))}
 
 
 def _slots(s: Snapshot) -> Iterable[Row]:
@@ -274,6 +287,7 @@ def _translations(s: Snapshot) -> list[Row]:
 # netfilter's table.
 ROWS: dict[str, Rows] = {
     "services": _services,
+    "service_places": _service_places,
     "slots": _slots,
     "choices": _choices,
     "node_addresses": _entries("node_addresses", "address"),

@@ -9,24 +9,38 @@ packets of connections to the service. The client is outside.
 import json
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from socket import SOCK_DGRAM, SOCK_STREAM
 
 import pytest
 
-from ebpflb.kernel.netfilter import flowtable, nft
+from ebpflb.entries.flows import Connection
+from ebpflb.kernel.netfilter import conntrack, flowtable, nft
+from ebpflb.kernel.node.sysctls import NETFILTER_SYSCTLS
 from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Host
 from ebpflb.model.packet_path import Engine
 from tests.kernel.node import nodes
 from tests.kit import firewall, needs
-from tests.kit.cluster import NODEPORT, ServingOutside, serving_outside
-from tests.kit.lab_cluster import TARGET
+from tests.kit.cluster import NODEPORT, ServingOutside, endpoint, serving_outside, web
+from tests.kit.on_removal import SOON, saying
 from tests.kit.parameters import families
-from tests.kit.sockets import Socket
+from tests.kit.sockets import CALL_SECONDS, Socket
 
-FAST = ("--fast-forward",)
-OTHERS_PORT = 30999
+FAST = ("--fast-forward=auto",)
 EXCHANGES = 20
-POLICY = "add chain inet firewall forward { policy drop; }"
+OFFLOAD = 1 << 14  # IPS_OFFLOAD
+SECONDS = 1.5  # until a rule that appears counts
+# Not among the rules that --fast-forward=auto looks at, because of its name.
+COUNTED = "\n".join(
+    f"meta l4proto {protocol} ct original proto-dst {NODEPORT} counter name seen"
+    for protocol in ("tcp", "udp")
+)
+COUNTER = f"""table inet ebpflb-test {{
+    counter seen {{ }}
+    {firewall.chain("forward", "290", COUNTED)}
+}}
+"""
 
 both_protocols = pytest.mark.parametrize("kind", [SOCK_STREAM, SOCK_DGRAM], ids=["tcp", "udp"])
 
@@ -42,19 +56,17 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingOutside]:
 @pytest.fixture
 def node(fast: ServingOutside) -> Iterator[ServingOutside]:
     """Enter the node's namespace; packets of the connections are counted."""
-    match = f"ct original proto-dst {{ {NODEPORT}, {OTHERS_PORT} }} counter name seen"
-    counted = (f"meta l4proto {protocol} {match}" for protocol in ("tcp", "udp"))
-    chain = firewall.chain("forward", "filter", *counted)
-    rules = firewall.rules(fast.node, f"counter seen {{ }}\n{chain}")
-    with nodes.entered(fast.node.netns), rules:
+    with nodes.entered(fast.node.netns):
+        fast.node.nft(COUNTER)
         fast.serve(*fast.web)
-        wait_until("the flowtable is there", lambda: flowtable.read(flowtable.TABLE) is not None)
+        wait_until("the flowtable is there", has_flowtable)
         yield fast
+        fast.node.nft("delete table inet ebpflb-test")
 
 
-def seen(node: ServingOutside) -> int:
+def seen() -> int:
     """Return the packets in FORWARD so far, of connections to the NodePort."""
-    said = json.loads(nodes.run("nft", "-j", "list", "counter", "inet", "firewall", "seen"))
+    said = json.loads(nodes.run("nft", "-j", "list", "counter", "inet", "ebpflb-test", "seen"))
     return int(said["nftables"][-1]["counter"]["packets"])
 
 
@@ -63,16 +75,27 @@ def goes_on(client: Socket) -> bool:
     return bool(client.recv(64))
 
 
-def passes(node: ServingOutside, done: Callable[[], object]) -> int:
+def answers(client: Socket) -> bool:
+    """Whether it goes on within a moment."""
+    client.settimeout(0.1)
+    try:
+        return goes_on(client)
+    except TimeoutError:
+        return False
+    finally:
+        client.settimeout(CALL_SECONDS)
+
+
+def passes(done: Callable[[], object]) -> int:
     """Return how many packets pass FORWARD while the block runs."""
-    before = seen(node)
+    before = seen()
     done()
-    return seen(node) - before
+    return seen() - before
 
 
-def is_forwarded(node: ServingOutside, client: Socket) -> bool:
+def is_forwarded(client: Socket) -> bool:
     """Whether the connection continues without the stack."""
-    return passes(node, lambda: goes_on(client)) == 0
+    return passes(lambda: goes_on(client)) == 0
 
 
 def exchange(client: Socket) -> None:
@@ -83,7 +106,7 @@ def exchange(client: Socket) -> None:
 def established(node: ServingOutside, kind: int = SOCK_STREAM, *, v6: bool = False) -> Socket:
     """Return a connection in the flowtable."""
     client = node.connection(kind, v6=v6)
-    wait_until("the connection is in the flowtable", lambda: is_forwarded(node, client))
+    wait_until("the connection is in the flowtable", lambda: is_forwarded(client))
     return client
 
 
@@ -91,13 +114,13 @@ def established(node: ServingOutside, kind: int = SOCK_STREAM, *, v6: bool = Fal
 @families
 def test_forward_sees_only_openings(node: ServingOutside, kind: int, v6: bool) -> None:
     """FORWARD sees only a connection's opening, and TCP's end."""
-    assert passes(node, lambda: node.connection(kind, v6=v6).close()) > 0
+    assert passes(lambda: node.connection(kind, v6=v6).close()) > 0
     client = established(node, kind, v6=v6)
-    assert passes(node, lambda: exchange(client)) == 0
-    before = seen(node)
+    assert passes(lambda: exchange(client)) == 0
+    before = seen()
     client.close()
     if kind == SOCK_STREAM:
-        wait_until("its end has passed FORWARD", lambda: seen(node) > before)
+        wait_until("its end has passed FORWARD", lambda: seen() > before)
 
 
 @both_protocols
@@ -105,7 +128,7 @@ def test_connections_live_through_restarts(node: ServingOutside, kind: int) -> N
     """Connections continue after a kill or a stop, with the option and without."""
     client = established(node, kind)
     node.agent.stop(signal.SIGKILL)
-    assert passes(node, lambda: exchange(client)) == 0, "while no agent runs too"
+    assert passes(lambda: exchange(client)) == 0, "while no agent runs too"
     for options, is_there in (((), False), (FAST, True)):
         node.agent.stop()
         node.agent.options = options
@@ -113,69 +136,182 @@ def test_connections_live_through_restarts(node: ServingOutside, kind: int) -> N
         becomes(is_there)
         exchange(client)
         if not is_there:
-            assert passes(node, lambda: exchange(client)) >= EXCHANGES
+            assert passes(lambda: exchange(client)) >= EXCHANGES
             assert not nft.exists(flowtable.TABLE)
-    wait_until("it is in the flowtable again", lambda: is_forwarded(node, client))
+    wait_until("it is in the flowtable again", lambda: is_forwarded(client))
     client.close()
 
 
-# Not among the rules that --fast-forward=auto looks at, because of its name.
-UNSEEN = f"""table inet ebpflb-test {{
-    counter seen {{ }}
-    chain c {{
-        type filter hook forward priority 290
-        meta l4proto tcp ct original proto-dst {NODEPORT} counter name seen
-    }}
-}}"""
+HOOKS = {
+    "raw": ("prerouting", "-300"),
+    "mangle": ("prerouting", "-150"),
+    "FORWARD": ("forward", "filter"),
+}
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [f"add rule inet firewall forward tcp dport {TARGET} drop", POLICY],
-    ids=["rule", "policy"],
-)
-def test_a_drop_that_appears_holds_for_open_connections(node: ServingOutside, rule: str) -> None:
-    """With --fast-forward=auto a new drop applies to open connections within a second; the
-    flowtable stays in use.
+@pytest.mark.parametrize("by", ["rule", "element", "policy"])
+@pytest.mark.parametrize("at", HOOKS)
+def test_a_ban(node: ServingOutside, at: str, by: str) -> None:
+    """A rule, an element of a verdict map or a policy that drops, and appears, applies to open
+    connections within a second. They go on when it goes.
     """
-    nodes.run("nft", "flush chain inet firewall forward")  # its counter acts on each packet
-    nodes.run("nft", UNSEEN)
-    node.agent.stop()
-    node.agent.options = ("--fast-forward=auto",)
-    node.agent.start()
-    client = node.connection()
-    wait_until("it passes no rule", lambda: unseen(lambda: goes_on(client)) == 0)
-    nodes.run("nft", rule)
-    client.settimeout(0.1)
-    wait_until("it is dropped", lambda: not answers(client), seconds=1.5)
-    assert has_flowtable()
-    nodes.run("nft", "flush chain inet firewall forward")
-    nodes.run("nft", "add chain inet firewall forward { policy accept; }")
+    hook, priority = HOOKS[at]
+    client, banned = node.outside.v4, f"add chain inet firewall {hook} {{ policy {{}}; }}"
+    ban, lift = {
+        "rule": (
+            f"add rule inet firewall {hook} ip saddr {client} drop",
+            f"flush chain inet firewall {hook}",
+        ),
+        "element": (
+            f"add element inet firewall bans {{ {client} : drop }}",
+            f"delete element inet firewall bans {{ {client} : drop }}",
+        ),
+        "policy": (banned.format("drop"), banned.format("accept")),
+    }[by]
+    chain = firewall.chain(hook, priority, "ip saddr vmap @bans")
+    text = f"map bans {{ type ipv4_addr : verdict; }}\n{chain}"
+    with firewall.rules(node.node, text):
+        opened = established(node)
+        nodes.run("nft", ban)
+        wait_until("it is dropped", lambda: not answers(opened), SECONDS)
+        nodes.run("nft", lift)
+        wait_until("it goes on", lambda: answers(opened))
+        opened.close()
+
+
+def test_a_route_that_changes(node: ServingOutside) -> None:
+    """It applies to a connection in the flowtable."""
+    client = established(node, SOCK_DGRAM)
+    node.node.ip(f"route add blackhole {node.outside.v4}/32")
+    wait_until("there is no way back", lambda: not answers(client))
+    node.node.ip(f"route delete blackhole {node.outside.v4}/32")
     wait_until("it goes on", lambda: answers(client))
     client.close()
-    nodes.run("nft", "delete table inet ebpflb-test")
-    node.agent.stop()
-    node.agent.options = FAST
-    node.agent.start()
 
 
-def answers(client: Socket) -> bool:
+def test_a_neighbour_that_changes(node: ServingOutside) -> None:
+    """A connection in the flowtable follows an endpoint that gets another MAC address."""
+    (pod, *_) = node.web
+    node.serve(pod)
+    client = established(node, SOCK_DGRAM)
+    shown = nodes.run("ip", "netns", "exec", pod.netns, "cat", "/sys/class/net/eth0/address")
+    for address in ("02:00:00:00:07:07", shown.strip()):
+        pod.ip(f"link set eth0 address {address}")
+        node.node.ip(f"neigh replace {pod.v4} lladdr {address} dev cni0")
+        wait_until("it goes on", lambda: answers(client))
+    client.close()
+
+
+def test_an_mtu_that_changes(node: ServingOutside) -> None:
+    """The sender of datagrams that have become too long is told, and its next ones arrive."""
+    (pod, *_) = node.web
+    node.serve(pod)
+    client = established(node, SOCK_DGRAM)
+    port = f"veth{node.web.index(pod) + 11}"
+
+    def set_mtu(mtu: int) -> None:
+        pod.ip(f"link set eth0 mtu {mtu}")
+        node.node.ip(f"link set {port} mtu {mtu}", f"link set cni0 mtu {mtu}")
+
+    def long_ones_arrive() -> bool:
+        client.settimeout(0.1)
+        try:
+            client.send(bytes(1400))
+            return bool(client.recv(2000))
+        except OSError:
+            return False
+
+    set_mtu(1300)
+    wait_until("it goes on", long_ones_arrive)
+    client.close()
+    set_mtu(1500)
+
+
+def test_an_entry_that_is_deleted(node: ServingOutside) -> None:
+    """A connection whose entry in conntrack is deleted goes on, and returns to the flowtable."""
+    node.serve(node.web[0])
+    client = established(node)
+    conntrack.delete([entry_of(client)])
+    wait_until("its entry is another one", lambda: answers(client) and not is_forwarded(client))
+    wait_until("it is in the flowtable again", lambda: is_forwarded(client))
+    client.close()
+
+
+def entry_of(client: Socket) -> Connection:
+    own = client.getsockname()[1]
+    listed = conntrack.connections(lambda _, __, port: port == NODEPORT)
+    return next(entry for entry in listed if entry.original.source_port == own)
+
+
+@pytest.mark.parametrize("value", [None, SOON], ids=["drained", "reset"])
+def test_an_endpoint_that_goes(node: ServingOutside, value: str | None) -> None:
+    """Its TCP connection goes on, or is reset if the Service asks for that. A UDP flow gets
+    another endpoint.
+    """
+    one, other, _ = node.web
+
+    def serve(pod: Host) -> None:
+        v6 = [endpoint(pod, v6=True)]
+        node.publish(saying(web(endpoint(pod), v6=v6, nodeport=NODEPORT), value))
+
+    serve(one)
+    stream, flow = established(node), established(node, SOCK_DGRAM)
+    serve(other)
+    wait_until("the flow has another endpoint", lambda: asked(flow) == other.name)
+    if value:
+        wait_until("it is reset", lambda: is_reset(stream))
+    else:
+        exchange(stream)
+    stream.close()
+    flow.close()
+
+
+def asked(client: Socket) -> str:
+    client.send(b"who are you?")
+    return str(client.recv(64).decode())
+
+
+def is_reset(client: Socket) -> bool:
     try:
-        return goes_on(client)
-    except TimeoutError:
-        return False
+        return not answers(client)
+    except ConnectionError:
+        return True
 
 
-def unseen(done: Callable[[], object]) -> int:
-    """Return how many packets pass the rules while the block runs."""
-    before = counted()
-    done()
-    return counted() - before
+@both_protocols
+def test_ten_minutes_idle(node: ServingOutside, kind: int) -> None:
+    """A flow that leaves the flowtable since it is idle has conntrack's timeout, and returns."""
+    protocol = "tcp" if kind == SOCK_STREAM else "udp"
+    timeout = NETFILTER_SYSCTLS / f"nf_flowtable_{protocol}_timeout"
+    if not timeout.exists():
+        pytest.skip("before Linux 5.13 the flowtable's timeout cannot be set")
+    former = timeout.read_text()
+    timeout.write_text("1")
+    client = established(node, kind)
+    wait_until("it has left", lambda: not entry_of(client).status & OFFLOAD)
+    assert entry_of(client).seconds > (600 if kind == SOCK_STREAM else 80)
+    wait_until("it has returned", lambda: is_forwarded(client))
+    timeout.write_text(former)
+    client.close()
 
 
-def counted() -> int:
-    said = json.loads(nodes.run("nft", "-j", "list", "counter", "inet", "ebpflb-test", "seen"))
-    return int(said["nftables"][-1]["counter"]["packets"])
+def test_devices_that_come_and_go(node: ServingOutside) -> None:
+    """A connection stays in the flowtable meanwhile."""
+    client = established(node)
+    for number in range(3):
+        node.node.ip(
+            f"link add come{number} type veth peer name gone{number}", f"link set come{number} up"
+        )
+        wait_until("it is served", partial(has_device, f"come{number}"))
+        assert passes(lambda: exchange(client)) == 0
+        node.node.ip(f"link delete come{number}")
+        assert passes(lambda: exchange(client)) == 0
+    client.close()
+
+
+def has_device(name: str) -> bool:
+    there = flowtable.read(flowtable.TABLE)
+    return there is not None and name in there.devices
 
 
 def becomes(is_there: bool) -> None:

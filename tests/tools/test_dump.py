@@ -96,6 +96,8 @@ def filled(maps: dict[str, Map]) -> None:
             entry(frontend("fd00::1", 53, 17), UNNAMED),
         ]
     )
+    key, value = maps["services"].packed(*entry(frontend("10.96.0.1"), WEB, "endpoints"))
+    maps["service_places"].write([(9, key + bytes(4) + value + bytes(20))])
     maps["slots"].write(
         [
             (40, backend(A, "10.1.0.1", "cluster", "local")),
@@ -216,14 +218,7 @@ def rows(maps: dict[str, Map], name: str) -> list[dict[str, Any]]:
 def test_every_map(maps: dict[str, Map]) -> None:
     """By default all maps are dumped except counters and the programs' own marks."""
     hidden = {"scratch", "secret", "timeouts", "no_frontends", "moved_flows", "flow_gate"}
-    hidden |= {
-        "service_places",
-        "socket_places",
-        "sockets_full",
-        "recent_choices",
-        "flow_stats",
-        "sweeps",
-    }
+    hidden |= {"socket_places", "sockets_full", "recent_choices", "flow_stats", "sweeps"}
     hidden |= {"backend_slots", "half_open", "service_stats", "backend_stats", "reject_budgets"}
     hidden |= {"quiet_sockets", "failed_openings"}
     names = maps.keys() - hidden | {"translations"}

@@ -15,8 +15,11 @@ from tests.kernel.node import nodes, rules
 
 pytestmark = pytest.mark.usefixtures("fresh_netns")
 
+CAN_DROP = "can drop packets of open connections"
 NFT = """
 table inet operator {{
+    set banned {{ type ipv4_addr; }}
+    map bans {{ type ipv4_addr : verdict; elements = {{ 192.0.2.7 : drop }}; }}
     chain deeper {{
         log prefix "deeper"
     }}
@@ -41,21 +44,25 @@ table inet operator {
 }
 """
 OF_NFT = [
-    ("counter", "counts"),
-    ("limit rate 10/second accept", "limits"),
-    ("quota over 10 mbytes drop", "counts"),
-    ("ip dscp set cs1", "changes"),
-    ("ct state established,related log", "logs"),
-    ("jump deeper", "logs"),
-    ("limit rate 10/second jump empty", "limits"),
-    ("ct state established return; log", "logs"),
-    ("jump taking_some; log", "logs"),
-    ("ct state established counter", "counts"),
+    ("counter", "counts each packet"),
+    ("limit rate 10/second accept", "limits each packet"),
+    ("quota over 10 mbytes drop", CAN_DROP),
+    ("ip dscp set cs1", "changes each packet"),
+    ("ct state established,related log", "logs each packet"),
+    ("jump deeper", "logs each packet"),
+    ("limit rate 10/second jump empty", "limits each packet"),
+    ("ct state established return; log", "logs each packet"),
+    ("jump taking_some; log", "logs each packet"),
+    ("ct state established counter", "counts each packet"),
+    ("ip saddr 192.0.2.7 counter drop", CAN_DROP),
+    ("ip saddr @banned reject", CAN_DROP),
+    ("ip saddr vmap @bans", CAN_DROP),
 ]
 NOT_OF_NFT = [
     "ct state new log",
     "ct state { new, invalid } log",
-    "ip saddr 192.0.2.7 counter drop",
+    "meta l4proto icmp drop",
+    "jump taking; ip saddr @banned drop",
     "ct state established accept; log",
     "jump taking; log",
     "ct state new jump deeper",
@@ -105,7 +112,7 @@ def test_rules_of_nft_that_work_on_each_packet_are_named(rule: str, done: str) -
     """Rules that work on each packet are named, whatever their chain."""
     (line,) = of_nft(rule)
     assert line.startswith("table inet operator, chain ")
-    assert line.endswith(f"{done} each packet")
+    assert line.endswith(f": {done}")
 
 
 @pytest.mark.parametrize("rule", NOT_OF_NFT)
@@ -118,7 +125,7 @@ def test_rules_of_nft_for_openings_are_not(rule: str) -> None:
 
 def for_invalid(rule: str) -> str:
     subprocess.run(["nft", "-f", "-"], input=STATES + NFT.format(rule), text=True, check=True)
-    return read_rules()[2]
+    return read_rules().invalid
 
 
 @pytest.mark.parametrize("rule", INVALID)

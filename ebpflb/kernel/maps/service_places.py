@@ -100,6 +100,12 @@ class ServicePlaces:
         return next((first + at // _KEY for at in found), None)
 
 
+def unpacked(copy: bytes) -> tuple[bytes, bytes]:
+    """Return the packed frontend and service of a copy."""
+    frontend, service = _COPY.unpack(copy)
+    return frontend, service
+
+
 def first_place(key: bytes, secret: int, places: int) -> int:
     """Return a frontend's first place, as first_place of bpf/rules/place.h computes it."""
     *address, port, protocol = _WORDS.unpack(key)

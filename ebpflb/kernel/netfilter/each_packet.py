@@ -7,13 +7,14 @@ sees the first packet, and marks: `ip rule` shows those that routes depend on.
 """
 
 import time
-from collections.abc import Callable, Collection, Generator, Hashable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple
 
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.kernel import netlink
 from ebpflb.kernel.netfilter import firewall
 from ebpflb.kernel.netfilter.firewall import (
+    NOT_READ,
     PRIORITIES,
     STATES,
     UNREAD_RULE,
@@ -26,54 +27,60 @@ from ebpflb.kernel.netfilter.firewall import (
 from ebpflb.kernel.node import routes
 from ebpflb.model import kube_proxy
 from ebpflb.model.nodes import EachPacketRules
+from ebpflb.model.services import Protocol
 from ebpflb.workers import DescriptorWorker
 
 _ON_THE_WAY = ("prerouting", "forward", "postrouting")
 _STATE = {"--ctstate", "--state", "state"}
 _SILENT = {"-m", "-j", "-g", "--comment", "counter", *_STATE}
 _FLAGS = {"--tcp-flags", "--syn", "flags"}
-_TAKING = {"ACCEPT", "DROP", "REJECT"}
+_DROPPING = {"DROP", "REJECT"}
+_TAKING = {"ACCEPT", *_DROPPING}
+_QUEUES = {"NFQUEUE", "queue"}
 _EFFECTS = {  # by target or option of iptables, or statement of nft
     "logs": {"LOG", "NFLOG", "ULOG", "log"},
     "changes": {"DSCP", "TOS", "TTL", "HL", "CLASSIFY", "set header"},
-    "queues": {"NFQUEUE", "queue"},
     "copies": {"TEE", "dup"},
     "counts": {"--quota", "--connbytes", "quota", "counter"},
     "limits": {"--limit", "--hashlimit-name", "limit"},
 }
-
-
-class Met(NamedTuple):
-    """A rule that packets of established connections meet, in a chain of this base chain.
-
-    ``rule``: None for the base chain itself.
-    """
-
-    base: Chain
-    chain: str
-    rule: Rule | None = None
-
-    def changes_with(self, table: Table) -> Hashable:
-        """Return what differs when the rule, or the base chain's policy, is another one."""
-        rule = self.rule and (self.rule.text, self.rule.options)
-        return table.title, self.base.name, self.base.policy, self.chain, rule
-
-
-def met(table: Table) -> Iterator[Met]:
-    """Yield the base chains on the way, and their rules for established connections."""
-    taking = dict[str, bool]()
-    for base in table.chains.values():
-        if base.hook in _ON_THE_WAY and not base.is_nat:
-            yield Met(base, base.name)
-            for chain, rule in _of_chain(table, base, taking):
-                yield Met(base, chain, rule)
+_FORWARDED = (Protocol.TCP, Protocol.UDP)  # by the flowtable
 
 
 def each_packet(table: Table) -> Iterator[str]:
-    """Yield a line for each such rule."""
-    for base, chain, rule in met(table):
-        if rule and (effect := _effect(rule, base.hook)):
-            yield f"{table.title}, chain {chain}: {rule.text}: {effect} each packet"
+    """Yield a line for each rule that packets of established connections should not bypass: it acts
+    on each of them, can drop a later one, or cannot be read. Rules that queue count wherever they
+    are: a policy in a program may be another one later, for open connections too.
+    """
+    for base in table.chains.values():
+        if _is_on_the_way(base):
+            for chain, each in table.reached_from(base):
+                if _QUEUES & (each.names | each.targets):
+                    yield _line(table, chain, f"{each.text}: queues packets")
+            for chain, rule in met(table, base):
+                if not rule:
+                    yield _line(table, chain, "its policy drops what no rule accepts")
+                elif effect := _effect(rule):
+                    yield _line(table, chain, f"{rule.text}: {effect}")
+
+
+def _line(table: Table, chain: str, said: str) -> str:
+    return f"{table.title}, chain {chain}: {said}"
+
+
+def _is_on_the_way(base: Chain) -> bool:
+    """Whether packets pass the chain, and bypass it in the flowtable, whose own priority is 0."""
+    is_early = base.hook == "ingress" and base.priority < 0
+    return not (base.is_nat or is_early) and base.hook in (*_ON_THE_WAY, "ingress")
+
+
+def met(table: Table, base: Chain) -> Iterator[tuple[str, Rule | None]]:
+    """Yield the rules for established connections, each with its chain's name; None for the policy,
+    if it drops.
+    """
+    takes = yield from _of_chain(table, base, {})
+    if base.policy == "DROP" and not takes:
+        yield base.name, None
 
 
 def for_invalid(table: Table) -> Iterator[str]:
@@ -83,9 +90,9 @@ def for_invalid(table: Table) -> Iterator[str]:
     for chain in table.chains.values():
         for rule in chain.rules:
             if UNREAD_RULE in rule.options:
-                yield f"{table.title}, chain {chain.name}: {rule.text}: it cannot be read"
+                yield _line(table, chain.name, f"{rule.text}: it cannot be read")
             elif "invalid" in _states(rule):
-                yield f"{table.title}, chain {chain.name}: {rule.text}: asks for ct state invalid"
+                yield _line(table, chain.name, f"{rule.text}: asks for ct state invalid")
 
 
 def _of_chain(
@@ -100,7 +107,7 @@ def _of_chain(
     taking[chain.name] = False
     for rule in chain.rules:
         states = _states(rule)
-        if states and "established" not in states:
+        if (states and "established" not in states) or not any(map(rule.is_for, _FORWARDED)):
             continue
         yield chain.name, rule
         takes = bool(_TAKING & rule.targets)
@@ -112,17 +119,19 @@ def _of_chain(
     return taking[chain.name]
 
 
-def _effect(rule: Rule, hook: str) -> str:
-    """Return what the rule does; "" for nothing, and for tests for TCP's SYN.
-
-    A packet that FORWARD drops brings no connection into the flowtable; behind FORWARD it is in it.
-    """
+def _effect(rule: Rule) -> str:
+    """Return what the rule does; "" for nothing, and for other tests for TCP's SYN."""
+    if UNREAD_RULE in rule.options:
+        return "it cannot be read"
+    causes = rule.names | rule.targets
+    if _DROPPING & causes:
+        return "can drop packets of open connections"
+    if NOT_READ in rule.options or "--match-set" in rule.names:
+        return "asks an ipset, whose changes cannot be seen"
     if _FLAGS & rule.names:
         return ""
-    causes = rule.names | rule.targets
-    if hook == "postrouting" and causes & {"DROP", "REJECT"}:
-        return "drops"
-    return next((effect for effect, found in _EFFECTS.items() if found & causes), "")
+    found = (f"{effect} each packet" for effect, kinds in _EFFECTS.items() if kinds & causes)
+    return next(found, "")
 
 
 def _states(rule: Rule) -> frozenset[str]:
@@ -148,9 +157,27 @@ _CHANGING, _UNREADABLE = "the rules are changing", "the firewall rules cannot be
 _TABLES_GROUP, _TABLES = 7, 10 << 8  # NFNLGRP_NFTABLES, NFNL_SUBSYS_NFTABLES
 # NFT_MSG_NEWTABLE, _DELTABLE, _NEWCHAIN, _DELCHAIN, _NEWRULE, _DELRULE
 _ABOUT_RULES = {_TABLES | kind for kind in (0, 2, 3, 5, 6, 8)}
-_TABLE_NAME = 1  # NFTA_*_TABLE
+_OF_RULE = {_TABLES | kind for kind in (6, 8)}
+_OF_ELEMENTS = {_TABLES | kind for kind in (12, 14)}  # NFT_MSG_NEWSETELEM, _DELSETELEM
+_TABLE_NAME, _NAME = 1, 2  # NFTA_*_TABLE; NFTA_RULE_CHAIN, NFTA_SET_ELEM_LIST_SET
 _HEADER_SIZE = 4  # struct nfgenmsg
 _ROUTING_RULES = 8, 19  # RTNLGRP_IPV4_RULE, RTNLGRP_IPV6_RULE
+
+_Name = tuple[str, str]  # of a table, and of a chain or set in it
+
+
+class Read(NamedTuple):
+    """All rules, as far as they matter here.
+
+    ``lines`` is for each rule that a flowtable should not bypass, and for what cannot be read,
+    ``invalid`` the first rule for invalid packets, or what cannot be read. ``sets`` are used by
+    rules for established connections; in the chains ``elsewhere`` there are no such rules.
+    """
+
+    lines: tuple[str, ...]
+    invalid: str = ""
+    sets: frozenset[_Name] = frozenset()
+    elsewhere: frozenset[_Name] = frozenset()
 
 
 class EachPacketWatch(DescriptorWorker):
@@ -159,8 +186,9 @@ class EachPacketWatch(DescriptorWorker):
     The tools read all rules after a change, and every minute. Changes that follow each other within
     QUIET_SECONDS are not read one by one: until they end the rules count as unknown. Rules that
     cannot be read are unknown too, and what is unknown is emitted as if it were such a rule.
-    Of iptables-legacy only the sizes of tables are looked at between two readings. With each
-    reading that finds other rules for established connections, ``changes`` is another number.
+    The tables of iptables-legacy are compared twice a second, those of more than 64 KiB by size.
+    ``changes`` is another number at once, before the rules are read, if connections may be in the
+    flowtable then; not for chains that open connections did not meet at the last reading.
     """
 
     def __init__(
@@ -171,12 +199,12 @@ class EachPacketWatch(DescriptorWorker):
         super().__init__("each-packet")
         self._emit, self._clock = emit, clock
         self._told: EachPacketRules | None = None
-        self._rules: Hashable = None  # those for established connections, as last read
+        self._found = Read(())
         self._changes = 0
         self._due = self._quiet_from = clock()
         tables = netlink.Subscription(_TABLES_GROUP, protocol=netlink.NETFILTER)
         self._changed = tables, netlink.Subscription(*_ROUTING_RULES)
-        self._sizes = _legacy_sizes()
+        self._legacy = _legacy()
 
     def stop(self) -> None:
         super().stop()
@@ -197,68 +225,89 @@ class EachPacketWatch(DescriptorWorker):
             self._due = now if is_quiet else now + QUIET_SECONDS
             self._quiet_from = now + QUIET_SECONDS
             if not is_quiet:
-                self._tell([_CHANGING], _CHANGING)
+                self._found = self._found._replace(lines=(_CHANGING,), invalid=_CHANGING)
+                self._tell()
         if now >= self._due and not self.stopped.is_set():
             self._read()
             self._due = now + _AGAIN_SECONDS
 
     def _read(self) -> None:
         try:
-            lines, rules, invalid = read_rules()
+            self._found = read_rules()
         except Exception:
-            self._tell([_UNREADABLE], _UNREADABLE)
+            self._found = Read((_UNREADABLE,), _UNREADABLE)
             raise
-        self._changes += rules != self._rules
-        self._rules = rules
-        self._tell(lines, invalid)
+        finally:
+            self._tell()
 
     def _has_changed(self) -> bool:
-        former, self._sizes = self._sizes, _legacy_sizes()
-        changed = self._sizes != former or any(
-            each.has_news(_is_about_rules) for each in self._changed
-        )
-        if changed and not self.stopped.wait(_GATHER_SECONDS):
-            for each in self._changed:
-                each.take()
-        return changed
+        former, self._legacy = self._legacy, _legacy()
+        news = [True] * (self._legacy != former) + self._news()
+        if any(news) and not self._found.lines:
+            self._changes += 1
+            self._tell()
+        if news and not self.stopped.wait(_GATHER_SECONDS):
+            self._changes += any(self._news())
+        return bool(news)
 
-    def _tell(self, rules: Collection[str], invalid: str) -> None:
-        found = EachPacketRules(tuple(rules), self._changes, invalid)
+    def _news(self) -> list[bool]:
+        """Take the messages; return for each about rules whether open connections may meet it."""
+        taken = [each.take() for each in self._changed]
+        found = (self._is_met(*it) for messages in taken for it in messages or ())
+        lost = [True for messages in taken if messages is None]
+        return [it for it in found if it is not None] + lost
+
+    def _is_met(self, kind: int, content: bytes) -> bool | None:
+        """Whether open connections may meet what a message is about; None if it is about no rule.
+
+        It is about routing, or about nftables rules of another program.
+        """
+        if kind < _TABLES:
+            return False
+        if kind not in _ABOUT_RULES | _OF_ELEMENTS:
+            return None
+        found = netlink.attributes(content, _HEADER_SIZE)
+        table, name = (netlink.from_text(found.get(at, b"")) for at in (_TABLE_NAME, _NAME))
+        if not is_foreign(table):
+            return None
+        if kind in _OF_ELEMENTS:
+            return (table, name) in self._found.sets or None
+        return kind not in _OF_RULE or (table, name) not in self._found.elsewhere
+
+    def _tell(self) -> None:
+        found = EachPacketRules(self._found.lines, self._changes, self._found.invalid)
         if found != self._told:
             self._told = found
             self._emit(found)
 
 
-def read_rules() -> tuple[list[str], Hashable, str]:
-    """Return a line for each rule, and for what cannot be read; what changes with the rules; and
-    the first rule for invalid packets, or what cannot be read.
-    """
+def read_rules() -> Read:
+    """Read all rules in this network namespace."""
     unread = list[str]()
     try:
         found = list(tables(unread))
         lines = [line for table in found for line in each_packet(table)]
-        rules = frozenset(each.changes_with(table) for table in found for each in met(table))
         invalid = [*(line for table in found for line in for_invalid(table)), *unread, ""]
-        return [*dict.fromkeys(lines), *marked_routes(), *unread], rules, invalid[0]
+        lines = [*dict.fromkeys(lines), *marked_routes(), *unread]
     except (EbpflbError, OSError) as error:
         reason = f"{_UNREADABLE}: {in_words(error)}"
-        return [reason], None, reason
+        return Read((reason,), reason)
+    sets, inside, outside = set[_Name](), set[_Name](), set[_Name]()
+    for table in found:
+        bases = [base for base in table.chains.values() if _is_on_the_way(base)]
+        for base in bases:
+            inside |= {(table.name, chain) for chain, _ in table.reached_from(base)}
+            rules = (rule for _, rule in met(table, base) if rule)
+            sets |= {(table.name, name) for rule in rules for name in rule.sets}
+        inside |= {(table.name, base.name) for base in bases}
+        outside |= {(table.name, chain) for chain in table.chains}
+    return Read(tuple(lines), invalid[0], frozenset(sets), frozenset(outside - inside))
 
 
-def _legacy_sizes() -> list[bytes]:
-    """Return the sizes of all tables of iptables-legacy; empty ones if they cannot be read."""
+def _legacy() -> list[bytes]:
+    """Return all tables of iptables-legacy; none if they cannot be read."""
     families = firewall.FAMILY_OF_TOOL.values()
     try:
-        return [firewall.legacy_size(family, name) for family in families for name in PRIORITIES]
+        return [firewall.legacy_rules(family, name) for family in families for name in PRIORITIES]
     except EbpflbError:
         return []
-
-
-def _is_about_rules(kind: int, content: bytes) -> bool:
-    """Whether the message is rtnetlink's, or about another program's nftables rules."""
-    if kind < _TABLES:
-        return True
-    if kind not in _ABOUT_RULES:
-        return False
-    name = netlink.attributes(content, _HEADER_SIZE).get(_TABLE_NAME, b"")
-    return is_foreign(netlink.from_text(name))

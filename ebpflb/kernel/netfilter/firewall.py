@@ -12,6 +12,7 @@ import re
 import shutil
 import socket
 import struct
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -46,10 +47,11 @@ _ANY_STATE = Option("state", ",".join(STATES))
 
 
 class Rule(Struct, frozen=True, dict=True):
-    """A rule; ``text`` shows it to the operator."""
+    """A rule; ``text`` shows it to the operator, ``sets`` are nft's named ones that it uses."""
 
     text: str
     options: tuple[Option, ...]
+    sets: frozenset[str] = frozenset()
 
     @cached_property
     def names(self) -> set[str]:
@@ -111,12 +113,13 @@ class Chain(Struct):
 class Table(Struct):
     """``title`` names the table: "table inet filter", "iptables-legacy, table nat".
 
-    ``family`` is that of its packets, as nft names it.
+    ``family`` is that of its packets, as nft names it; ``name`` that of the kernel's table.
     """
 
     title: str
     chains: dict[str, Chain] = {}
     family: str = "inet"
+    name: str = ""
 
     def reached_from(self, chain: Chain) -> Iterator[tuple[str, Rule]]:
         """Yield the rules of a chain and of those that it leads to, each with its chain's name;
@@ -166,6 +169,10 @@ _INFO, _ENTRIES = 64, 65  # IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES; the same for IP
 _TABLE_NAME = struct.Struct("=32s")
 _SIZED = struct.Struct("=32sI4x")  # struct ipt_get_entries, before its entries
 _INFO_LENGTH = 84  # struct ipt_getinfo; its last number is the size of the entries
+# Where an entry has its length (next_offset) and its counters.
+_OFFSETS: dict[int, tuple[int, int]] = {AF_INET: (90, 96), AF_INET6: (142, 152)}
+_COUNTERS_SIZE = 16
+_MOST_READ = 1 << 16  # bytes
 _CHAIN = rb"ERROR\0.{24}%s\0"  # struct xt_error_target: 29 bytes of its name, a revision, the error
 _LEVELS: dict[int, int] = {socket.AF_INET: socket.IPPROTO_IP, socket.AF_INET6: socket.IPPROTO_IPV6}
 _LEGACY_TABLES: dict[int, Path] = {
@@ -213,6 +220,24 @@ def legacy_size(family: int, table: str) -> bytes:
     what = f"table {table} of iptables-legacy"
     with instead_of_os_error(what), socket.socket(family, socket.SOCK_DGRAM) as socket_:
         return _info(socket_, family, table)
+
+
+def legacy_rules(family: int, table: str) -> bytes:
+    """Return the table's rules as the kernel has them, without counters, if they take at most 64
+    KiB; else, and of a missing table, the same as ``legacy_size``. Raises NodeError.
+    """
+    size = legacy_size(family, table)
+    if not size or int.from_bytes(size[-4:], sys.byteorder) > _MOST_READ:
+        return size
+    with instead_of_os_error(f"table {table} of iptables-legacy"):
+        read = bytearray(read_table(family, table))
+    length_at, counters_at = _OFFSETS[family]
+    at = _SIZED.size
+    while at + counters_at < len(read):
+        read[at + counters_at : at + counters_at + _COUNTERS_SIZE] = bytes(_COUNTERS_SIZE)
+        (length,) = struct.unpack_from("=H", read, at + length_at)
+        at += length
+    return bytes(read)
 
 
 def _info(opened: socket.socket, family: int, table: str) -> bytes:
@@ -320,6 +345,7 @@ def run(command: list[str], stdin: str = "") -> str:
 
 PRIORITIES = {"raw": -300, "mangle": -150, "nat": NAT_DST, "filter": 0, "security": 50}
 _SETS = ("set", "map")
+_SET_NAME = re.compile(r"'@(.+?)'")
 _BUILT_IN = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
 _L4_PROTOCOLS = ("tcp", "udp", "sctp", "dccp", "udplite", "icmp", "icmpv6")
 _LONGEST_RULE, _LONGEST_COMMENT = 160, 60  # characters shown
@@ -387,7 +413,7 @@ def is_foreign(table: str) -> bool:
 def read_iptables(found: IptablesTable, tool: str) -> Table:
     """``tool`` is iptables or ip6tables with its variant, such as "iptables-nft"."""
     family = NFT_FAMILY[tool.partition("-")[0]]
-    table = Table(f"{tool}, table {found.name}", family=family)
+    table = Table(f"{tool}, table {found.name}", family=family, name=found.name)
     for name in found.chains:
         hook = name.lower() if name in _BUILT_IN else ""
         table.chains[name] = Chain(
@@ -410,7 +436,8 @@ def read_nft(listed: str) -> Table:
     """Read the output of nft for one table. Raises an error of OTHER_FORM."""
     objects = [item for each in json.loads(listed)["nftables"] for item in each.items()]
     (found,) = (value for kind, value in objects if kind == "table")
-    table = Table(f"table {found['family']} {found['name']}", family=found["family"])
+    family, name = found["family"], found["name"]
+    table = Table(f"table {family} {name}", family=family, name=name)
     sets = {value["name"]: value.get("elem", []) for kind, value in objects if kind in _SETS}
     for kind, value in objects:
         if kind == "chain":
@@ -435,12 +462,14 @@ class _NftReader:
         self._sets = sets
 
     def rules(self, rule: dict[str, Any]) -> list[Rule]:
-        """Return the rule, or one for each element of its verdict map."""
+        """Return the rule, or one for each element of its verdict map, if that is not empty."""
         comment = f' "{str(rule["comment"])[:_LONGEST_COMMENT]}"' if "comment" in rule else ""
         text = f"handle {rule['handle']}{comment}"
         try:
-            alternatives = list(self._by_verdict(rule["expr"]))
-            return [Rule(text, self._with_states(each)) for each in alternatives]
+            plain = [statement for statement in rule["expr"] if "vmap" not in statement]
+            alternatives = list(self._by_verdict(rule["expr"])) or [plain]
+            sets = frozenset(_SET_NAME.findall(str(rule["expr"])))
+            return [Rule(text, self._with_states(each), sets) for each in alternatives]
         except OTHER_FORM:
             return [Rule(text, (UNREAD_RULE,))]
 
