@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, NamedTuple
 
 from ebpflb.agent.loop import Inbox, Part, Turn
@@ -29,6 +29,7 @@ from ebpflb.model.services import PortName
 from ebpflb.plan.desired import DesiredBackend
 from ebpflb.plan.rebalance import LONGEST, Movement, excess
 from ebpflb.plan.service_entries import ServiceEntries
+from ebpflb.plan.stale import Endpoint
 from ebpflb.workers import PeriodicWorker
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,17 @@ MOST_A_TURN = 10  # ends of this node, about a second
 _SHORTEST, _LONGEST = 0.5, 1.5  # seconds between two turns: nodes do not act in step
 _BUSY = 20  # times a turn's processor time to the next one
 RETRY_SECONDS = 60.0
+
+
+def in_turn(services: Iterable[Key], most: int) -> list[Key]:
+    """Return the first of these Services: one of each namespace, then the next one, and so on."""
+    count = Counter[str]()
+
+    def rank(key: Key) -> int:
+        count[key.namespace] += 1
+        return count[key.namespace]
+
+    return sorted(services, key=rank)[:most]
 
 
 class _Port(NamedTuple):
@@ -55,6 +67,11 @@ class _Port(NamedTuple):
         """The weights of the backends that new connections of sockets get, by id."""
         pairs = zip(self.ids, self.backends, strict=True)
         return {id: each.weight for id, each in pairs if self.flag in each.flags and each.weight}
+
+    @property
+    def endpoints(self) -> dict[int, Endpoint]:
+        """The endpoints of all backends, by id: an id may have been another Service's before."""
+        return {id: each.endpoint for id, each in zip(self.ids, self.backends, strict=True)}
 
 
 class Rebalancer(PeriodicWorker):
@@ -78,7 +95,7 @@ class Rebalancer(PeriodicWorker):
         self._actual, self._source_errors, self._clock = actual, source_errors, clock
         self._changed: dict[Key, float] = {}  # when a Service last changed; of the loop
         self._former: Set[Key] = set()  # Services that were there when the agent started
-        self._movements: dict[PortName, Movement] = {}
+        self.movements: dict[PortName, Movement] = {}
         self._ended: set[int] = set()  # cookies of sockets that their owners have not closed yet
         self._rests_until = -math.inf
         self.moved = 0
@@ -102,7 +119,7 @@ class Rebalancer(PeriodicWorker):
         try:
             if self._clock() >= self._rests_until:
                 self._look()
-                self.lacking = None
+                self.lacking = self._quiet.out_of_reach
         except (EbpflbError, OSError) as error:
             self.lacking, self._rests_until = in_words(error), self._clock() + RETRY_SECONDS
             raise
@@ -113,34 +130,35 @@ class Rebalancer(PeriodicWorker):
 
     def _look(self) -> None:
         if not self._cluster.with_rebalance:
-            self._movements.clear()
+            self.movements.clear()
             self._former = set()
             self._quiet.close()
             return
+        gone = [it for it in self.movements if it.owner not in self._cluster.with_rebalance]
+        for name in gone:
+            del self.movements[name]
         self._quiet.load()
         with suppress(TimeoutError):  # a busy loop is asked again by the next turn
             ports, is_away = self._inbox.ask(self._ports)
-            weights = {name: port.weights for name, port in ports.items()}
             moving = {
-                name: weights[name]
+                name: port
                 for name, port in ports.items()
-                if self._movement(name).look(weights[name].keys(), self._clock())
+                if self._movement(name).look(port.weights.keys(), self._clock())
             }
-            opening = self._opening({name: ports[name].id for name in moving})
-            still = {name: moving[name] for name in opening if not is_away}
-            self._move(still, {name: ports[name].rebalance for name in still})
+            opening = self._opening({name: port.id for name, port in moving.items()})
+            self._move({name: moving[name] for name in opening if not is_away})
 
     def _movement(self, name: PortName) -> Movement:
-        if name not in self._movements:
-            self._movements[name] = Movement(is_new=name.owner not in self._former)
-        return self._movements[name]
+        if name not in self.movements:
+            self.movements[name] = Movement(is_new=name.owner not in self._former)
+        return self.movements[name]
 
     def _ports(self) -> tuple[dict[PortName, _Port], bool]:
         """Return the ports, and whether their source cannot be read; called by the loop."""
         actual, found = self._actual(), dict[PortName, _Port]()
         wanting, since = self._cluster.with_rebalance, self._clock() - LONGEST
         self._changed = {it: at for it, at in self._changed.items() if it in wanting and at > since}
-        for key in islice(self._changed, MOST_SERVICES):
+        for key in in_turn(self._changed, MOST_SERVICES):
             for port in self._cluster.services.get(key, ()):
                 its = actual.get(port.name)
                 if port.rebalance and its and port.node_local is None:
@@ -157,23 +175,18 @@ class Rebalancer(PeriodicWorker):
                 log.warning("%s: connections stay: a new one could not be opened", name)
         return [name for name, id in moving.items() if not failures[id]]
 
-    def _move(
-        self,
-        moving: Mapping[PortName, Mapping[int, int]],
-        wanted: Mapping[PortName, annotations.Rebalance],
-    ) -> None:
-        """Watch the sockets of endpoints that have too many, and end some that may end.
-
-        ``moving`` has the endpoints' weights by id.
-        """
-        sockets = [*self._quiet.of({*chain.from_iterable(moving.values())})] if moving else []
+    def _move(self, moving: Mapping[PortName, _Port]) -> None:
+        """Watch the sockets of endpoints that have too many, and end some that may end."""
+        endpoints = {id: at for port in moving.values() for id, at in port.endpoints.items()}
+        sockets = [*self._quiet.of(endpoints)] if moving else []
         self._ended &= {each.cookie for each in sockets}
         open_ = [each for each in sockets if each.cookie not in self._ended]
         counts = Counter(each.backend for each in open_)
         beyond = {
-            name: excess(counts, weights, wanted[name].above) for name, weights in moving.items()
+            name: excess(counts, port.weights, port.rebalance.above)
+            for name, port in moving.items()
         }
-        idle = {id: wanted[name].idle for name, its in beyond.items() for id in its}
+        idle = {id: moving[name].rebalance.idle for name, its in beyond.items() for id in its}
         watched = {
             each.cookie: each
             for each in islice((it for it in open_ if it.backend in idle), MOST_WATCHED)
@@ -204,7 +217,7 @@ class Rebalancer(PeriodicWorker):
         backends = Counter(watched[cookie].backend for cookie in ended)
         for name, its in beyond.items():
             if count := sum(backends[id] for id in its):
-                self._movements[name].ended(count)
+                self.movements[name].ended(count)
                 log.info("%s: %d idle connections ended: other endpoints have fewer", name, count)
 
     def _choose(
@@ -217,7 +230,7 @@ class Rebalancer(PeriodicWorker):
         random.shuffle(ready)
         chosen: list[ClientSocket] = []
         for name, its in beyond.items():
-            most, left = self._movements[name].most(its, counts), dict(its)
+            most, left = self.movements[name].most(its, counts), dict(its)
             for each in ready:
                 if left.get(each.backend) and most:
                     most, left[each.backend] = most - 1, left[each.backend] - 1

@@ -9,7 +9,7 @@ few: the kernel has one table of sockets for all namespaces.
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +18,9 @@ from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import columns, ffi, names
 from ebpflb.kernel.maps.readers import RememberedSockets
 from ebpflb.kernel.maps.records import PeerFrontend, QuietSocket, record
+from ebpflb.kernel.node import namespaces
 from ebpflb.kernel.programs import compiler, loader, precompile
+from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
 
 MAP, FAILURES = "quiet_sockets", "failed_openings"
@@ -48,6 +50,12 @@ class QuietSockets:
         self._maps, self._cache, self._each_namespace = maps, cache, each_namespace
         self._link: int | None = None
 
+    @cached_property
+    def out_of_reach(self) -> str | None:
+        """Which sockets cannot be ended, and why."""
+        can_enter = "CAP_SYS_ADMIN" in namespaces.capabilities()
+        return None if can_enter else "those of pods, as CAP_SYS_ADMIN is missing"
+
     def load(self) -> None:
         """Load the program, unless it is."""
         if self._link is None:
@@ -65,14 +73,15 @@ class QuietSockets:
             os.close(self._link)
             self._link = None
 
-    def of(self, backends: Collection[int]) -> Iterator[ClientSocket]:
-        """Yield the sockets that have connections to these backends."""
+    def of(self, backends: Mapping[int, tuple[Address, int]]) -> Iterator[ClientSocket]:
+        """Yield the sockets that have connections to these backends: endpoints by id."""
 
         @cache
         def backend_of(packed: bytes) -> int:
             peer: PeerFrontend = _PEER.unpack(packed)
             is_tcp = peer.frontend.protocol == Protocol.TCP and peer.is_connected
-            return peer.backend if is_tcp and peer.backend in backends else 0
+            is_its = backends.get(peer.backend) == (peer.address, peer.port)
+            return peer.backend if is_tcp and is_its else 0
 
         for cookies, entries in RememberedSockets(self._maps).slices():
             each = zip(memoryview(cookies).cast("Q"), _ENTRY.iter_unpack(entries), strict=True)

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from ebpflb.agent.loop import Turn
-from ebpflb.agent.rebalance import MOST_A_TURN, RETRY_SECONDS, Rebalance, Rebalancer
+from ebpflb.agent.rebalance import MOST_A_TURN, RETRY_SECONDS, Rebalance, Rebalancer, in_turn
 from ebpflb.errors import NodeError
 from ebpflb.kernel.maps.records import QuietSocket
 from ebpflb.kernel.quiet_sockets import ENDED, READY, ClientSocket, QuietSockets
 from ebpflb.model.annotations import REBALANCE_ANNOTATION
 from ebpflb.model.cluster_state import Applied
-from ebpflb.model.events import Changed, Kind
+from ebpflb.model.events import Changed, Key, Kind
 from tests.agent.fakes import Harness, Json, changed, lists, service, slices
 
 OLD, NEW, THIRD = "10.1.0.1", "10.1.0.2", "10.1.0.3"
@@ -22,6 +22,8 @@ NETNS = 77
 
 class FakeSockets(QuietSockets):
     """Sockets that are always ready to end, by backend; ``ended`` are those of each look."""
+
+    out_of_reach: str | None = None
 
     def __init__(self) -> None:
         self.sockets: dict[int, int] = {}  # cookie -> backend
@@ -40,7 +42,7 @@ class FakeSockets(QuietSockets):
         self.closed += 1
         self.known.clear()
 
-    def of(self, backends: Collection[int]) -> Iterator[ClientSocket]:
+    def of(self, backends: Mapping[int, object]) -> Iterator[ClientSocket]:
         for cookie, backend in self.sockets.items():
             if backend in backends:
                 yield ClientSocket(cookie, backend, NETNS)
@@ -117,8 +119,10 @@ class Moving:
         return self.worker.moved - before
 
 
-def wanting(text: str | None = "idle=5s,above=20%") -> Json:
-    made = service("web", "10.96.0.1", {REBALANCE_ANNOTATION: text} if text else None)
+def wanting(
+    text: str | None = "idle=5s,above=20%", name: str = "web", ip: str = "10.96.0.1"
+) -> Json:
+    made = service(name, ip, {REBALANCE_ANNOTATION: text} if text else None)
     made["spec"]["ports"][0]["appProtocol"] = "http"
     return made
 
@@ -202,6 +206,19 @@ def test_a_connection_whose_owner_is_faster_stays_and_may_end_later(moving: Movi
     assert moving.turn() == 2
 
 
+def test_services_of_every_namespace_have_their_turn() -> None:
+    """A tenant with a thousand Services that want it keeps nobody else waiting."""
+    services = [Key("busy", f"web-{i}") for i in range(1000)] + [Key("quiet", "web")]
+    assert in_turn(services, 3) == [services[0], services[-1], services[1]]
+
+
+def test_a_service_that_wants_it_no_more_leaves_nothing(moving: Moving) -> None:
+    for text, count in (("idle=5s,above=20%", 2), (None, 1)):
+        moving.publish(changed(Kind.SERVICE, wanting(text, "other", "10.96.0.2")))
+        moving.turn()
+        assert len(moving.worker.movements) == count
+
+
 def test_only_a_service_that_wants_it_wakes_the_thread(moving: Moving) -> None:
     """Without the annotation nothing is loaded, and changes wake nobody."""
     moving.publish(changed(Kind.SERVICE, wanting(None)))
@@ -226,3 +243,6 @@ def test_a_kernel_that_lacks_it_is_a_condition(moving: Moving) -> None:
     moving.now += RETRY_SECONDS
     assert moving.turn() == 2
     assert moving.part.status() == {"not_rebalanced": None}
+    moving.quiet.out_of_reach = "those of pods"
+    assert moving.turn() == 2
+    assert moving.part.status() == {"not_rebalanced": "those of pods"}

@@ -137,8 +137,8 @@ class Namespaces:
         if error.errno in (errno.EPERM, errno.EACCES) and not self._warned:
             self._warned = True
             log.warning(
-                "pods' network namespaces cannot be entered: CAP_SYS_ADMIN is missing; stale UDP "
-                "sockets of pods are not ended"
+                "pods' network namespaces cannot be entered: CAP_SYS_ADMIN is missing; sockets of "
+                "pods are not ended (of removed endpoints, by on-removal, by rebalance)"
             )
 
 
