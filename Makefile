@@ -143,6 +143,8 @@ $(CLANG) -c bpf/hooks/flow_end.c -o build/flow-end.o
 $(CLANG) -c bpf/hooks/socket_end.c -o build/socket-end.o
 $(CLANG) -c bpf/hooks/socket_opening.c -o build/socket-opening.o
 $(CLANG) -c bpf/hooks/answer.c -o build/answer.o
+$(CLANG) -c bpf/hooks/hand_over.c -o build/hand-over.o
+$(VARIANT) -DMONITOR bpf/hooks/hand_over.c
 $(CLANG) -c bpf/hooks/quiet_socket.c -o build/quiet-socket.o
 $(GCC) -c bpf/hooks/socket.c -o build/native.o
 $(GCC) -c bpf/hooks/netns_cookie.c -o build/netns-cookie-native.o
@@ -153,6 +155,7 @@ $(GCC) -c bpf/hooks/flow_end.c -o build/flow-end-native.o
 $(GCC) -c bpf/hooks/socket_end.c -o build/socket-end-native.o
 $(GCC) -c bpf/hooks/socket_opening.c -o build/socket-opening-native.o
 $(GCC) -c bpf/hooks/answer.c -o build/answer-native.o
+$(GCC) -c bpf/hooks/hand_over.c -o build/hand-over-native.o
 $(GCC) -c bpf/hooks/quiet_socket.c -o build/quiet-socket-native.o
 $(GCC) -c bpf/hooks/connection_end.c -o build/connection-end-native.o
 endef

@@ -16,6 +16,8 @@ import socket
 import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
 
 from bench import flow_frames, targets
 from bench.flow_frames import DSCP, KINDS
@@ -31,13 +33,13 @@ from bench.nodeport_lab import (
 )
 from bench.report import Lines, row_of
 from ebpflb.kernel.node.namespaces import call_in
-from ebpflb.lab.hosts import Host
+from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.netns import NETNS, Namespace
 from ebpflb.lab.router import NODES
 
 PACKETS = 20_000  # a measurement
 ALL = 0.99  # of the packets at least come to the other end
-_DROP = f"""
+DROP = f"""
 table netdev bench {{
   chain streams {{ type filter hook ingress device "eth0" priority 0; ip dscp {DSCP} drop; }}
 }}
@@ -47,10 +49,19 @@ _PIPE = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
 Key = tuple[str, str, str]  # variant, place, protocol
 
 
+class Streamed(Protocol):
+    """A lab whose folder has the program stream.c."""
+
+    @property
+    def lab(self) -> Lab: ...
+    @property
+    def folder(self) -> Path: ...
+
+
 class Sender:
     """Sends frames to a host by the router's end of its cable."""
 
-    def __init__(self, lab: NodePortLab, host: Host) -> None:
+    def __init__(self, lab: Streamed, host: Host) -> None:
         self._mac = _mac(host)
         cable = f"{NODES.name}{host.v4.rpartition('.')[2]}"
         command = [*lab.lab.router.enter, str(lab.folder / "stream"), cable]
@@ -71,7 +82,7 @@ class NodeCost:
         self.lab = lab
         ends = [lab.far.node, *(site.pod for site in lab.sites.values())]
         for end in ends:
-            end.nft(_DROP)
+            end.nft(DROP)
         self.senders = {variant: Sender(lab, site.node) for variant, site in lab.sites.items()}
         self._nothing = Sender(lab, lab.far.node)
 
@@ -94,9 +105,9 @@ class NodeCost:
         end = self.lab.sites[variant].pod if place == LOCAL else self.lab.far.node
         with flow_frames.opened(*self._flow(variant, place, protocol)) as packet:
             prepare()
-            before = _received(end)
+            before = received(end)
             took = self.senders[variant].send(packet)
-            came = _received(end) - before
+            came = received(end) - before
         if came < ALL * PACKETS:
             raise SystemExit(f"{variant}, {place}, {protocol}: {came} of {PACKETS} packets came")
         return took
@@ -150,7 +161,7 @@ def _mac(host: Namespace) -> bytes:
     return bytes.fromhex(json.loads(shown.stdout)[0]["address"].replace(":", ""))
 
 
-def _received(host: Namespace) -> int:
+def received(host: Namespace) -> int:
     """Return the number of packets that came in by eth0."""
     shown = subprocess.run(
         [*host.enter, "cat", "/proc/net/dev"], check=True, capture_output=True, text=True

@@ -76,6 +76,11 @@ PARTS = {
             "--rounds 20", "--rounds 3", (Panel("a load", "s"), Panel("the program", "ns")),
         ),
         Part(
+            "hand-over", "bench.hand_over", "Requests handed to another node by MAC address",
+            "--rounds 40 --streams 20", "--rounds 5 --streams 4",
+            (Panel("the entry", "ns"), Panel("the whole", "/s")),
+        ),
+        Part(
             "moved", "bench.moved_datagrams",
             "How long a removed endpoint gets datagrams, by entries of conntrack",
             "--rounds 10", "--entries 200000 --rounds 2",

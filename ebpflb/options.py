@@ -588,6 +588,17 @@ class Options:
         parse=parse_pools,
         show=show_pools,
     )
+    # One of HAND_OVER.
+    hand_over: str = option(
+        annotations.HAND_OVER_OFF,
+        "--hand-over",
+        "Whose requests at load balancer and external addresses are handed unchanged to a node with"
+        " an endpoint on the same segment, so that the endpoint sees the client's address: of"
+        " Services with externalTrafficPolicy Local or annotation"
+        f" {annotations.FORWARDING_ANNOTATION}=keep-client (auto), of all (keep-client), or of none"
+        " (off).",
+        choices=annotations.HAND_OVER,
+    )
     nodeport_source_ranges: tuple[Network, ...] = option(
         (),
         "--nodeport-source-ranges",
@@ -671,6 +682,7 @@ class Options:
             node_local_addresses=self.node_local_addresses,
             whole_addresses=self.whole_addresses,
             pools=self.l2_pools,
+            hand_over=annotations.HAND_OVER_OFF if self.shadow else self.hand_over,
         )
 
     @property

@@ -48,7 +48,7 @@ static __always_inline void translated_note(struct __sk_buff *ctx, const struct 
 static __always_inline int translated_leave(struct __sk_buff *ctx, const struct packet *packet,
 					    __u32 device)
 {
-	hops_decrement(ctx, packet);
+	hops_decrement(ctx, packet->v6);
 	note_write(ctx, NOTE_TRANSLATED);
 	return redirect_neigh(device, NULL, 0, 0);
 }

@@ -18,6 +18,7 @@
  */
 #include "compat.h"
 #include "core/note.h"
+#include "core/scratch.h"
 #include "maps.h"
 #include "net/rewrite.h"
 #include "path/attempt.h"
@@ -29,32 +30,6 @@
 #include "path/repeated.h"
 #include "path/vip.h"
 #include "record/event_packet.h"
-
-static __always_inline struct scratch *scratch_here(void)
-{
-	return LOOKUP_NUMBER(struct scratch, scratch, 0);
-}
-
-/*
- * Memory for a packet at this hook, in which what is read of it is empty; of an assignment clang makes
- * three times as many stores. Nobody below the hook asks for it.
- */
-static __always_inline struct scratch *scratch_begin(const enum hook hook)
-{
-	struct scratch *scratch = scratch_here();
-	__u64 *words;
-
-	if (!scratch)
-		return NULL;
-	words = (__u64 *)&scratch->packet;
-	UNROLL
-	for (__u32 i = 0; i < sizeof(scratch->packet) / sizeof(*words); i++)
-		words[i] = 0;
-	scratch->packet.tuple.hook = hook;
-	scratch->onward.device = 0;
-	scratch->onward.mtu = 0;
-	return scratch;
-}
 
 /* The packet gets its new tuple, if the outcome is so; later fragments follow the first one. */
 static __always_inline void packet_translate(struct __sk_buff *ctx, const struct packet *packet,

@@ -30,7 +30,8 @@ enum verdict {
 	VERDICT_UNKNOWN_PORT = 22,	/* port of a load balancer's address that no service has: dropped */
 	VERDICT_REDIRECT = 23,	/* ICMP redirect about a packet of a known flow: dropped */
 	VERDICT_TRANSLATED_AT_SOCKET = 24,	/* to an external frontend's address, by a socket hook: left alone */
-	VERDICTS = 25,		/* how many */
+	VERDICT_HANDED = 25,	/* to an endpoint on another node, by its MAC address (--hand-over) */
+	VERDICTS = 26,		/* how many */
 };
 
 /* Why a flow is masqueraded. */

@@ -73,7 +73,7 @@ DEFINE_MAP(failed_openings, HASH, __u32, __u64, 4096, NO_PREALLOC)
 DEFINE_MAP(rotations, ARRAY, __u32, struct rotation, 65536, NONE)
 
 /* Counters, by enum verdict. */
-DEFINE_MAP(verdicts, PERCPU_ARRAY, __u32, __u64, 25, NONE)
+DEFINE_MAP(verdicts, PERCPU_ARRAY, __u32, __u64, 26, NONE)
 
 /* The first element is for refusals, each other one for answers to the pings of some clients. */
 DEFINE_MAP(reject_budgets, PERCPU_ARRAY, __u32, struct reject_budget, 257, NONE)

@@ -6,17 +6,17 @@
 #include "net/packet.h"
 
 /* Whether a hop may be subtracted: if not, the stack has to answer with "time exceeded". */
-static __always_inline bool hops_are_left(struct __sk_buff *ctx, const struct packet *packet)
+static __always_inline bool hops_are_left(struct __sk_buff *ctx, bool v6)
 {
-	__u32 at = LINK + (packet->v6 ? IPV6_HOPS : IPV4_TTL);
+	__u32 at = LINK + (v6 ? IPV6_HOPS : IPV4_TTL);
 	__u8 hops;
 
 	return !bpf_skb_load_bytes(ctx, at, &hops, sizeof(hops)) && hops > 1;
 }
 
-static __always_inline void hops_decrement(struct __sk_buff *ctx, const struct packet *packet)
+static __always_inline void hops_decrement(struct __sk_buff *ctx, bool v6)
 {
-	__u32 at = LINK + (packet->v6 ? IPV6_HOPS : IPV4_TTL);
+	__u32 at = LINK + (v6 ? IPV6_HOPS : IPV4_TTL);
 	__u8 word[2] = {};
 	__u16 before, after;
 
@@ -25,7 +25,7 @@ static __always_inline void hops_decrement(struct __sk_buff *ctx, const struct p
 	__builtin_memcpy(&before, word, sizeof(before));
 	word[0]--;
 	__builtin_memcpy(&after, word, sizeof(after));
-	if (!packet->v6)
+	if (!v6)
 		bpf_l3_csum_replace(ctx, LINK + IPV4_CHECKSUM, before, after, sizeof(after));
 	bpf_skb_store_bytes(ctx, at, word, 1, 0);
 }

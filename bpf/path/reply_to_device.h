@@ -38,7 +38,7 @@ static __always_inline bool replies_go_to_device(void)
 static __always_inline bool leads_elsewhere(struct __sk_buff *ctx, const struct packet *packet,
 					    const struct tuple *tuple, __u32 ifindex)
 {
-	return ifindex != ctx->ifindex && hops_are_left(ctx, packet) &&
+	return ifindex != ctx->ifindex && hops_are_left(ctx, packet->v6) &&
 	       route_device(ctx, packet, tuple, ctx->ifindex, FORWARDED) != ifindex;
 }
 

@@ -24,8 +24,9 @@ from ebpflb.agent.audit import (
 from ebpflb.agent.canary_sync import CanarySync, UplinkCanary
 from ebpflb.agent.endpoint_health import EndpointWatch
 from ebpflb.agent.engine import EngineChoice, NetfilterSync
+from ebpflb.agent.hand_over import HandOver
 from ebpflb.agent.inspection import Inspection, answer, local_pages
-from ebpflb.agent.loop import Agent, Inbox, Stop
+from ebpflb.agent.loop import Agent, Inbox, Part, Stop
 from ebpflb.agent.missed_ends import EndedConnections, UnreleasedSockets
 from ebpflb.agent.monitoring import Monitoring
 from ebpflb.agent.node_local import NodeLocalWatch, answering_in
@@ -50,9 +51,10 @@ from ebpflb.cluster.source import ServerOptions, make_source
 from ebpflb.config.fields import to_builtins
 from ebpflb.config.translation import EXTERNAL_IPS
 from ebpflb.history.recorder import History
-from ebpflb.kernel.attach import answerer
+from ebpflb.kernel.attach import uplink_program
 from ebpflb.kernel.attach.answerer import Answerer
 from ebpflb.kernel.datapath import Datapath
+from ebpflb.kernel.handing import Handing
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import Sweeper
 from ebpflb.kernel.netfilter.each_packet import EachPacketWatch
@@ -64,9 +66,11 @@ from ebpflb.kernel.node.namespaces import Namespaces
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import FrameProgram
 from ebpflb.kernel.quiet_sockets import QuietSockets
+from ebpflb.model.annotations import HAND_OVER_OFF
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Disturbed
 from ebpflb.model.facts import Fact, Observed
+from ebpflb.model.hand_over import Hops
 from ebpflb.model.nodes import FORWARD_AUTO
 from ebpflb.options import REPORT, Options
 from ebpflb.serve.agent_lock import AgentLock
@@ -260,6 +264,7 @@ class _Builder:
             self._source_errors,
             Rebalance(watches[-1]),
             *writers,
+            *self._hand_over(),
             BesideKubeProxy(options.left_to_kube_proxy),
         )
         self._pages |= {
@@ -300,9 +305,21 @@ class _Builder:
         """Return the part that answers for load balancer addresses, if there is --l2-pool."""
         options, state = self._options, self._datapath.state
         if not options.l2_pools:
-            answerer.remove(state)  # what an agent with the option has left
+            uplink_program.ANSWER.remove(state)  # what an agent with the option has left
         make = partial(Answerer, state, options.paths.cache)
         return AddressOwner(self._cluster, self._node_sync, make, self._inbox)
+
+    def _hand_over(self) -> tuple[Part, ...]:
+        """Return the parts by which requests are handed to other nodes, if there is --hand-over."""
+        options, state = self._options, self._datapath.state
+        if options.admission.hand_over == HAND_OVER_OFF:
+            uplink_program.HAND_OVER.remove(state)  # what an agent with the option has left
+            return ()
+        make = partial(Handing, self._datapath, options.paths.cache)
+        return (HandOver(self._service_sync, self._hops, make, self._inbox),)
+
+    def _hops(self) -> Hops:
+        return Hops()
 
     def _writers(self) -> tuple[NodeReadiness, AddressWriter, AddressOwner]:
         """Return the parts that tell others of this node, each in a thread of its own."""

@@ -22,6 +22,7 @@ from ebpflb.errors import KernelError
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.model import endpoints
 from ebpflb.model.addresses import Family
+from ebpflb.model.annotations import HAND_OVER_OFF
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.endpoint_slices import StoredSlice
 from ebpflb.model.endpoints import (
@@ -35,6 +36,7 @@ from ebpflb.model.endpoints import (
 )
 from ebpflb.model.events import MAX_LISTED, MAX_NAMED_IN_LINE, Key
 from ebpflb.model.facts import Fact
+from ebpflb.model.hand_over import handed_to, keeps_here
 from ebpflb.model.nodes import listener
 from ebpflb.model.services import KUBERNETES, PortName, Protocol, ServicePort
 from ebpflb.plan.canary import is_canary
@@ -294,6 +296,8 @@ class ServiceSync(Part):
         self.slow_starts = SlowStarts()
         self._changed: dict[PortName, ServiceEntries] = {}  # the next result of ``take_changed``
         self._watched: dict[PortName, Change] = {}  # the next result of ``take_watched``
+        self._hands_over = node_sync.options.admission.hand_over != HAND_OVER_OFF
+        self._written: set[PortName] = set()  # the next result of ``take_written``
         self.port_names: dict[Key, tuple[PortName, ...]] = {}  # Service -> its ports in the plan
         self._failed: dict[Key, float] = {}  # Service -> when it is planned again
         self._budget = Budget(clock)
@@ -382,6 +386,11 @@ class ServiceSync(Part):
         changed = dict(self._changed)
         self._changed.clear()
         return changed
+
+    def take_written(self) -> set[PortName]:
+        """Return the service ports that were planned, or lost a frontend, since the last call."""
+        written, self._written = self._written, set()
+        return written
 
     def take_watched(self) -> dict[PortName, Change]:
         """Return the changes of service ports whose connections are reset, since the last call.
@@ -504,6 +513,8 @@ class ServiceSync(Part):
                 rows = {name: len(its) for name, its in plan.parts()}
                 log.debug("planned in %.4f s, written in %.4f s: %s", *seconds, rows)
             self.planner.written(self._clock())
+            if self._hands_over:
+                self._written.update(changes, self._changed)
         except KernelError:
             raise
         except Exception as error:  # the planner may be wrong about the maps: it starts over
@@ -627,7 +638,12 @@ class ServiceSync(Part):
         if node_local and listener(port) not in self.cluster.observed[Fact.ANSWERING_LISTENERS]:
             node_local = None
         about = self.cluster.primary, node_local, self.cluster.untracked, self.cluster.api_places
-        wanted = yield from desiring(port, selection, *about)
+        family, own = port.name.family, self.cluster.node_name
+        nodes = self.cluster.observed[Fact.HANDED_NODES]
+        believed = {node for its, node in nodes if its == family} if port.hands_over else ()
+        handed = handed_to(port, selection, own, believed)
+        keeps = keeps_here(port, handed, own)
+        wanted = yield from desiring(port, selection, *about, handed, keeps_here=keeps)
         grown = wanted, port.slow_start, programmed, self._clock()
         return (yield from self.slow_starts.applying(*grown))
 

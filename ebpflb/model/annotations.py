@@ -308,6 +308,25 @@ def read_passthrough(service: objects.Service, warnings: list[str]) -> bool:
     return False
 
 
+# Whether requests are handed to nodes with endpoints, so that these see the client's address: by a
+# Service's annotation, else by --hand-over (hand_over.py).
+
+FORWARDING_ANNOTATION = "ebpflb.io/forwarding"
+FORWARDINGS = (MASQUERADE, KEEP_CLIENT) = ("masquerade", "keep-client")
+HAND_OVER = (HAND_OVER_OFF, HAND_OVER_AUTO, HAND_OVER_KEEP_CLIENT) = ("off", "auto", KEEP_CLIENT)
+
+
+def _read_hands_over(service: objects.Service, mode: str, warnings: list[str]) -> bool:
+    """Return whether requests may be handed over; ``mode`` is one of HAND_OVER."""
+    default = KEEP_CLIENT if mode == HAND_OVER_KEEP_CLIENT else MASQUERADE
+    wanted = _word(service, FORWARDING_ANNOTATION, FORWARDINGS, default, warnings)
+    is_local = service.spec.external_traffic_policy == "Local"
+    if wanted == KEEP_CLIENT and mode == HAND_OVER_OFF and not is_local:
+        where = annotation_field(FORWARDING_ANNOTATION)
+        warnings.append(f"{where}: has no effect: the nodes run with --hand-over=off")
+    return mode != HAND_OVER_OFF and (is_local or wanted == KEEP_CLIENT)
+
+
 # Which clients a Service's NodePorts admit: by its annotation, else by --nodeport-source-ranges.
 #
 # kube-proxy has neither option; it leaves NodePorts to firewalls in PREROUTING. These do not see a
@@ -356,6 +375,7 @@ OF_SERVICES = frozenset(
         HEALTH_ANNOTATION,
         NODE_LOCAL_ANNOTATION,
         FAILOVER_ANNOTATION,
+        FORWARDING_ANNOTATION,
         objects.REQUESTED[0],
         objects.SHARING[0],
         REBALANCE_ANNOTATION,
@@ -377,6 +397,7 @@ class ServiceAnnotations(NamedTuple):
     node_local: tuple[Address, ...]
     passthrough: bool
     rebalanced: Mapping[int, Rebalance]
+    hands_over: bool
 
 
 def read(
@@ -384,6 +405,7 @@ def read(
     scheduler: str,
     endpoint_health: str,
     node_local_addresses: tuple[Address, ...],
+    hand_over: str,
     warnings: list[str],
 ) -> ServiceAnnotations:
     """Return what the Service sets; ``scheduler`` and ``endpoint_health`` are the defaults.
@@ -406,6 +428,7 @@ def read(
         _read(meta, NODE_LOCAL_ANNOTATION, node_local, (), "sockets get endpoints", warnings),
         read_passthrough(service, warnings),
         _read_rebalanced(service, scheduler, warnings),
+        _read_hands_over(service, hand_over, warnings),
     )
 
 

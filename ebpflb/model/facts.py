@@ -25,6 +25,7 @@ class Fact(Enum):
     ANSWERING_LISTENERS = auto()  # node-local listeners that answer
     UNTRACKED_DESTINATIONS = auto()  # that rules in raw exempt from conntrack
     FAILING_ENDPOINTS = auto()  # service ports with an endpoint that does not answer this node
+    HANDED_NODES = auto()  # (family, name) of nodes that requests may be handed to
 
 
 class Observed(NamedTuple):
@@ -68,6 +69,10 @@ def _of_ports(_: "ClusterState", changed: Values) -> set[Key]:
     return {name.owner for name, _ in changed}
 
 
+def _handed_over(cluster: "ClusterState", _: Values) -> set[Key]:
+    return {key for key, its in cluster.services.items() if its and its[0].hands_over}
+
+
 FACTS = {
     Fact.REACHED_SERVERS: FactRule("addresses of API servers", _at_api_places),
     Fact.OWN_ADDRESSES: FactRule("addresses of this node", _at_api_places),
@@ -76,4 +81,5 @@ FACTS = {
     Fact.FAILING_ENDPOINTS: FactRule(
         "which endpoints do not answer this node", _of_ports, UnusedReason.SET_ASIDE
     ),
+    Fact.HANDED_NODES: FactRule("nodes that requests may be handed to", _handed_over),
 }

@@ -1,11 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that are handed to another node by its MAC address (--hand-over): to which nodes."""
+"""Requests that are handed to another node by its MAC address (--hand-over): to which nodes.
 
-from collections.abc import Mapping
+With externalTrafficPolicy Local a request is handed over if this node has no ready endpoint. With
+policy Cluster and ``ebpflb.io/forwarding: keep-client`` each node gets its share, this one too, and
+translates its share to its own endpoints only; so it is in force here only while all nodes that
+have endpoints can be handed to, and otherwise requests are masqueraded as without it.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
 from ebpflb.model.devices import Device
+from ebpflb.model.endpoints import Selection, without_set_aside
+from ebpflb.model.services import Protocol, ServicePort
 
 
 class Hop(NamedTuple):
@@ -32,3 +41,37 @@ class Hops(NamedTuple):
     believed: tuple[Hop, ...] = ()
     macs: frozenset[bytes] = frozenset()
     blocked: Mapping[str, str] = {}
+
+
+# Which nodes get a service port's requests.
+
+Weights = Mapping[str, int]
+"""Nodes with their weights: the sum of those of their endpoints."""
+
+
+def handed_to(
+    port: ServicePort, selection: Selection, own: str, believed: Collection[str]
+) -> Weights | None:
+    """Return the nodes among which requests to external addresses are spread; None: as ever.
+
+    ``own``: this node; ``believed``: the others that may be handed to. Empty: only flows that have
+    a node already are handed over, all others are treated as ever.
+    """
+    if not port.hands_over or port.name.protocol == Protocol.SCTP:
+        return None
+    ready = tuple([each for each in selection.listed if each.ready and each.weight])
+    leaving = (each for each in selection.listed if each.serving and each.terminating)
+    weights = Counter[str]()
+    for each in without_set_aside(ready) or [each for each in leaving if each.weight]:
+        weights[own if each.local else each.name.node] += each.weight
+    if port.external_local and own in weights:
+        return {own: 1}
+    reached = {node: it for node, it in weights.items() if node == own or node in believed}
+    if not port.external_local and reached.keys() != weights.keys():
+        return {}
+    return reached
+
+
+def keeps_here(port: ServicePort, nodes: Weights | None, own: str) -> bool:
+    """Whether requests that reach this node go to its own endpoints, in spite of policy Cluster."""
+    return nodes is not None and own in nodes and not port.external_local

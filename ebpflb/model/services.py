@@ -229,6 +229,7 @@ class Admission(Struct, frozen=True):
     ``keeps_api_servers``: the Service default/kubernetes never loses its last ready endpoint, and
     has passive endpoint health. ``whole_addresses``: for which addresses Services stand as a whole.
     ``pools``: addresses that a Service gets only from the agents; as externalIPs they do not count.
+    ``hand_over``: which Services' requests may be handed to other nodes, without the annotation.
     """
 
     serve_external_ips: bool = True
@@ -242,6 +243,7 @@ class Admission(Struct, frozen=True):
     node_local_addresses: tuple[Address, ...] = annotations.NODE_LOCAL_DNS
     whole_addresses: WholeAddresses = WholeAddresses.NONE
     pools: "tuple[Pool, ...]" = ()
+    hand_over: str = annotations.HAND_OVER_OFF
 
     def health_of(self, service: Key) -> str:
         """Return the default of a Service's endpoint health."""
@@ -321,6 +323,7 @@ class ServicePort:
     ``whole_addresses``: those of its addresses for which it stands as a whole: for pings, and for
     ports that no Service has.
     ``limit``: which part of the Service is beyond a limit; only its first port has it.
+    ``hands_over``: requests may be handed to other nodes (hand_over.py).
     """
 
     name: PortName
@@ -347,6 +350,7 @@ class ServicePort:
     rebalance: Rebalance | None = None
     whole_addresses: tuple[Address, ...] = ()
     limit: str = ""
+    hands_over: bool = False
 
     @property
     def externally_accessible(self) -> bool:
@@ -418,9 +422,8 @@ def _service_ports(
     external_ips, balanced, clients, to_nodeports = _lists(service, admission, former, warnings)
     spec_ports = _ports(spec, warnings)
     health = admission.health_of(key)
-    annotated = annotations.read(
-        service, admission.scheduler, health, admission.node_local_addresses, warnings
-    )
+    defaults = admission.scheduler, health, admission.node_local_addresses, admission.hand_over
+    annotated = annotations.read(service, *defaults, warnings)
     for family, cluster_ip in cluster_ips.items():
         node_local = next(iter(_of(family, annotated.node_local)), None)
         for port, protocol in spec_ports:
@@ -449,6 +452,7 @@ def _service_ports(
                 node_local=None if protocol is Protocol.SCTP else node_local,
                 passthrough=annotated.passthrough,
                 rebalance=annotated.rebalanced.get(port.port) if is_tcp else None,
+                hands_over=annotated.hands_over,
             )
 
 

@@ -37,6 +37,7 @@ from ebpflb.model.annotations import DEFAULT_WEIGHT
 from ebpflb.model.api_servers import ApiPlaces
 from ebpflb.model.devices import AddressByFamily, Device, Devices, LocalDetector
 from ebpflb.model.endpoints import FAST, Selection, Steps, in_parts
+from ebpflb.model.hand_over import Weights
 from ebpflb.model.nodes import Untracked
 from ebpflb.model.services import PortName, Protocol, ServicePort
 from ebpflb.plan import tables
@@ -110,6 +111,7 @@ class DesiredService:
     ``source_ranges`` and ``nodeport_source_ranges`` are the clients that "restricted" VIPs and a
     "restricted" NodePort admit. ``lack``: why it is not whole. ``withheld`` are frontends that the
     Service asks for and does not get, because this agent reaches an API server there.
+    ``handed_to``: the nodes to which requests at external addresses are handed (hand_over.py).
     """
 
     name: PortName
@@ -121,6 +123,7 @@ class DesiredService:
     nodeport_source_ranges: tuple[Network, ...] = ()
     lack: Lack | None = None
     withheld: Mapping[Frontend, Flags] = field(default_factory=dict)
+    handed_to: Weights | None = None
 
     @property
     def size(self) -> Size:
@@ -139,15 +142,20 @@ def desiring(
     node_local: Address | None,
     untracked: Untracked,
     api: ApiPlaces,
+    handed_to: Weights | None = None,
+    *,
+    keeps_here: bool = False,
 ) -> Steps[DesiredService]:
     """Return the desired map content for ``port``, in steps.
 
     ``primary`` are this node's own addresses, ``node_local`` is the address of a listener that
     serves sockets, ``untracked`` what rules in raw exempt, ``api`` the places of the API servers.
+    ``keeps_here``: requests at its addresses stay here, whatever the policy (hand_over.py).
     """
     backends = yield from _backends(selection)
     listener = _listener(node_local, port.port, backends)
-    frontends = _frontends(port, selection.has_any, has_listener=bool(listener))
+    usual = selection.has_any, keeps_here
+    frontends = _frontends(port, *usual, has_listener=bool(listener))
     withheld = _withheld(port.name, frontends, backends, api)
     for each in withheld:
         del frontends[each]
@@ -161,6 +169,7 @@ def desiring(
         nodeport_source_ranges=port.nodeport_source_ranges if port.node_port else (),
         lack=Lack(port.name.namespace, LIMIT, 1, port.limit) if port.limit else None,
         withheld=withheld,
+        handed_to=handed_to,
     )
 
 
@@ -207,14 +216,16 @@ def _untracked(frontends: dict[Frontend, Flags], untracked: Untracked) -> dict[F
     }
 
 
-def _frontends(port: ServicePort, has_any: bool, *, has_listener: bool) -> dict[Frontend, Flags]:
+def _frontends(
+    port: ServicePort, has_any: bool, keeps_here: bool, *, has_listener: bool
+) -> dict[Frontend, Flags]:
     """Return the frontends.
 
     The cluster IP comes last, and so replaces an equal external address.
     """
     protocol, usual = int(port.name.protocol), (port.scheduler, has_any, has_listener)
     external = _flags(*usual, external=True, local=port.external_local)
-    routed = external | _flags(*usual, passthrough=port.passthrough)
+    routed = external | _flags(*usual, passthrough=port.passthrough, local=keeps_here)
     found = {Frontend(ip, port.port, protocol): routed for ip in port.external_ips}
     if port.load_balancer_ips:
         restricted = bool(port.source_ranges)

@@ -184,7 +184,7 @@ def test_no_value_of_an_annotation(name: str) -> None:
         a_slice = {"metadata": meta, "addressType": "IPv4"}
         found = msgspec.convert(a_slice, objects.EndpointSlice)
         said: list[str] = [*annotations.slice_warnings(found)]
-        annotations.read(service, "random", "off", (), said)
+        annotations.read(service, "random", "off", (), "off", said)
         annotations.read_weight(found, said)
         texts = [*said, *map(one_line, said), *map(json.dumps, said)]
         assert said and PLANT not in redaction.without_secrets("\n".join(texts))

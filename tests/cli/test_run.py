@@ -100,6 +100,7 @@ OTHER_VALUES = {
     "--endpoint-health": "passive",
     "--external-ips": "none",
     "--fast-forward": "auto",
+    "--hand-over": "auto",
     "--l2-pool": "192.0.2.200-192.0.2.250",
     "--load-balancer-unknown-ports": "reject",
     "--local-api-server": "127.0.0.1:7445",

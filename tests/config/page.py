@@ -20,6 +20,7 @@ DETAILS = {
     "--audit": "See [audit](reliability.md#how-does-the-agent-notice-what-others-change).",
     "--endpoint-health": "See [endpoint health](endpoint-health.md).",
     "--fast-forward": "See [below](#what-do-the-larger-options-cost).",
+    "--hand-over": "See [the client's address](client-addresses.md).",
     "--load-balancer-unknown-ports": "See [addresses of Services](vips.md).",
     "--l2-pool": "See [load balancer addresses](load-balancer-addresses.md).",
     "--local-api-server": "Only with the systemd unit or a static pod: see [API "

@@ -120,7 +120,7 @@ class Clsact:
 
     def attach(self, index: int, programs: list[Program]) -> None:
         """Attach programs to a device. Raises KernelError; ENODEV: no such device."""
-        with _kernel() as kernel:
+        with open_kernel() as kernel:
             if self._prepare(kernel, index) == _OTHERS_QDISC:
                 self.without_egress.add(index)
             else:
@@ -144,7 +144,7 @@ class Clsact:
         """Remove our filters from these devices, which may have been removed."""
         if not indexes:
             return
-        with _kernel() as kernel:
+        with open_kernel() as kernel:
             for hook in PARENTS:  # ingress everywhere, then egress
                 for index in indexes:
                     self.detach_hook(kernel, index, hook)
@@ -154,7 +154,7 @@ class Clsact:
                         self._record(index, record).rmdir()
 
     def detach_egress(self, index: int) -> None:
-        with _kernel() as kernel:
+        with open_kernel() as kernel:
             self.detach_hook(kernel, index, "egress")
 
     def faults(
@@ -253,7 +253,7 @@ class Clsact:
 
 
 @contextmanager
-def _kernel() -> Iterator[socket.socket]:
+def open_kernel() -> Iterator[socket.socket]:
     try:
         with netlink.route_socket() as kernel:
             yield kernel
@@ -265,6 +265,12 @@ def _with_qdisc(*kinds: str) -> set[int]:
     """Return the devices that have a qdisc of these kinds."""
     listed = ((index, known) for index, _, _, known in _listed(_GET_QDISC))
     return {index for index, known in listed if netlink.from_text(known[_KIND]) in kinds}
+
+
+def runs_before_packets(index: int, handle: int) -> bool:
+    """Whether our filter with this handle, if it is there, runs before the packet program's."""
+    order = [it.handle for it in _filters(index, "ingress") if it.priority == PRIORITY]
+    return HANDLE not in order or handle not in order[order.index(HANDLE) :]
 
 
 def _hooks(index: int, without_egress: Collection[int]) -> Collection[str]:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from ebpflb.errors import EbpflbError, KernelError
 from ebpflb.kernel import bpf
-from ebpflb.kernel.attach import answerer, cgroup_links, tcx
+from ebpflb.kernel.attach import cgroup_links, tcx, uplink_program
 from ebpflb.kernel.attach.cgroup_links import HeldLinks, Pinned
 from ebpflb.kernel.attach.clsact import NO_FILTERS, Clsact
 from ebpflb.kernel.attach.tcx import Tcx
@@ -42,7 +42,8 @@ def unpin_all(state: StateDir) -> None:
     """
     if not state.directory.is_dir():
         return
-    answerer.remove(state)
+    for each in uplink_program.ALL:
+        each.remove(state)
     for attacher in (Clsact(state.devices_directory), Tcx(state.devices_directory)):
         attacher.detach(attacher.recorded())
     for pin in state.links():
@@ -350,12 +351,12 @@ def others_programs(state: StateDir) -> OthersPrograms:
     """
     by_tcx, by_clsact = Tcx(state.devices_directory), Clsact(state.devices_directory)
     filtered, recorded = by_clsact.others(), by_clsact.recorded()
-    answerers = answerer.programs(state)
+    further = {it for each in uplink_program.ALL for it in each.programs(state)}
     found = OthersPrograms({}, {})
     for index, name in socket.if_nameindex():
         ours = by_tcx.programs(index)
         for hook in list(ours) or (list(tcx.TCX_HOOKS) if index in recorded else []):
-            programs = [it for it in _tcx_programs(index, hook) if it not in answerers]
+            programs = [it for it in _tcx_programs(index, hook) if it not in further]
             # Filters run after all tcx programs.
             at = programs.index(ours[hook]) if hook in ours else len(programs)
             names = [f"{cgroup_links.program_name(each)} ({hook})" for each in programs]

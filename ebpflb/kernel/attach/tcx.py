@@ -163,6 +163,13 @@ def program_at(link: int | None, index: int, hook: str) -> int:
     return _links_at(index, hook).get(bpf.info(link, "link_info").id, 0)
 
 
+def runs_before(link: int, other: int | None, index: int) -> bool:
+    """Whether the link is at ingress of the device, and the other one, if it is, after it."""
+    order = list(_links_at(index, "ingress"))
+    first, second = (bpf.info(it, "link_info").id if it else 0 for it in (link, other))
+    return first in order and second not in order[: order.index(first)]
+
+
 def _links_at(index: int, hook: str) -> dict[int, int]:
     """Return link -> program at the device's hook; empty if no device has the index."""
     try:

@@ -36,8 +36,9 @@ def _parts(header: str, folder: str, sources: Path = SOURCES) -> str:
 COUNTER_PARTS = int(
     re.findall(r"(?m)^#define COUNTER_PARTS (\d+)$", (SOURCES / "maps.h").read_text())[0]
 )
-_STEPS, _EVENTS, _ANSWERED = "record/steps.h", "record/events.h", "maps/answered.h"
-_HEADERS = [(SOURCES / name).read_text() for name in (_STEPS, _EVENTS, _ANSWERED)]
+_STEPS, _EVENTS = "record/steps.h", "record/events.h"
+_ANSWERED, _HANDED = "maps/answered.h", "maps/handed.h"
+_HEADERS = [(SOURCES / name).read_text() for name in (_STEPS, _EVENTS, _ANSWERED, _HANDED)]
 _ALL = "".join([_TYPES, _parts("layout.h", "layout"), *_HEADERS])
 TEXT = re.sub(r"(?m)^(#|SIZE\(|DEFINE_MAP\().*$", "", _ALL)  # without lines that cffi cannot parse
 ffi = c_types(TEXT)
@@ -123,8 +124,9 @@ MAPS = _map_specs(_PERSISTENT, persistent=True) | _map_specs("maps/per_version.h
 STEPS = _map_specs(_STEPS, persistent=False)["steps"]
 MONITOR_MAPS = _map_specs(_EVENTS, persistent=False)
 ANSWERED = _map_specs(_ANSWERED, persistent=False)["answered"]  # only with --l2-pool
+HANDED = _map_specs(_HANDED, persistent=False)  # only with --hand-over
 # All maps that a program may refer to.
-PROGRAM_MAPS = MAPS | {STEPS.name: STEPS} | MONITOR_MAPS | {ANSWERED.name: ANSWERED}
+PROGRAM_MAPS = MAPS | {STEPS.name: STEPS} | MONITOR_MAPS | {ANSWERED.name: ANSWERED} | HANDED
 
 
 def usual_size(name: str) -> int:

@@ -313,13 +313,13 @@ class ProgramSet:
     """
 
     def __init__(self, code: Bytecode, maps: Mapping[str, Map]) -> None:
-        self._code, self._maps = code.packets, maps
+        self._code, self.maps = code.packets, maps
         with_header, self.sockets = load_all([code.packets[True], code.sockets], maps)  # slow first
         self._packets = {True: with_header}
 
     def packets(self, link_header: bool) -> list[Program]:
         if link_header not in self._packets:
-            self._packets[link_header] = load(self._code[link_header], self._maps)
+            self._packets[link_header] = load(self._code[link_header], self.maps)
         return self._packets[link_header]
 
     @property

@@ -31,6 +31,7 @@ CONNECTION_END = "hooks/connection_end.c"
 FLOW_END = "hooks/flow_end.c"
 SOCKET_OPENING = "hooks/socket_opening.c"
 ANSWER = "hooks/answer.c"
+HAND_OVER = "hooks/hand_over.c"
 QUIET_SOCKET = "hooks/quiet_socket.c"
 # The compiler's flags, by source and variant; the agent loads these and no others.
 VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -63,6 +64,12 @@ VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     SOCKET_END: {"plain": ()},
     SOCKET_OPENING: {"plain": ()},
     ANSWER: {"plain": ()},
+    HAND_OVER: {
+        "plain": (),
+        "coarse clock": (COARSE,),
+        "monitoring": (MONITOR,),
+        "monitoring, coarse clock": (COARSE, MONITOR),
+    },
     QUIET_SOCKET: {"sock_destroy": (SOCK_DESTROY,)},
 }
 

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Which node gets a request that is handed over by MAC address (docs/client-addresses.md):
+ *
+ *   a flow that has a node keeps it, while packets may be handed to that node. Datagrams get another one
+ *   once it is no longer in the frontend's block; a connection stays, for its endpoint may still serve it
+ *   any other request draws one from the block, by a hash that every node computes alike: so a flow whose
+ *   packets come in by another node from now on, or which nobody remembers, goes on
+ *
+ * This node itself is a node too: its packets go on to path/ingress.h. Source ranges are checked before
+ * a flow gets another node; those of flows that stay here are checked as ever.
+ *
+ * A connection that opens is remembered apart until its second packet, so that a flood of SYNs makes no
+ * other connection forget its node.
+ */
+#ifndef EBPFLB_PATH_HAND_OVER_H
+#define EBPFLB_PATH_HAND_OVER_H
+
+#include "core/check.h"
+#include "core/client.h"
+#include "core/tuple.h"
+#include "maps/handed.h"
+#include "net/hops.h"
+#include "net/glance.h"
+#include "net/icmp_error.h"
+#include "net/response.h"
+#include "net/transport.h"
+#include "path/fragment.h"
+#include "rules/frontend.h"
+#include "rules/policy.h"
+
+#define THIS_NODE 0	/* in place of a MAC address */
+
+/* The MAC address at the beginning of a value, with its padding. */
+static __always_inline __u64 mac_in(const void *value)
+{
+	__u64 mac;
+
+	__builtin_memcpy(&mac, value, sizeof(mac));
+	return mac;
+}
+
+/* Returns the hop with this MAC address if packets of the tuple's family may be handed to it here. */
+static __always_inline const struct hop *hop_find(const struct __sk_buff *ctx, __u64 mac, bool v6)
+{
+	const struct hop *hop = LOOKUP(struct hop, hops, &mac);
+
+	return hop && hop->ifindex == ctx->ifindex && hop->families & (v6 ? HOP_IPV6 : HOP_IPV4)
+		       ? hop : NULL;
+}
+
+/* Whether the frame has come from a node: one hand-over is enough. */
+static __always_inline bool frame_is_from_node(struct __sk_buff *ctx)
+{
+	struct link_addresses link;
+	__u64 mac = 0;
+
+	if (!HEADER_READ(ctx, 0, &link))
+		return true;
+	__builtin_memcpy(&mac, link.source, sizeof(link.source));
+	return LOOKUP(struct hop, hops, &mac) != NULL;
+}
+
+/* A request on its way to a node. `remembers`: its flow is noted; errors and pings open none. */
+struct handing {
+	const struct tuple *tuple;	/* of the request, at ingress */
+	const struct handed_frontend *frontend;
+	__u64 node;	/* the result: a MAC address, or THIS_NODE */
+	bool v6;
+	bool opens;	/* a SYN */
+	bool remembers;
+};
+
+static __always_inline void *handed_flows(const struct tuple *tuple)
+{
+	return tuple->protocol == TCP ? MAP(handed_connections) : MAP(handed_datagrams);
+}
+
+static __always_inline void handing_remember(const struct handing *to)
+{
+	struct handed_flow flow ALIGNED = { .block = to->frontend->block };
+	void *map = to->opens ? MAP(handed_openings) : handed_flows(to->tuple);
+
+	if (!to->remembers)
+		return;
+	__builtin_memcpy(flow.mac, &to->node, sizeof(to->node));
+	flow.check = check_of(CHECK_SUM(to->tuple, &flow));
+	if (to->opens)
+		bpf_map_delete_elem(MAP(handed_connections), to->tuple);
+	bpf_map_update_elem(map, to->tuple, &flow, BPF_ANY);
+}
+
+static __always_inline bool block_has(__u32 block, __u64 mac)
+{
+	struct handed_place place = { .block = block };
+
+	__builtin_memcpy(place.mac, &mac, sizeof(mac));
+	return LOOKUP(__u32, handed_members, &place) != NULL;
+}
+
+/* Copies what is remembered of the flow; false if nothing is. `is_new`: it has only opened. */
+static __always_inline bool handed_find_flow(const struct handing *to, struct handed_flow *known,
+					     bool *is_new)
+{
+	struct handed_flow *found = bpf_map_lookup_elem(handed_flows(to->tuple), to->tuple);
+
+	*is_new = false;
+	if (!found && to->tuple->protocol == TCP) {
+		found = LOOKUP(struct handed_flow, handed_openings, to->tuple);
+		*is_new = true;
+	}
+	return found && COPY_CHECKED(known, to->tuple, found);
+}
+
+/* Whether the flow has a node that it keeps. */
+static __always_inline bool handing_is_known(struct __sk_buff *ctx, struct handing *to)
+{
+	struct handed_flow known ALIGNED;
+	__u32 block = to->frontend->block;
+	bool is_new;
+
+	if (!handed_find_flow(to, &known, &is_new))
+		return false;
+	to->node = mac_in(&known);
+	if (to->node && !hop_find(ctx, to->node, to->v6))
+		return false;
+	if (known.block != block && !block_has(block, to->node))
+		return to->tuple->protocol == TCP && !to->opens;
+	if ((known.block != block || is_new) && !to->opens)
+		handing_remember(to);
+	return true;
+}
+
+/* Whether the client may reach the service from another node, where nothing is checked again. */
+static __always_inline bool handing_is_admitted(struct __sk_buff *ctx, const struct handing *to,
+						const struct frontend *frontend,
+						struct service *service)
+{
+	struct request request = { .packet = ctx,
+				   .tuple = to->tuple,
+				   .settings = settings_read(),
+				   .ifindex = ctx->ifindex };
+
+	return service_read(frontend, service, NULL) == FOUND &&
+	       !(service->flags & SERVICE_UNTRACKED) && !client_is_local(&request) &&
+	       policy_admits(service, &to->tuple->source);
+}
+
+/* Draws a node from the block; returns false if the place was given to another block meanwhile. */
+static __always_inline bool handing_draw(struct handing *to)
+{
+	const struct handed_frontend *frontend = to->frontend;
+	__u32 hash = frontend->by_client ? address_mix(&to->tuple->source)
+					 : tuple_hash(to->tuple, 0);
+	__u32 at = frontend->base + (__u32)((__u64)hash * frontend->size >> 32);
+	const struct handed_place *place = LOOKUP_NUMBER(struct handed_place, handed_places, at);
+
+	if (!place || place->block != frontend->block)
+		return false;
+	to->node = mac_in(place);
+	return true;
+}
+
+/* Whether to->node is another node, which gets the packet. */
+static __always_inline bool handing_find(struct __sk_buff *ctx, struct handing *to,
+					 const struct frontend *frontend, struct service *service)
+{
+	if (handing_is_known(ctx, to))
+		return to->node != THIS_NODE;
+	to->node = THIS_NODE;
+	if (to->frontend->size && !handing_draw(to))
+		return false;
+	if (to->node && (!hop_find(ctx, to->node, to->v6) ||
+			 !handing_is_admitted(ctx, to, frontend, service)))
+		return false;
+	handing_remember(to);
+	return to->node != THIS_NODE;
+}
+
+static __always_inline const struct handed_frontend *handed_find(const struct frontend *frontend)
+{
+	return frontend_may_exist(frontend)
+		       ? LOOKUP(struct handed_frontend, handed_frontends, frontend) : NULL;
+}
+
+/*
+ * Sends the frame to the hop: its MAC addresses and TTL change, nothing else. Returns false, without any
+ * change, if the TTL ends here: then the stack answers, where it routes the packet.
+ */
+static __always_inline bool hand_to(struct __sk_buff *ctx, const struct hop *hop, __u64 mac, bool v6)
+{
+	struct link_addresses link;
+
+	if (!hops_are_left(ctx, v6))
+		return false;
+	if (ctx->vlan_present)	/* a priority: no VLAN */
+		bpf_skb_vlan_pop(ctx);
+	hops_decrement(ctx, v6);
+	__builtin_memcpy(link.destination, &mac, sizeof(link.destination));
+	__builtin_memcpy(link.source, hop->own_mac, sizeof(link.source));
+	return !bpf_skb_store_bytes(ctx, 0, &link, sizeof(link), 0);
+}
+
+#endif

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that come in by a node without their endpoint are handed to one with it by MAC address:
+the endpoint sees the client, and answers it past the first node (docs/client-addresses.md).
+
+    one, two, three  nodes with an agent, and a pod each that answers
+    outside          a client beyond the router, which leads service addresses to node one
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from ebpflb.lab import cni, manifests, traffic
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Host, Lab, Process, start
+from ebpflb.lab.manifests import Manifest
+from ebpflb.lab.router import OUTSIDE
+from ebpflb.model.annotations import FORWARDING_ANNOTATION
+from ebpflb.model.packet_path import Engine
+from tests.kit import believed_hops, monitors, requests, two_nodes
+from tests.kit.forked import ForkedAgent
+from tests.kit.lab_cluster import PORT, TARGET, LabCluster, started
+from tests.kit.parameters import families
+from tests.kit.pod_networks import Routed
+
+NAMES = ("one", "two", "three")
+LOCAL, KEEP = ("203.0.113.10", "fd03:113::10"), ("203.0.113.20", "fd03:113::20")
+NARROW = 1280
+OPTIONS = "--hand-over=auto", "--cluster-cidr", ",".join(cni.NETWORKS)
+
+
+class Agent(ForkedAgent):
+    """An agent that is told which nodes it may hand to."""
+
+    def spawn(self, words: Sequence[str], log: IO[str]) -> Process:
+        program = [sys.executable, "-P", believed_hops.__file__, str(self.folder / "hops")]
+        return start(self.node.netns, self.lab.cgroup, [*program, *words], stdout=log, stderr=log)
+
+
+class ThreeNodes(LabCluster):
+    def __init__(self, lab: Lab, folder: Path, engine: Engine) -> None:
+        super().__init__(lab, folder)
+        self.engine = engine
+        self.nodes = [lab.node(name, number, Routed()) for number, name in enumerate(NAMES, 1)]
+        for one, other in zip(self.nodes, (*self.nodes[1:], self.nodes[0]), strict=True):
+            lab.join(one, other)
+        self.pods = {it.name: lab.pod(it, f"pod-{it.name}", 11) for it in self.nodes}
+        self.outside, self.stranger = lab.outside("outside", 1), lab.outside("stranger", 2)
+        for pod in self.pods.values():
+            self.start_program(pod, "serve", pod.name, str(TARGET))
+        for node in self.nodes:
+            for device in ("all", "eth0"):
+                node.sysctl(f"net.ipv4.conf.{device}.rp_filter", 1)  # strict
+            agent = Agent(lab, node, folder, *OPTIONS)
+            agent.defaults = (f"--packet-path={engine}",)
+            self.agents.append(agent)
+        self.lead("one")
+
+    def start(self) -> None:
+        self.believe({name: set(NAMES) for name in NAMES})
+        super().start()
+
+    def believe(self, among: dict[str, set[str]]) -> None:
+        """Say of each node which others it may hand to."""
+        known = [{"node": it.name, "v4": it.v4, "v6": it.v6, "mac": _mac(it)} for it in self.nodes]
+        for agent in self.agents:
+            name = agent.node.name
+            others = [it for it in known if it["node"] != name]
+            said = [{**it, "believed": it["node"] in among[name]} for it in others]
+            manifests.replace(agent.folder / "hops", json.dumps(said))
+
+    def lead(self, node: str) -> None:
+        """Let the router lead service addresses to this node."""
+        host = self.nodes[NAMES.index(node)]
+        for network, gateway in (("203.0.113.0/24", host.v4), ("fd03:113::/64", host.v6)):
+            self.lab.router.lead(network, gateway)
+            self.lab.router.ip(f"route replace {network} via {gateway}")  # the router's own errors
+
+    def service(
+        self,
+        name: str,
+        number: int,
+        addresses: tuple[str, str],
+        among: Sequence[str],
+        annotations: dict[str, str] | None = None,
+        **spec: Any,
+    ) -> list[Manifest]:
+        named = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
+        ports = [{**port, "port": PORT} for port in named]
+        ips = [f"10.96.0.{number}", f"fd00:96::{number}"]
+        kind: dict[str, Any] = {"type": "LoadBalancer", "ingress": addresses, **spec}
+        slices = [
+            manifests.endpoint_slice(
+                name,
+                f"IP{family}",
+                [
+                    manifests.endpoint(
+                        getattr(self.pods[node], family), node=node, target=self.pods[node].name
+                    )
+                    for node in among
+                ],
+                named,
+            )
+            for family in ("v4", "v6")
+        ]
+        return [manifests.service(name, ips, ports, annotations=annotations, **kind), *slices]
+
+    def local(self, *among: str, **spec: Any) -> list[Manifest]:
+        return self.service("local", 1, LOCAL, among, externalTrafficPolicy="Local", **spec)
+
+    def keep(self, *among: str) -> list[Manifest]:
+        return self.service("keep", 2, KEEP, among, {FORWARDING_ANNOTATION: "keep-client"})
+
+    def narrow(self, mtu: int) -> None:
+        """Limit the packets to outside."""
+        v4, v6 = OUTSIDE.networks
+        for network in (v4, f"{v6} metric 256"):
+            self.lab.router.ip(f"route replace {network} dev {OUTSIDE.name} mtu lock {mtu}")
+        for host in (*self.nodes, *self.pods.values()):
+            host.ip("route flush cache")
+            host.ip("route flush cache", v6=True)
+
+    def sees(self, address: str, host: Host | None = None) -> str:
+        """The endpoint that answers, and the client's address there; "" if none does soon."""
+        with requests.tcp_socket(self.sockets(host or self.outside), address) as client:
+            client.settimeout(1)
+            try:
+                client.connect((address, PORT))
+                name, source = traffic.read(client.recv(64))
+            except OSError:
+                return ""
+            return f"{name} {source}"
+
+    def tracked(self, node: str, address: str) -> list[str]:
+        """The states of TCP connections to an address in a node's conntrack."""
+        host = self.nodes[NAMES.index(node)]
+        done = subprocess.run(
+            [*host.enter, "conntrack", "-L", "-p", "tcp", "--orig-dst", address],
+            capture_output=True,
+            text=True,
+        )
+        return done.stdout.splitlines()
+
+
+def _mac(host: Host) -> str:
+    words = [*host.enter, "ip", "-json", "link", "show", "eth0"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    mac: str = json.loads(done.stdout)[0]["address"]
+    return mac
+
+
+@pytest.fixture(scope="module", params=two_nodes.ENGINES, ids=str)
+def three(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ThreeNodes]:
+    two_nodes.require(request.param, Routed())
+    folder = tmp_path_factory.mktemp("three")
+    with started(lambda lab: ThreeNodes(lab, folder, request.param)) as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(three: ThreeNodes) -> ThreeNodes:
+    """Both Services have their endpoint on node three, requests come in by node one."""
+    three.lead("one")
+    three.believe({name: {*NAMES} for name in NAMES})
+    three.publish(three.local("three"), three.keep("three"))
+    wait_until("requests are answered", lambda: all(map(three.sees, (*LOCAL, *KEEP))))
+    return three
+
+
+@families
+@pytest.mark.parametrize("addresses", [LOCAL, KEEP], ids=["local", "keep-client"])
+def test_an_endpoint_elsewhere_sees_its_client(
+    cluster: ThreeNodes, addresses: tuple[str, str], v6: bool
+) -> None:
+    """By TCP, UDP, datagrams in fragments and large segments; only its node tracks connections."""
+    where, client = addresses[v6], cluster.outside
+    sockets, own = cluster.sockets(client), client.v6 if v6 else client.v4
+    for said in (
+        requests.tcp(sockets, where),
+        requests.udp(sockets, where),
+        requests.fragmented(sockets, where, size=4000),
+    ):
+        assert (said.name, said.source, said.peer) == ("pod-three", own, (where, PORT))
+    assert cluster.echo(client, where, PORT, 3 << 20) == "pod-three"
+    assert cluster.tracked("one", where) == []
+    assert all("[ASSURED]" in line for line in cluster.tracked("three", where))
+    if cluster.engine is Engine.NETFILTER:
+        assert cluster.tracked("three", where)
+
+
+@families
+def test_a_path_that_is_narrow(cluster: ThreeNodes, v6: bool) -> None:
+    """The router's "too big" about an endpoint's answer comes to node one, and is handed on."""
+    try:
+        cluster.narrow(NARROW)
+        assert cluster.echo(cluster.outside, LOCAL[v6], PORT, 1 << 18) == "pod-three"
+    finally:
+        cluster.narrow(1500)
+
+
+@families
+@pytest.mark.parametrize("addresses", [LOCAL, KEEP], ids=["local", "keep-client"])
+def test_connections_go_on(cluster: ThreeNodes, addresses: tuple[str, str], v6: bool) -> None:
+    """By another entry from now on, and while endpoints come and go on other nodes."""
+    where, sockets = addresses[v6], cluster.sockets(cluster.outside)
+    client, name = requests.connected(sockets, where, PORT)
+    with client:
+        assert name == "pod-three" and requests.lives(client)
+        cluster.lead("two")
+        assert requests.lives(client)
+        cluster.lead("one")
+        cluster.publish(cluster.local("two"), cluster.keep("two"))
+        assert requests.lives(client)
+        assert {requests.tcp(sockets, where).name for _ in range(5)} == {"pod-two"}
+        cluster.publish(cluster.local("one"), cluster.keep("one"))
+        assert requests.lives(client)
+        assert requests.tcp(sockets, where).name == "pod-one"
+
+
+@families
+def test_datagrams_follow_the_endpoints(cluster: ThreeNodes, v6: bool) -> None:
+    """Of one socket too: its flow leaves a node that has no endpoint any more."""
+    with requests.udp_socket(cluster.sockets(cluster.outside), LOCAL[v6]) as client:
+        client.settimeout(0.3)
+
+        def answers(name: str) -> bool:
+            try:
+                return requests.exchange(client, LOCAL[v6]).name == name
+            except TimeoutError:
+                return False
+
+        for node in ("three", "two", "one"):
+            cluster.publish(cluster.local(node), cluster.keep(node))
+            wait_until(f"{node} answers", partial(answers, f"pod-{node}"))
+
+
+@families
+def test_each_node_serves_its_share(cluster: ThreeNodes, v6: bool) -> None:
+    """Of a Service with policy Cluster that keeps its clients, on every entry."""
+    cluster.publish(cluster.local("three"), cluster.keep(*NAMES))
+    own = cluster.outside.v6 if v6 else cluster.outside.v4
+    sockets = cluster.sockets(cluster.outside)
+    for entry in ("one", "two"):
+        cluster.lead(entry)
+        found = [requests.tcp(sockets, KEEP[v6]) for _ in range(40)]
+        assert {it.name for it in found} == {f"pod-{name}" for name in NAMES}
+        assert {it.source for it in found} == {own}
+
+
+@families
+def test_only_admitted_clients_are_handed_on(cluster: ThreeNodes, v6: bool) -> None:
+    admitted = cluster.outside.v6 if v6 else cluster.outside.v4
+    ranges = [f"{admitted}/{128 if v6 else 32}"]
+    cluster.publish(cluster.local("three", loadBalancerSourceRanges=ranges))
+    assert cluster.sees(LOCAL[v6])
+    assert not cluster.sees(LOCAL[v6], cluster.stranger)
+
+
+@families
+def test_without_a_node_to_hand_to(cluster: ThreeNodes, v6: bool) -> None:
+    """Everything is as without the option: policy Local drops, policy Cluster masquerades; new
+    connections are handed over again as soon as they may be, and those from then go on.
+    """
+    sockets, node = cluster.sockets(cluster.outside), cluster.nodes[0]
+    cluster.publish(cluster.local("three"), cluster.keep("two", "three"))
+    cluster.believe({name: {"two"} for name in NAMES})  # three has an endpoint, too
+    own = node.v6 if v6 else node.v4
+    wait_until("requests are masqueraded", lambda: cluster.sees(KEEP[v6]).endswith(own))
+    wait_until("requests are dropped", lambda: not cluster.sees(LOCAL[v6]))
+    client, name = requests.connected(sockets, KEEP[v6], PORT)
+    with client:
+        cluster.believe({it: {*NAMES} for it in NAMES})
+        wait_until("requests are handed over", lambda: not cluster.sees(KEEP[v6]).endswith(own))
+        assert requests.lives(client), name
+        assert cluster.sees(LOCAL[v6])
+
+
+def test_a_monitor_sees_what_is_handed_over(cluster: ThreeNodes, tmp_path: Path) -> None:
+    """With the address of the node; afterwards the usual program runs again."""
+    agent, where = cluster.agents[0], cluster.outside.v4
+    with monitors.watching(agent, tmp_path) as monitor:
+
+        def told() -> bool:
+            assert cluster.sees(LOCAL[0])
+            events = [it for it in monitor.events() if it["verdict"] == "handed"]
+            return any(it["client"].startswith(where) for it in events)
+
+        wait_until("an event", told, 60)
+    assert cluster.sees(LOCAL[0])
+
+
+def test_without_the_option_nothing_is_left(three: ThreeNodes) -> None:
+    """Neither a program at the device nor hand-overs; with it everything comes back."""
+    agent = three.agents[0]
+    agent.stop()
+    assert three.sees(LOCAL[0]), "the program outlives the agent"
+    agent.options = OPTIONS[1:]
+    agent.start()
+    assert not three.sees(LOCAL[0])
+    assert not list((agent.paths.state / "devices" / "hand-over").iterdir())
+    agent.stop()
+    agent.options = OPTIONS
+    agent.start()
+    wait_until("requests are handed over", lambda: bool(three.sees(LOCAL[0])))
