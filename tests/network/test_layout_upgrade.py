@@ -22,7 +22,7 @@ from tests.kit.two_nodes import Frontends, TwoNodes
 Environment = list[str]  # env(1) and its words
 
 # In a struct of maps that an upgrade keeps if it can, and in one of maps that it makes again.
-NEW_FIELDS = {"layout/service.h": "service", "layout/node.h": "device"}
+NEW_FIELDS = {"layout/socket.h": "socket_entry", "layout/node.h": "device"}
 FIRST, SECOND = Frontends(10), Frontends(20)
 OTHER_MAPS = "were made by another version of ebpflb: use that version's `ebpflb`"
 IDLE = 500  # Services that no one asks: their plans make the upgrade longer
