@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
@@ -162,8 +163,10 @@ class ForkedAgent(LabAgent):
 
 def _serve(requests: socket.socket) -> None:
     """Handle requests until no process is left that could send one, or until this is a child."""
-    import ebpflb.cli  # noqa: F401  children find it imported
+    from ebpflb.cli import COMMANDS
 
+    for name in COMMANDS:  # children find them imported
+        import_module(f"ebpflb.cli.{name}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         said, fds, *_ = socket.recv_fds(requests, _LONGEST, _OUTPUTS)
