@@ -48,7 +48,8 @@ def mount_of(path: Path) -> tuple[Path, str]:
     The last mount counts.
     """
     mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
-    holding = [(m, kind) for m, kind in mounts if path == Path(m) or Path(m) in path.parents]
+    above = {str(it) for it in (path, *path.parents)}
+    holding = [(mount, kind) for mount, kind in mounts if mount in above]
     mount, kind = max(reversed(holding), key=lambda found: len(found[0]))
     return Path(mount), kind
 
