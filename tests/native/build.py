@@ -2,8 +2,8 @@
 """Builds a Python module from bpf/hooks/socket.c, socket_opening.c and lookups.c, with gcc.
 
 The source is compiled as strictly as gcc can, with a check of every undefined operation at run
-time. The wrapper around it is cffi's; the kernel's helpers, which the source calls, end in Python
-(``extern "Python+C"``).
+time, and without optimization: gcc would take longer than the tests gain. The wrapper around it is
+cffi's; the kernel's helpers, which the source calls, end in Python (``extern "Python+C"``).
 
 The result is kept below build/, in a folder for each state of the sources. ``python -m
 tests.native.build`` builds everything, so that no test waits for it.
@@ -73,7 +73,7 @@ WORDS = "typedef unsigned int __u32; typedef unsigned long long __u64;\n"
 
 CHECKED = ("-fsanitize=undefined", "-fno-sanitize-recover=undefined")
 STRICT = ("-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter")
-SHAPE = ("-std=gnu11", "-O1", "-fPIC", "-DDIALECT_NATIVE")
+SHAPE = ("-std=gnu11", "-O0", "-fPIC", "-DDIALECT_NATIVE")
 # For kernels with and without bpf_set_retval.
 VARIANTS = {"set_retval": ("-DHAVE_SET_RETVAL",), "no_retval": ()}
 ROOT = Path(__file__).parents[2]
