@@ -108,8 +108,8 @@ static __always_inline bool handed_read(struct __sk_buff *ctx, struct scratch *s
 		to->remembers = true;
 		return true;
 	}
-	if (packet_is_echo(ctx, packet))
-		return true;
+	if (packet_is_echo(ctx, packet))	/* this node's own addresses are left to its kernel */
+		return !LOOKUP(__u32, own_addresses, &packet->tuple.destination);
 	if (!quote_read(ctx, packet, &related->quote) ||
 	    !address_equal(&packet->tuple.destination, &related->quote.tuple.source))
 		return false;

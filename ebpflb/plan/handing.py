@@ -25,7 +25,7 @@ from ebpflb.plan.allocators import Quarantine, SlotAllocator
 
 THIS_NODE = "00:00:00:00:00:00"  # in place of a MAC address
 SIZES = (61, 251, 1021, 4093)  # of tables: primes
-PLACES = 20  # at least for a node, while the sizes allow it
+PLACES = 8  # at least for a node, while the sizes allow it
 _LAST_BLOCK = 2**32 - 1
 
 

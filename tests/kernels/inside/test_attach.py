@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.kernel import bpf
-from ebpflb.kernel.attach import cgroup_links, tcx
+from ebpflb.kernel.attach import cgroup_links, tcx, uplink_program
 from ebpflb.kernel.attach.answerer import Answerer
 from ebpflb.kernel.attach.clsact import Clsact
 from ebpflb.kernel.attach.tcx import Tcx
@@ -39,7 +39,7 @@ RUN = {
     precompile.FLOW_END,
     precompile.QUIET_SOCKET,
 }
-NOT_AT_CGROUPS = {PACKETS, precompile.ANSWER, *RUN}
+NOT_AT_CGROUPS = {PACKETS, precompile.ANSWER, precompile.HAND_OVER, *RUN}
 AT_CGROUPS = [
     (source, variant)
     for source, its in precompile.VARIANTS.items()
@@ -115,6 +115,30 @@ def test_tcx_and_clsact_attach_at_devices(
     way.detach(way.recorded())
     assert eventually(lambda: all(at(name) == device_namespace.NONE for name in DEVICES))
     loader.close(found)
+
+
+def test_a_further_program_runs_first(
+    way: Tcx | Clsact,
+    ns: Namespace,
+    home: StateDir,
+    loaded: Loaded,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before the packet programs, also after these were attached again; it leaves nothing."""
+    monkeypatch.setattr(tcx, "works", lambda: way.name == "tcx")
+    here, at = device(ns, "v0"), ns.tcx if way.name == "tcx" else ns.filters
+    packets, further = loaded(PACKETS, "plain"), loaded(precompile.FLOW_END, "plain")
+    wanted = [*ids(further).values(), ids(packets)["ingress"]]
+    for _ in range(2):
+        way.attach(here.index, packets)
+        uplink_program.HAND_OVER.attach(home, [here], further[0])
+        assert at("v0")["ingress"] == wanted
+        way.detach([here.index])
+    uplink_program.HAND_OVER.attach(home, [], further[0])
+    assert eventually(lambda: at("v0") == device_namespace.NONE)
+    assert not uplink_program.HAND_OVER.pinned(home)
+    loader.close([*packets, *further])
 
 
 def test_answers(
