@@ -11,10 +11,11 @@ established flow. A packet that is dropped before any stack is subtracted from t
 
 import argparse
 
+from bench import targets
 from bench.node_cost import NodeCost, sorted_keys
-from bench.nodeport import times_of
-from bench.nodeport_lab import NodePortLab
-from bench.report import Line, row_of
+from bench.nodeport import Times, over, times_of
+from bench.nodeport_lab import FLOWTABLE, NETFILTER, PLACES, NodePortLab
+from bench.report import Line, Lines, row_of
 from bench.result import run_bench
 from bench.temporary_lab import print_step, temporary_lab
 
@@ -36,9 +37,16 @@ def _measured(wanted: argparse.Namespace) -> list[Line]:
     return [
         f"a TCP connection, a byte each way, amid {wanted.others} other services",
         *(row_of(", ".join(case), each, UNIT) for case, each in connections.items()),
+        *_short(connections),
         "the node's cost of a packet, established, one way",
         *(row_of(", ".join(key), took[key], UNIT) for key in sorted_keys(took)),
     ]
+
+
+def _short(connections: Times) -> Lines:
+    for place in PLACES:
+        ratios = over(connections[FLOWTABLE, place], connections[NETFILTER, place])
+        yield row_of(f"{FLOWTABLE} / {NETFILTER}, {place}", ratios, "x", targets.FAST_SHORT)
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ def costs(lab: NodePortLab, rounds: int) -> Lines:
                 took[NFTABLES, place, protocol], took[variant, place, protocol], strict=True
             )
             ratios = [those / these for those, these in pairs]
-            target = targets.NETFILTER_PACKETS[protocol] if variant == NETFILTER else None
+            target = targets.NETFILTER_PACKETS[place] if variant == NETFILTER else None
             what = f"{NFTABLES} / {variant}, {place}, {protocol}"
             yield row_of(what, ratios, "x", target, least=True)
     for _, place, protocol in (key for key in keys if key[0] == FLOWTABLE):

@@ -123,7 +123,7 @@ def _rates(times: Times, connects: dict[Case, list[int]]) -> Lines:
     for place in PLACES:
         for one, other in RATIOS:
             if {(one, place), (other, place)} <= times.keys():
-                ratios = _over(times[other, place], times[one, place])
+                ratios = over(times[other, place], times[one, place])
                 target = _TARGETS.get((one, other, place))
                 yield row_of(f"{one} / {other}, {place}", ratios, "x", target, least=True)
 
@@ -142,7 +142,7 @@ def _on_top(times: Times) -> Lines:
         yield Row(f"on top of direct, {NFTABLES} / {EBPFLB}, {place}", ratio, "x")
 
 
-def _over(these: list[float], those: list[float]) -> list[float]:
+def over(these: list[float], those: list[float]) -> list[float]:
     return [this / that for this, that in zip(these, those, strict=True)]
 
 

@@ -65,11 +65,7 @@ def _at_uplink(lab: NodePortLab, programs: Packets, clock: float) -> Lines:
             for name, cost in programs.per_call(work).items():
                 took[what, name].append(cost - clock)
     for (what, name), each in took.items():
-        yield row_of(f"{what}, {name}", each, "ns", _target(what))
-
-
-def _target(what: str) -> float | None:
-    return targets.NO_SERVICE if "for no service" in what else None
+        yield row_of(f"{what}, {name}", each, "ns")
 
 
 def _works(lab: NodePortLab) -> dict[str, Callable[[], object]]:

@@ -38,7 +38,8 @@ class ServicePlaces:
 
     def _forget(self) -> None:
         # The keys of the copies, by place: memory that is not used yet costs nothing.
-        self._keys = mmap.mmap(-1, _KEY * self._map.spec.entries)
+        size = _KEY * self._map.spec.entries
+        self._keys = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     @cached_property
     def _secret(self) -> int:
