@@ -292,7 +292,7 @@ class _Builder:
         )
         forwards_by_rules = options.has_flowtable and options.fast_forward == FORWARD_AUTO
         if forwards_by_rules or options.liberal_by_rules:
-            self._start(EachPacketWatch(inbox.put))
+            self._start(EachPacketWatch(inbox.put, looks_at_ways=forwards_by_rules))
         self._start(
             kube_proxy.KubeProxyWatch(inbox.put),
             self._nat_watch,

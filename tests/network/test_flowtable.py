@@ -42,6 +42,7 @@ COUNTER = f"""table inet ebpflb-test {{
 }}
 """
 
+soon = partial(wait_until, seconds=60.0)
 both_protocols = pytest.mark.parametrize("kind", [SOCK_STREAM, SOCK_DGRAM], ids=["tcp", "udp"])
 
 
@@ -59,7 +60,7 @@ def node(fast: ServingOutside) -> Iterator[ServingOutside]:
     with nodes.entered(fast.node.netns):
         fast.node.nft(COUNTER)
         fast.serve(*fast.web)
-        wait_until("the flowtable is there", has_flowtable)
+        soon("the flowtable is there", has_flowtable)
         yield fast
         fast.node.nft("delete table inet ebpflb-test")
 
@@ -106,7 +107,7 @@ def exchange(client: Socket) -> None:
 def established(node: ServingOutside, kind: int = SOCK_STREAM, *, v6: bool = False) -> Socket:
     """Return a connection in the flowtable."""
     client = node.connection(kind, v6=v6)
-    wait_until("the connection is in the flowtable", lambda: is_forwarded(client))
+    soon("the connection is in the flowtable", lambda: is_forwarded(client))
     return client
 
 
@@ -120,7 +121,7 @@ def test_forward_sees_only_openings(node: ServingOutside, kind: int, v6: bool) -
     before = seen()
     client.close()
     if kind == SOCK_STREAM:
-        wait_until("its end has passed FORWARD", lambda: seen() > before)
+        soon("its end has passed FORWARD", lambda: seen() > before)
 
 
 @both_protocols
@@ -138,7 +139,7 @@ def test_connections_live_through_restarts(node: ServingOutside, kind: int) -> N
         if not is_there:
             assert passes(lambda: exchange(client)) >= EXCHANGES
             assert not nft.exists(flowtable.TABLE)
-    wait_until("it is in the flowtable again", lambda: is_forwarded(client))
+    soon("it is in the flowtable again", lambda: is_forwarded(client))
     client.close()
 
 
@@ -156,26 +157,27 @@ def test_a_ban(node: ServingOutside, at: str, by: str) -> None:
     connections within a second. They go on when it goes.
     """
     hook, priority = HOOKS[at]
-    client, banned = node.outside.v4, f"add chain inet firewall {hook} {{ policy {{}}; }}"
+    client, chain = node.outside.v4, f"chain inet firewall {hook}"
     ban, lift = {
         "rule": (
             f"add rule inet firewall {hook} ip saddr {client} drop",
-            f"flush chain inet firewall {hook}",
+            f"flush {chain}",
         ),
         "element": (
             f"add element inet firewall bans {{ {client} : drop }}",
             f"delete element inet firewall bans {{ {client} : drop }}",
         ),
-        "policy": (banned.format("drop"), banned.format("accept")),
+        "policy": (f"add {chain} {{ policy drop; }}", f"add {chain} {{ policy accept; }}"),
     }[by]
-    chain = firewall.chain(hook, priority, "ip saddr vmap @bans")
-    text = f"map bans {{ type ipv4_addr : verdict; }}\n{chain}"
+    text = f"""map bans {{ type ipv4_addr : verdict; }}
+        {firewall.chain(hook, priority, "ip saddr vmap @bans")}
+    """
     with firewall.rules(node.node, text):
         opened = established(node)
         nodes.run("nft", ban)
-        wait_until("it is dropped", lambda: not answers(opened), SECONDS)
+        soon("it is dropped", lambda: not answers(opened), seconds=SECONDS)
         nodes.run("nft", lift)
-        wait_until("it goes on", lambda: answers(opened))
+        soon("it goes on", lambda: answers(opened))
         opened.close()
 
 
@@ -183,9 +185,9 @@ def test_a_route_that_changes(node: ServingOutside) -> None:
     """It applies to a connection in the flowtable."""
     client = established(node, SOCK_DGRAM)
     node.node.ip(f"route add blackhole {node.outside.v4}/32")
-    wait_until("there is no way back", lambda: not answers(client))
+    soon("there is no way back", lambda: not answers(client))
     node.node.ip(f"route delete blackhole {node.outside.v4}/32")
-    wait_until("it goes on", lambda: answers(client))
+    soon("it goes on", lambda: answers(client))
     client.close()
 
 
@@ -198,7 +200,7 @@ def test_a_neighbour_that_changes(node: ServingOutside) -> None:
     for address in ("02:00:00:00:07:07", shown.strip()):
         pod.ip(f"link set eth0 address {address}")
         node.node.ip(f"neigh replace {pod.v4} lladdr {address} dev cni0")
-        wait_until("it goes on", lambda: answers(client))
+        soon("it goes on", lambda: answers(client))
     client.close()
 
 
@@ -222,7 +224,7 @@ def test_an_mtu_that_changes(node: ServingOutside) -> None:
             return False
 
     set_mtu(1300)
-    wait_until("it goes on", long_ones_arrive)
+    soon("it goes on", long_ones_arrive)
     client.close()
     set_mtu(1500)
 
@@ -232,8 +234,8 @@ def test_an_entry_that_is_deleted(node: ServingOutside) -> None:
     node.serve(node.web[0])
     client = established(node)
     conntrack.delete([entry_of(client)])
-    wait_until("its entry is another one", lambda: answers(client) and not is_forwarded(client))
-    wait_until("it is in the flowtable again", lambda: is_forwarded(client))
+    soon("its entry is another one", lambda: answers(client) and not is_forwarded(client))
+    soon("it is in the flowtable again", lambda: is_forwarded(client))
     client.close()
 
 
@@ -257,9 +259,9 @@ def test_an_endpoint_that_goes(node: ServingOutside, value: str | None) -> None:
     serve(one)
     stream, flow = established(node), established(node, SOCK_DGRAM)
     serve(other)
-    wait_until("the flow has another endpoint", lambda: asked(flow) == other.name)
+    soon("the flow has another endpoint", lambda: asked(flow) == other.name)
     if value:
-        wait_until("it is reset", lambda: is_reset(stream))
+        soon("it is reset", lambda: is_reset(stream))
     else:
         exchange(stream)
     stream.close()
@@ -288,9 +290,9 @@ def test_ten_minutes_idle(node: ServingOutside, kind: int) -> None:
     former = timeout.read_text()
     timeout.write_text("1")
     client = established(node, kind)
-    wait_until("it has left", lambda: not entry_of(client).status & OFFLOAD)
+    soon("it has left", lambda: not entry_of(client).status & OFFLOAD)
     assert entry_of(client).seconds > (600 if kind == SOCK_STREAM else 80)
-    wait_until("it has returned", lambda: is_forwarded(client))
+    soon("it has returned", lambda: is_forwarded(client))
     timeout.write_text(former)
     client.close()
 
@@ -302,7 +304,7 @@ def test_devices_that_come_and_go(node: ServingOutside) -> None:
         node.node.ip(
             f"link add come{number} type veth peer name gone{number}", f"link set come{number} up"
         )
-        wait_until("it is served", partial(has_device, f"come{number}"))
+        soon("it is served", partial(has_device, f"come{number}"))
         assert passes(lambda: exchange(client)) == 0
         node.node.ip(f"link delete come{number}")
         assert passes(lambda: exchange(client)) == 0
@@ -316,7 +318,7 @@ def has_device(name: str) -> bool:
 
 def becomes(is_there: bool) -> None:
     """Wait until the flowtable exists, or no longer exists."""
-    wait_until("the flowtable is as chosen", lambda: has_flowtable() == is_there)
+    soon("the flowtable is as chosen", lambda: has_flowtable() == is_there)
 
 
 def has_flowtable() -> bool:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.kernel import netlink
-from ebpflb.kernel.netfilter import firewall
+from ebpflb.kernel.netfilter import firewall, ways
 from ebpflb.kernel.netfilter.firewall import (
     NOT_READ,
     PRIORITIES,
@@ -24,6 +24,7 @@ from ebpflb.kernel.netfilter.firewall import (
     is_foreign,
     tables,
 )
+from ebpflb.kernel.netfilter.ways import Ways
 from ebpflb.kernel.node import routes
 from ebpflb.model import kube_proxy
 from ebpflb.model.nodes import EachPacketRules
@@ -162,6 +163,8 @@ _OF_ELEMENTS = {_TABLES | kind for kind in (12, 14)}  # NFT_MSG_NEWSETELEM, _DEL
 _TABLE_NAME, _NAME = 1, 2  # NFTA_*_TABLE; NFTA_RULE_CHAIN, NFTA_SET_ELEM_LIST_SET
 _HEADER_SIZE = 4  # struct nfgenmsg
 _ROUTING_RULES = 8, 19  # RTNLGRP_IPV4_RULE, RTNLGRP_IPV6_RULE
+_OF_ROUTING_RULE = 32, 33  # RTM_NEWRULE, RTM_DELRULE
+_BETWEEN_SECONDS = 1.0  # at least, from one change of the ways to the next one that counts
 
 _Name = tuple[str, str]  # of a table, and of a chain or set in it
 
@@ -188,13 +191,17 @@ class EachPacketWatch(DescriptorWorker):
     cannot be read are unknown too, and what is unknown is emitted as if it were such a rule.
     The tables of iptables-legacy are compared twice a second, those of more than 64 KiB by size.
     ``changes`` is another number at once, before the rules are read, if connections may be in the
-    flowtable then; not for chains that open connections did not meet at the last reading.
+    flowtable then; not for chains that open connections did not meet at the last reading. It is
+    another one too, at most once a second, when the ways of open connections may have changed, if
+    it ``looks_at_ways``.
     """
 
     def __init__(
         self,
         emit: Callable[[EachPacketRules], None],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        looks_at_ways: bool = True,
     ) -> None:
         super().__init__("each-packet")
         self._emit, self._clock = emit, clock
@@ -203,7 +210,10 @@ class EachPacketWatch(DescriptorWorker):
         self._changes = 0
         self._due = self._quiet_from = clock()
         tables = netlink.Subscription(_TABLES_GROUP, protocol=netlink.NETFILTER)
-        self._changed = tables, netlink.Subscription(*_ROUTING_RULES)
+        routing = _ROUTING_RULES + (ways.GROUPS if looks_at_ways else ())
+        self._changed = tables, netlink.Subscription(*routing)
+        self._ways = Ways()
+        self._others_ways, self._quiet_ways_from = False, clock()
         self._legacy = _legacy()
 
     def stop(self) -> None:
@@ -220,7 +230,11 @@ class EachPacketWatch(DescriptorWorker):
     def look(self) -> None:
         """Note a change; read all rules if that is due."""
         now = self._clock()
-        if self._has_changed():
+        has_changed = self._has_changed()
+        if self._others_ways and now >= self._quiet_ways_from:
+            self._others_ways, self._quiet_ways_from = False, now + _BETWEEN_SECONDS
+            self._count_change()
+        if has_changed:
             is_quiet = now >= self._quiet_from
             self._due = now if is_quiet else now + QUIET_SECONDS
             self._quiet_from = now + QUIET_SECONDS
@@ -243,12 +257,16 @@ class EachPacketWatch(DescriptorWorker):
     def _has_changed(self) -> bool:
         former, self._legacy = self._legacy, _legacy()
         news = [True] * (self._legacy != former) + self._news()
-        if any(news) and not self._found.lines:
-            self._changes += 1
-            self._tell()
+        if any(news):
+            self._count_change()
         if news and not self.stopped.wait(_GATHER_SECONDS):
             self._changes += any(self._news())
         return bool(news)
+
+    def _count_change(self) -> None:
+        if not self._found.lines:
+            self._changes += 1
+            self._tell()
 
     def _news(self) -> list[bool]:
         """Take the messages; return for each about rules whether open connections may meet it."""
@@ -263,7 +281,8 @@ class EachPacketWatch(DescriptorWorker):
         It is about routing, or about nftables rules of another program.
         """
         if kind < _TABLES:
-            return False
+            self._others_ways |= self._ways.changes(kind, content)
+            return False if kind in _OF_ROUTING_RULE else None
         if kind not in _ABOUT_RULES | _OF_ELEMENTS:
             return None
         found = netlink.attributes(content, _HEADER_SIZE)

@@ -157,6 +157,50 @@ def test_a_routing_rule_by_mark(watched: Watched, family: str) -> None:
     assert watched.look() == [()]
 
 
+WAYS = [
+    ("route replace blackhole 198.51.100.1/32", 1),
+    ("neigh replace 192.0.2.7 lladdr 02:00:00:00:00:01 dev own", 0),
+    ("neigh replace 192.0.2.7 lladdr 02:00:00:00:00:02 dev own", 1),
+    ("neigh replace 192.0.2.8 lladdr 02:00:00:00:00:01 dev own", 0),
+    ("link set own mtu 1300", 1),
+    ("link set own address 02:00:00:00:00:03", 1),
+    ("link set own alias other", 0),
+    ("link add other type bridge", 0),
+    ("link set other up", 0),
+    ("address add 192.0.2.2/24 dev own", 0),
+    ("route delete 192.0.2.0/24", 1),
+]
+
+
+def test_the_ways_of_open_connections(watched: Watched) -> None:
+    """A route, a neighbour or a device that becomes another one counts as a change, and causes no
+    reading; what is new or said again does not count.
+    """
+    run("ip", "link", "add", "own", "type", "veth", "peer", "name", "end")
+    run("ip", "link", "set", "own", "addrgenmode", "none", "up")
+    run("ip", "address", "add", "192.0.2.1/24", "dev", "own")
+    run("ip", "neigh", "add", "192.0.2.7", "lladdr", "02:00:00:00:00:01", "dev", "own")
+    watched.look()
+    reads = watched.reads
+    for command, count in WAYS:
+        before = watched.changes
+        run("ip", *command.split())
+        watched.look(after=2)
+        assert watched.changes == before + count, command
+    assert watched.reads == reads
+
+
+def test_ways_that_keep_changing(watched: Watched) -> None:
+    """They count once a second, and the last one counts too."""
+    before = watched.changes
+    for command in ("add", "delete", "add"):
+        run("ip", "route", command, "blackhole", "198.51.100.1/32")
+        watched.look(after=0.25)
+    watched.look(after=1)
+    watched.look(after=1)
+    assert watched.changes == before + 2
+
+
 def test_rules_that_keep_changing(watched: Watched) -> None:
     """While rules keep changing they count as unknown, and are not read."""
     run("nft", TABLE)
