@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * Hands a request to the node that has its endpoint, by that node's MAC address (docs/client-addresses.md).
- * Attached to the uplink at ingress before hooks/packet.c, only with --hand-over and while another node
- * may be handed to. What is not handed over goes on unchanged: to endpoints of this node, frames that
- * another node has sent or handed over, and frames for another host, which a switch has flooded.
+ * Attached to the uplink at ingress before hooks/packet.c, only with --hand-over. What is not handed over
+ * goes on unchanged: to endpoints of this node, frames that another node has sent or handed over, and
+ * frames for another host, which a switch has flooded. Other nodes' tests are answered.
  *
  *   plain segments and datagrams       by their tuple
  *   SYNs, packets with IP options      the same, read whole
@@ -16,6 +16,7 @@
 #include "core/scratch.h"
 #include "maps.h"
 #include "path/hand_over.h"
+#include "path/leg_test.h"
 #include "record/event_packet.h"
 
 #define GO_ON -1	/* TC_ACT_UNSPEC, TCX_NEXT: the next program runs */
@@ -155,12 +156,14 @@ int hand_over(struct __sk_buff *ctx)
 {
 	struct tuple tuple = { .hook = HOOK_INGRESS };
 	__u64 begun = monitor_time();
+	int action;
 
 	if (ctx->pkt_type || vlan_is_foreign(ctx))	/* not PACKET_HOST: for others, or for many */
 		return GO_ON;
 	if (glance(ctx, &tuple))
 		return hand_over_plain(ctx, &tuple, begun);
-	return hand_over_read(ctx, begun);
+	action = leg_test_answer(ctx);
+	return action == LEG_UNANSWERED ? hand_over_read(ctx, begun) : action;
 }
 
 LICENSE("GPL")

@@ -18,6 +18,8 @@ node_local        asks the listeners on this node that Services name whether the
 node_readiness    says in the API whether Services work on this node
 address_owner     answers for the load balancer addresses that this node owns
 address_writer    gives Services load balancer addresses from the pools
+hand_over         hands requests to other nodes that have their endpoints
+hand_over_test    tests which nodes these may be
 missed_ends       ends sockets and counted connections whose end no program saw
 stale             ends connections that lead to endpoints which no longer serve
 """

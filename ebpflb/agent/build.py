@@ -25,6 +25,7 @@ from ebpflb.agent.canary_sync import CanarySync, UplinkCanary
 from ebpflb.agent.endpoint_health import EndpointWatch
 from ebpflb.agent.engine import EngineChoice, NetfilterSync
 from ebpflb.agent.hand_over import HandOver
+from ebpflb.agent.hand_over_test import HandOverTest
 from ebpflb.agent.inspection import Inspection, answer, local_pages
 from ebpflb.agent.loop import Agent, Inbox, Part, Stop
 from ebpflb.agent.missed_ends import EndedConnections, UnreleasedSockets
@@ -55,8 +56,10 @@ from ebpflb.kernel.attach import uplink_program
 from ebpflb.kernel.attach.answerer import Answerer
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.handing import Handing
+from ebpflb.kernel.maps.layout import ANSWERED, HANDED
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import Sweeper
+from ebpflb.kernel.netfilter.dropped import DroppedWatch, dropped_now
 from ebpflb.kernel.netfilter.each_packet import EachPacketWatch
 from ebpflb.kernel.netfilter.untracked import UntrackedWatch, untracked
 from ebpflb.kernel.netfilter.watch import NatWatch
@@ -66,7 +69,7 @@ from ebpflb.kernel.node.namespaces import Namespaces
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import FrameProgram
 from ebpflb.kernel.quiet_sockets import QuietSockets
-from ebpflb.model.annotations import HAND_OVER_OFF
+from ebpflb.model.annotations import HAND_OVER_KEEP_CLIENT
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Disturbed
 from ebpflb.model.facts import Fact, Observed
@@ -148,7 +151,7 @@ class _Builder:
 
     def _open_source(self) -> None:
         """Start the source of objects: its lists arrive while the agent is made."""
-        options, inbox = self._options, self._inbox
+        options, inbox, admission = self._options, self._inbox, self._options.admission
         self._api_servers = ApiServers(
             options.api_servers,
             on_reached=lambda places: inbox.put(Observed(Fact.REACHED_SERVERS, places)),
@@ -160,7 +163,8 @@ class _Builder:
         self._writing_server = None if options.manifests else server_factory(server)
         self._source = make_source(
             inbox.put,
-            node_name="" if options.l2_pools else options.node_name,  # Nodes share the addresses
+            # To share addresses, or to hand requests over, all Nodes are needed.
+            node_name="" if admission.pools or admission.hands_over else options.node_name,
             manifests=options.manifests,
             server_options=server,
             on_silent=self._metrics.watch_silent,
@@ -288,7 +292,7 @@ class _Builder:
             stale,
             *others,
             EndedConnections(maps, options.paths.cache),
-            UntrackedWatch(inbox.put, self._cluster.untracked),
+            UntrackedWatch(inbox.put, self._cluster.untracked.destinations),
         )
         forwards_by_rules = options.has_flowtable and options.fast_forward == FORWARD_AUTO
         if forwards_by_rules or options.liberal_by_rules:
@@ -306,20 +310,27 @@ class _Builder:
         options, state = self._options, self._datapath.state
         if not options.l2_pools:
             uplink_program.ANSWER.remove(state)  # what an agent with the option has left
+            state.unpin({ANSWERED.name: ANSWERED})
         make = partial(Answerer, state, options.paths.cache)
         return AddressOwner(self._cluster, self._node_sync, make, self._inbox)
 
     def _hand_over(self) -> tuple[Part, ...]:
         """Return the parts by which requests are handed to other nodes, if there is --hand-over."""
-        options, state = self._options, self._datapath.state
-        if options.admission.hand_over == HAND_OVER_OFF:
-            uplink_program.HAND_OVER.remove(state)  # what an agent with the option has left
+        options, cluster, inbox = self._options, self._cluster, self._inbox
+        if not options.admission.hands_over:
+            uplink_program.HAND_OVER.remove(self._datapath.state)  # what an agent with it has left
+            self._datapath.state.unpin(HANDED)
             return ()
+        drops = dropped_now([])  # what cannot be read is said by the watch
+        cluster.observe(Fact.DROPPED_DESTINATIONS, drops)
+        asked = options.hand_over == HAND_OVER_KEEP_CLIENT
+        self._hand_over_test = HandOverTest(cluster, self._node_sync, inbox, asked=asked)
+        self._start(DroppedWatch(inbox.put, drops), self._hand_over_test)
         make = partial(Handing, self._datapath, options.paths.cache)
-        return (HandOver(self._service_sync, self._hops, make, self._inbox),)
+        return self._hand_over_test, HandOver(self._service_sync, self._hops, make, inbox)
 
-    def _hops(self) -> Hops:
-        return Hops()
+    def _hops(self) -> Hops | None:
+        return self._hand_over_test.hops
 
     def _writers(self) -> tuple[NodeReadiness, AddressWriter, AddressOwner]:
         """Return the parts that tell others of this node, each in a thread of its own."""

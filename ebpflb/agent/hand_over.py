@@ -31,14 +31,16 @@ ATTACHED_AGAIN = 30.0  # seconds: somebody may have removed the program, or put 
 
 
 class HandOver(Part):
-    """``hops``: returns the other nodes on the segment; ``make``: opens the maps."""
+    """``hops``: returns the other nodes on the segment, None before they are known; ``make``: opens
+    the maps.
+    """
 
     name = "hand-over"
 
     def __init__(
         self,
         service_sync: ServiceSync,
-        hops: Callable[[], Hops],
+        hops: Callable[[], Hops | None],
         make: Callable[[], Handing],
         inbox: Inbox,
         clock: Callable[[], float] = time.monotonic,
@@ -52,6 +54,7 @@ class HandOver(Part):
         self._compiling: Thread | None = None
         self._hops: Hops | None = None
         self._changed: set[PortName] = set()
+        self._all_changed = self._leftovers = False
         self._attach_due = self._retry_due = -math.inf
         self._attached: object = None
 
@@ -67,35 +70,31 @@ class HandOver(Part):
     def observe(self, turn: Turn) -> None:
         """Write what has changed. Raises EbpflbError; then everything is read and written again."""
         self._changed |= self._services.take_written()
-        if not turn.serves or self._clock() < self._retry_due:
+        hops = self._read_hops()
+        if hops is None or not turn.serves or self._clock() < self._retry_due:
             return
         try:
-            self._write(full=turn.full)
+            self._write(hops, full=turn.full)
         except EbpflbError:
             self._planner, self._retry_due = None, self._clock() + 1.0
             raise
 
-    def _write(self, *, full: bool) -> None:
+    def _write(self, hops: Hops, *, full: bool) -> None:
         if self._handing is None:
             self._handing = self._make()
         handing, now = self._handing, self._clock()
-        hops = self._read_hops()
-        is_new = hops != self._hops
         if self._planner is None:
             self._planner = HandingPlanner(handing.capacity, self._share, *handing.read())
-            full = is_new = True
-        planner, services = self._planner, self._services.planner
-        if is_new:
+            full, self._hops = True, None
+        planner = self._planner
+        if hops != self._hops:
             self._take_hops(handing, hops)
-        wanted = services.claims.desired
-        changed = {*wanted} if full or is_new else self._changed
-        for name in changed:
-            desired = wanted.get(name)
-            if name in planner or (desired and desired.handed_to is not None):
-                planner.put(name, self._handed(name))
-        if full:
-            planner.only([name for name in planner.names if name in wanted])
-        self._changed.clear()
+            full = True
+        self._all_changed |= full
+        self._leftovers |= full
+        if self._services.cluster.observed[Fact.HANDED_NODES] != _believed(hops):
+            return
+        self._put(planner)
         plan = planner.take(now)
         if plan:
             handing.write(plan)
@@ -105,8 +104,24 @@ class HandOver(Part):
     def _take_hops(self, handing: Handing, hops: Hops) -> None:
         self._hops = hops
         handing.set_hops(_entries(hops))
-        nodes = frozenset((addresses.family(it.address), it.node) for it in hops.believed)
-        self._inbox.put(Observed(Fact.HANDED_NODES, nodes))
+        self._inbox.put(Observed(Fact.HANDED_NODES, _believed(hops)))
+
+    def _put(self, planner: HandingPlanner) -> None:
+        """Plan the service ports that were written, not those that are about to be planned again:
+        what they have now may be for other hops. What a former agent has left goes after them.
+        """
+        wanted, backlog = self._services.planner.claims.desired, self._services.backlog
+        waiting = self._services.cluster.changed_services
+        for name in {*wanted} if self._all_changed else self._changed:
+            desired = wanted.get(name)
+            is_ours = name in planner or (desired and desired.handed_to is not None)
+            if is_ours and name.owner not in backlog and name.owner not in waiting:
+                planner.put(name, self._handed(name))
+        self._all_changed = False
+        self._changed.clear()
+        if self._leftovers and not (backlog or waiting):
+            planner.only([name for name in planner.names if name in wanted])
+            self._leftovers = False
 
     def _handed(self, name: PortName) -> Handed | None:
         """Return what a service port is to have, by what it has in the maps of services."""
@@ -119,6 +134,7 @@ class HandOver(Part):
             for frontend, entry in entries.services.items()
             if "external" in entry.flags and frontend.address != ANY[name.family]
             if not frontend.address.is_loopback
+            if not self._services.cluster.dropping(*frontend)
         )
         by_client = any("by_client" in it.flags for it in entries.services.values())
         stations = _stations(self._hops, name.family) | {
@@ -133,7 +149,7 @@ class HandOver(Part):
 
     def _attach(self, handing: Handing, hops: Hops, now: float) -> None:
         """Attach the program, once its maps are filled; it is compiled in a thread of its own."""
-        devices = {hop.device.index: hop.device for hop in hops.believed}
+        devices = {device.index: device for device in hops.uplinks}
         if devices and self._compiling is None:
             self._compiling = Thread(target=self._prepare, args=(handing,), daemon=True)
             self._compiling.start()
@@ -157,6 +173,10 @@ class HandOver(Part):
 
     def status(self) -> Mapping[str, Any]:
         return {}
+
+
+def _believed(hops: Hops) -> frozenset[tuple[Family, str]]:
+    return frozenset((addresses.family(it.address), it.node) for it in hops.believed)
 
 
 def _stations(hops: Hops, family: Family) -> dict[str, str]:

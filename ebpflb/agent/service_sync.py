@@ -22,7 +22,6 @@ from ebpflb.errors import KernelError
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.model import endpoints
 from ebpflb.model.addresses import Family
-from ebpflb.model.annotations import HAND_OVER_OFF
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.endpoint_slices import StoredSlice
 from ebpflb.model.endpoints import (
@@ -296,7 +295,7 @@ class ServiceSync(Part):
         self.slow_starts = SlowStarts()
         self._changed: dict[PortName, ServiceEntries] = {}  # the next result of ``take_changed``
         self._watched: dict[PortName, Change] = {}  # the next result of ``take_watched``
-        self._hands_over = node_sync.options.admission.hand_over != HAND_OVER_OFF
+        self._hands_over = node_sync.options.admission.hands_over
         self._written: set[PortName] = set()  # the next result of ``take_written``
         self.port_names: dict[Key, tuple[PortName, ...]] = {}  # Service -> its ports in the plan
         self._failed: dict[Key, float] = {}  # Service -> when it is planned again

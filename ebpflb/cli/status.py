@@ -24,7 +24,8 @@ GROUPS = {
     "choices_lost devices_to_come flows_wait other_programs_first packet_path flowtable "
     "conntrack_liberal forwarding",
     "services": "service_ports backends in_sync sync_error node_not_written not_programmed "
-    "addresses address_conflicts not_announced addresses_missing set_aside claimed_twice "
+    "addresses address_conflicts not_announced addresses_missing hand_over hand_over_blocked "
+    "not_handed_to set_aside claimed_twice "
     "invalid_objects object_warnings drift audit_errors objects_differ",
     "connections": "flows conntrack udp_not_ended ports_not_reserved",
     "kube-proxy": "kube_proxy left_to_kube_proxy",

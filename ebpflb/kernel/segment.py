@@ -122,11 +122,11 @@ class Segment:
     def take(self) -> Iterator[Answer]:
         """Yield what has arrived, the answers to probes of nodes first."""
         for opened in (self._probes, self._arp):
-            for frame in _received(opened):
+            for frame in received(opened):
                 if len(frame) >= _ETHERNET + _ARP.size:
                     *_, mac, sender, _, _ = _ARP.unpack_from(frame, _ETHERNET)
                     yield Answer(ip_address(sender), mac)
-        for frame in _received(self._ndp):
+        for frame in received(self._ndp):
             if len(frame) >= _ETHERNET + _IPV6 + _NEIGHBOUR.size:
                 *_, target, option, _, mac = _NEIGHBOUR.unpack_from(frame, _ETHERNET + _IPV6)
                 if option == _TARGET_MAC:
@@ -138,7 +138,7 @@ class Segment:
         """Open a socket that gets these frames, from the first on."""
         made = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, 0)
         self._opened.append(made)
-        _attach_filter(made, wanted)
+        attach_filter(made, wanted)
         made.bind((self.device.name, protocol))
         return made
 
@@ -155,8 +155,8 @@ class Segment:
         size = _NEIGHBOUR.size
         pseudo = source + to + pack("!II", size, _ICMPV6)
         fields = kind, 0, 0, flags, target.packed, option, 1, self.mac
-        checksum = _checksum(pseudo + _NEIGHBOUR.pack(*fields))
-        body = _NEIGHBOUR.pack(kind, 0, checksum, *fields[3:])
+        total = checksum(pseudo + _NEIGHBOUR.pack(*fields))
+        body = _NEIGHBOUR.pack(kind, 0, total, *fields[3:])
         header = pack("!IHBB", 6 << 28, size, _ICMPV6, _HOPS) + source + to
         link = b"\x33\x33" + to[12:] + self.mac + pack("!H", _IPV6_TYPE)
         self._send(self._ndp, link + header + body)
@@ -166,7 +166,8 @@ class Segment:
             by.send(frame)
 
 
-def _checksum(data: bytes) -> int:
+def checksum(data: bytes) -> int:
+    """Return the checksum of RFC 1071; of an even number of bytes."""
     total: int = sum(word for (word,) in iter_unpack("!H", data))
     total = (total & 0xFFFF) + (total >> 16)
     return ~(total + (total >> 16)) & 0xFFFF
@@ -177,7 +178,8 @@ def _group(address: Address) -> bytes:
     return bytes.fromhex("ff0200000000000000000001ff") + address.packed[13:]
 
 
-def _received(by: socket.socket) -> Iterator[bytes]:
+def received(by: socket.socket) -> Iterator[bytes]:
+    """Yield the frames that wait, up to a bound."""
     for _ in range(_MOST):
         try:
             yield by.recv(_LARGEST)
@@ -185,7 +187,7 @@ def _received(by: socket.socket) -> Iterator[bytes]:
             return
 
 
-def _attach_filter(opened: socket.socket, wanted: tuple[tuple[int, int, int, int], ...]) -> None:
+def attach_filter(opened: socket.socket, wanted: tuple[tuple[int, int, int, int], ...]) -> None:
     """Let the kernel drop all other frames: questions may come by the thousand."""
     program = b"".join(pack("=HBBI", *line) for line in wanted)
     held = ctypes.create_string_buffer(program, len(program))

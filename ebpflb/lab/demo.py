@@ -4,8 +4,8 @@
 Three nodes, two with pods, a client outside, and agents that read manifests, which each step
 writes: connections to a ClusterIP over TCP and UDP, IPv4 and IPv6; a service scaled from three
 endpoints to four; what `services get` and `explain` say; connections from outside to a NodePort
-with both traffic policies; a load balancer address whose node is cut off; and connections after the
-agent was killed.
+with both traffic policies; a load balancer address at which endpoints see their clients, and whose
+node is cut off; and connections after the agent was killed.
 """
 
 import json
@@ -26,6 +26,7 @@ from ebpflb.lab import cni, manifests, traffic
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.router import NODES as SEGMENT
+from ebpflb.model.annotations import FORWARDING_ANNOTATION, KEEP_CLIENT
 from ebpflb.model.pools import CLASS
 from ebpflb.options import Paths
 from ebpflb.serve import status
@@ -43,7 +44,7 @@ LOG_WORDS = ("programs", "packet path", "serving")  # of the lines of the log th
 
 NODES = "node", "other", "third"
 BALANCED, VIP = "10.96.0.200", "192.0.2.211"  # for which the third node answers first
-_OPTIONS = ("--cluster-cidr", ",".join(cni.NETWORKS), "--l2-pool", VIP)
+_OPTIONS = ("--cluster-cidr", ",".join(cni.NETWORKS), "--l2-pool", VIP, "--hand-over=auto")
 _SMALL = ("--map-size", "flows=66560,affinity=16384")  # what takes most memory
 
 Say = Callable[[str], None]
@@ -129,12 +130,16 @@ class Demo:
         for policy in ("Local", "Cluster"):
             self.publish(policy)
             self.say(f"  externalTrafficPolicy: {policy}")
-            answer = self._request(self.outside, "tcp", self.node.v4, SHOP_NODEPORT)
-            for name, sources in sorted(answer["sources"].items()):
-                self.say(f"    {name} saw {' '.join(sources)}")
+            self._say_clients(self._request(self.outside, "tcp", self.node.v4, SHOP_NODEPORT))
+
+    def _say_clients(self, answer: Any) -> None:
+        for name, sources in sorted(answer["sources"].items()):
+            self.say(f"    {name} saw {' '.join(sources)}")
 
     def announce(self) -> None:
-        """Give a Service a load balancer address, and pull the cable of the node that answers."""
+        """Give a Service a load balancer address, where endpoints see their clients, and pull the
+        cable of the node that answers.
+        """
         service = manifests.service(
             "balanced",
             [BALANCED],
@@ -142,6 +147,7 @@ class Demo:
             ingress=[VIP],
             type="LoadBalancer",
             loadBalancerClass=CLASS,
+            annotations={FORWARDING_ANNOTATION: KEEP_CLIENT},
         )
         here = _endpoint(self.pods[0], self.pods[0].v4)
         there = manifests.endpoint(self.far.v4, node=self.other.name, target=self.far.name)
@@ -157,7 +163,8 @@ class Demo:
         for agent in self.others:
             agent.start()
         self._say_owner(third)
-        self._request(self.outside, "tcp", VIP)
+        wait_until("nodes are tested", lambda: "to 2 of 2" in self._status(third).hand_over)
+        self._say_clients(self._request(self.outside, "tcp", VIP))
         waiting = self._start_program(self.outside, "gap", VIP, str(PORT))
         self.lab.router.ip(f"link set {SEGMENT.name}{len(NODES)} down")
         seconds, _ = waiting.communicate()
@@ -173,11 +180,16 @@ class Demo:
         """
 
         def answers() -> bool:
-            last = status.read(agent.paths)
-            return last is not None and last.addresses.endswith(", 1 owned here")
+            return self._status(agent).addresses.endswith(", 1 owned here")
 
         wait_until(f"{agent.node.name} answers for {VIP}", answers)
         self.say(f"  {VIP} is answered for by node {agent.node.name}")
+
+    def _status(self, agent: LabAgent) -> status.AgentStatus:
+        """Return what the agent, which is ready, has published last."""
+        last = status.read(agent.paths)
+        assert last
+        return last
 
     def ebpflb(self, *words: str) -> None:
         """Print a command, and its output on the node."""

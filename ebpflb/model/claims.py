@@ -25,14 +25,14 @@ class NodeFacts(NamedTuple):
 
 
 class Claims:
-    """Without pools nothing is stored.
+    """Without pools nothing is stored, or only Nodes (``keeps_nodes``).
 
     ``former``: Services that have addresses of the pools and may not: they ask no more, or are of
     a type that has none.
     """
 
-    def __init__(self, pools: Pools) -> None:
-        self.pools = pools
+    def __init__(self, pools: Pools, *, keeps_nodes: bool = False) -> None:
+        self.pools, self._keeps_nodes = pools, keeps_nodes or bool(pools)
         self.stored: dict[Key, Claim] = {}
         self.former: set[Key] = set()
         self.nodes: dict[str, NodeFacts] = {}
@@ -72,7 +72,7 @@ class Claims:
             self._gone = True
 
     def store_node(self, node: objects.Node) -> None:
-        if self.pools:
+        if self._keeps_nodes:
             found = NodeFacts(
                 nodes.is_ready(node),
                 nodes.is_balanced(node),

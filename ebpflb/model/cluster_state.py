@@ -192,7 +192,7 @@ class ClusterState:
             (self.with_rebalance, _is_rebalanced),
         )
         self.node_local = NodeLocalPorts()
-        self.claims = Claims(admission.pools)
+        self.claims = Claims(admission.pools, keeps_nodes=admission.hands_over)
         self.address_owners: Mapping[str, str] = {}  # address -> the node that answers for it
         self.observed: dict[Fact, Values] = dict.fromkeys(Fact, frozenset())
         self.claimed: Claimed = tuple  # who claims each frontend: a Service may ask for more
@@ -243,6 +243,11 @@ class ClusterState:
     def untracked(self) -> Untracked:
         """The destinations that rules in raw exempt."""
         return Untracked(self.observed[Fact.UNTRACKED_DESTINATIONS])
+
+    def dropping(self, address: Address, port: int, protocol: int) -> str:
+        """Return a rule of this node that drops requests to a frontend; "" if none does."""
+        values = self.observed[Fact.DROPPED_DESTINATIONS]
+        return next((it.rule for it in values if it.has(address, port, protocol)), "")
 
     def set_former_servers(self, servers: frozenset[tuple[Address, int]]) -> None:
         """Set the API servers that an earlier agent has left, until their slices are received."""

@@ -24,6 +24,7 @@ class Fact(Enum):
     OWN_ADDRESSES = auto()  # of this node
     ANSWERING_LISTENERS = auto()  # node-local listeners that answer
     UNTRACKED_DESTINATIONS = auto()  # that rules in raw exempt from conntrack
+    DROPPED_DESTINATIONS = auto()  # by rules that packets do not pass if they are handed over
     FAILING_ENDPOINTS = auto()  # service ports with an endpoint that does not answer this node
     HANDED_NODES = auto()  # (family, name) of nodes that requests may be handed to
 
@@ -78,6 +79,7 @@ FACTS = {
     Fact.OWN_ADDRESSES: FactRule("addresses of this node", _at_api_places),
     Fact.ANSWERING_LISTENERS: FactRule("which node-local listeners answer", _with_listeners),
     Fact.UNTRACKED_DESTINATIONS: FactRule("rules in raw", _with_destinations),
+    Fact.DROPPED_DESTINATIONS: FactRule("rules that drop requests", _with_destinations),
     Fact.FAILING_ENDPOINTS: FactRule(
         "which endpoints do not answer this node", _of_ports, UnusedReason.SET_ASIDE
     ),

@@ -8,11 +8,12 @@ have endpoints can be handed to, and otherwise requests are masqueraded as witho
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
 from ebpflb.model.devices import Device
+from ebpflb.model.endpoint_slices import StoredSlice
 from ebpflb.model.endpoints import Selection, without_set_aside
 from ebpflb.model.services import Protocol, ServicePort
 
@@ -35,12 +36,13 @@ class Hops(NamedTuple):
 
     ``believed``: both legs of a hand-over have passed lately; sorted. ``macs``: of all other nodes
     that are known, also untested ones: frames from them are never handed on. ``blocked``: node ->
-    why nothing is handed to it, a sentence.
+    why nothing is handed to it, a sentence. ``uplinks``: where other nodes' tests are answered.
     """
 
     believed: tuple[Hop, ...] = ()
     macs: frozenset[bytes] = frozenset()
     blocked: Mapping[str, str] = {}
+    uplinks: tuple[Device, ...] = ()
 
 
 # Which nodes get a service port's requests.
@@ -75,3 +77,33 @@ def handed_to(
 def keeps_here(port: ServicePort, nodes: Weights | None, own: str) -> bool:
     """Whether requests that reach this node go to its own endpoints, in spite of policy Cluster."""
     return nodes is not None and own in nodes and not port.external_local
+
+
+_MOST_NAMED = 3  # nodes in a sentence
+COMES_IN = "a packet that comes in here"
+
+
+def says(
+    port: ServicePort, weights: Weights | None, own: str, slices: Iterable[StoredSlice]
+) -> str:
+    """Return a sentence about a packet that comes in here; "" if it is treated as ever."""
+    if weights is None or [*weights] == [own]:
+        return ""
+    if not weights:
+        return f"{COMES_IN} is not handed to another node: `ebpflb status` says why"
+    counts = Counter(
+        each.name.node
+        for slice in slices
+        if slice.family is port.name.family
+        for each in slice.endpoints
+        if each.conditions.ready
+    )
+    parts = [
+        f"{'stays here' if node == own else f'is handed to {node}'}, which has {counts[node]} of"
+        f" {counts.total()} endpoints"
+        for node in [*weights][:_MOST_NAMED]
+    ]
+    parts += [f"is handed to one of {len(weights) - _MOST_NAMED} others"] * (
+        len(weights) > _MOST_NAMED
+    )
+    return f"{COMES_IN} {', or '.join(parts)}"

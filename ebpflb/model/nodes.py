@@ -334,3 +334,13 @@ class Untracked(NamedTuple):
 
 
 NO_UNTRACKED = Untracked()
+
+
+class Dropped(NamedTuple):
+    """What a rule drops on its way through this node; ``rule`` is for people."""
+
+    destination: Destination
+    rule: str
+
+    def has(self, address: Address, port: int, protocol: int) -> bool:
+        return self.destination.has(address, port, protocol)

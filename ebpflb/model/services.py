@@ -245,6 +245,10 @@ class Admission(Struct, frozen=True):
     pools: "tuple[Pool, ...]" = ()
     hand_over: str = annotations.HAND_OVER_OFF
 
+    @property
+    def hands_over(self) -> bool:
+        return self.hand_over != annotations.HAND_OVER_OFF
+
     def health_of(self, service: Key) -> str:
         """Return the default of a Service's endpoint health."""
         is_kept = self.keeps_api_servers and service == KUBERNETES

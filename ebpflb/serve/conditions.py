@@ -55,6 +55,7 @@ class Cause(StrEnum):
     ADDRESS_CONFLICTS = "address conflicts"
     NOT_ANNOUNCED = "addresses not announced"
     ADDRESSES_MISSING = "addresses missing"
+    HAND_OVER_BLOCKED = "hand-over blocked"
     PORTS_NOT_OPEN = "ports not open"
     KUBE_PROXY_MISSING = "kube-proxy missing"
     REMOVED_SETTINGS = "removed settings"
@@ -107,6 +108,8 @@ _LASTING = {
     Cause.NOT_ANNOUNCED: "load balancer addresses are not announced as they should be: {}",
     Cause.ADDRESSES_MISSING: "a load balancer address is missing | load balancer addresses are "
     "missing",
+    Cause.HAND_OVER_BLOCKED: "clients' addresses are not kept, as a hand-over is blocked | "
+    "hand-overs are blocked, so clients' addresses are not kept",
     Cause.KUBE_PROXY_MISSING: "kube-proxy {}",
     Cause.PORTS_NOT_OPEN: "a port of the agent is not open | ports of the agent are not open",
     Cause.REMOVED_SETTINGS: "a setting has no effect | settings have no effect",
@@ -135,6 +138,7 @@ def _found(it: AgentStatus) -> dict[Cause, str | Mapping[str, str] | bool | None
         Cause.ADDRESS_CONFLICTS: it.address_conflicts,
         Cause.NOT_ANNOUNCED: it.not_announced,
         Cause.ADDRESSES_MISSING: it.addresses_missing,
+        Cause.HAND_OVER_BLOCKED: it.hand_over_blocked,
         Cause.KUBE_PROXY_MISSING: it.left_to_kube_proxy and it.kube_proxy,
         Cause.PORTS_NOT_OPEN: not it.kube_proxy_runs and it.ports_not_open,  # else it has them
         Cause.REMOVED_SETTINGS: it.removed_settings,

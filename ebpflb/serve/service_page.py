@@ -14,7 +14,7 @@ import msgspec
 from ebpflb.entries.services import ADDRESS, NODE_PORT, Flags, Frontend, frontend_kind, service_name
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import BackendCounters, ServiceCounters
-from ebpflb.model import endpoints
+from ebpflb.model import endpoints, hand_over
 from ebpflb.model.addresses import Family, host_port
 from ebpflb.model.annotations import PASSTHROUGH, RANDOM, show_on_removal
 from ebpflb.model.endpoint_slices import StoredSlice
@@ -263,9 +263,21 @@ def make_service_page(facts: ServiceFacts) -> ServicePage:
         str(facts.key),
         [_port_page(each, facts) for each in facts.ports],
         [_left_out_row(each) for each in endpoints.left_out(facts.slices, ports)],
-        list(facts.notes),
+        [*facts.notes, *_hand_overs(facts)],
         ports[0].type if ports else "",
     )
+
+
+def _hand_overs(facts: ServiceFacts) -> Iterator[str]:
+    """Yield where packets go that come in here; with a family before it if they differ."""
+    said = {
+        each.port.name.family: hand_over.says(
+            each.port, each.desired.handed_to, facts.topology.node, facts.slices
+        )
+        for each in facts.ports
+        if each.desired
+    }
+    yield from dict.fromkeys(filter(None, said.values()))
 
 
 def _port_page(facts: PortFacts, service: ServiceFacts) -> PortPage:

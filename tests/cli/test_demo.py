@@ -82,7 +82,8 @@ def test_to_the_end() -> None:
     for name in ("web-1", "web-2", "web-3", "web-4"):
         assert name in said
     assert "far-1 saw 192.0.2.1\n" in said, "policy Cluster sends us to the other node as the node"
-    assert said.count("web-1 saw 198.51.100.7\n") == 2, "an endpoint here sees us, by any policy"
+    assert said.count("web-1 saw 198.51.100.7\n") == 3, "an endpoint here sees us, by any policy"
+    assert "far-1 saw 198.51.100.7\n" in said, "we are handed to the other node"
     assert [line for line in said.splitlines() if len(line) > COLUMNS] == []
     log = section(said, "set-up").partition("of its log:\n")[2].splitlines()
     assert [line.split()[0] for line in log if line] == ["programs", "packet", "serving"]

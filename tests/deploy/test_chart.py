@@ -192,9 +192,11 @@ def test_cleanup_sees_what_it_must_remove(cleanup: str, serves: bool) -> None:
 
 def test_pools_ask_for_no_right_that_they_do_not_need() -> None:
     """Raw sockets and the right to write Services come with a pool; the list of namespaces with
-    labels only.
+    labels only. A hand-over needs raw sockets.
     """
     pools: list[list[str]] = [[], ["192.0.2.0/28"], ["192.0.2.0/28", "192.0.2.16/28@team=a"]]
+    (handing,) = helm.render({"handOver": "auto"})
+    assert "NET_RAW" in helm.container(handing)["securityContext"]["capabilities"]["add"]
     for number, objects in enumerate(helm.render(*({"l2Pools": it} for it in pools))):
         added = helm.container(objects)["securityContext"]["capabilities"]["add"]
         rules = helm.the("ClusterRole", objects)["rules"]

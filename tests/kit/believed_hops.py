@@ -36,7 +36,8 @@ class FromFile:
             if it["believed"]
             for family in ("v4", "v6")
         ]
-        self._hops = Hops(tuple(believed), frozenset(_mac(it["mac"]) for it in listed))
+        macs = frozenset(_mac(it["mac"]) for it in listed)
+        self._hops = Hops(tuple(believed), macs, uplinks=(uplinks[0],))
         return self._hops
 
 

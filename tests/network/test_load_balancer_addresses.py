@@ -218,8 +218,8 @@ def test_agents_are_killed(three: ThreeNodes) -> None:
 
 
 def test_a_policy_local_service_and_a_node_that_takes_no_part(three: ThreeNodes) -> None:
-    """The node with an endpoint answers for it. An agent without the option leaves no program that
-    answers, the others take its addresses; `cleanup` removes what one with the option has left.
+    """The node with an endpoint answers for it. An agent without the option leaves neither program
+    nor map, the others take its addresses; `cleanup` removes what one with the option has left.
     """
     three.add_service("local", 2, among=("two",), externalTrafficPolicy="Local")
     wait_until("it has an address", lambda: bool(three.addresses("local")), 60)
@@ -230,6 +230,7 @@ def test_a_policy_local_service_and_a_node_that_takes_no_part(three: ThreeNodes)
     assert [*pins.iterdir()]
     three.take_no_part(0)
     assert not [*pins.iterdir()]
+    assert not [*three.agents[0].paths.state.rglob("answered")]
     three.wait_for_owner(FIRST[0], (1, 2))
     wait_until("requests are served", lambda: three.answers(FIRST[0], anew=True), 60)
     three.clean_up(1)

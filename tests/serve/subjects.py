@@ -39,6 +39,7 @@ BUSY = AgentStatus(
     not_programmed={"shop/web": "map slots is full"},
     addresses="1 announced by this cluster, 1 owned here",
     address_owners={"192.0.2.200": "node-1"},
+    hand_over="to 1 of 1 other nodes",
 )
 
 

@@ -74,6 +74,11 @@ def test_ok_needs_an_agent_without_errors() -> None:
             "2 load balancer addresses are missing, the first: shop/web: no pool has one",
         ),
         (
+            {"hand_over_blocked": {"two": "192.0.2.12 gets nothing"}},
+            Cause.HAND_OVER_BLOCKED,
+            "are not kept, as a hand-over is blocked: two: 192.0.2.12 gets nothing",
+        ),
+        (
             {"removed_settings": {"--one": "was removed"}},
             Cause.REMOVED_SETTINGS,
             "a setting has no effect: --one: was removed",
@@ -120,7 +125,7 @@ def test_ports_that_kube_proxy_has() -> None:
 NO_FAULTS = {
     *("last_received", "kube_proxy", "ports_not_reserved", "packet_path", "options"),
     *("kept_for", "monitor", "flowtable"),  # the first is of those not programmed
-    *("address_owners", "conntrack_liberal"),
+    *("address_owners", "conntrack_liberal", "not_handed_to"),
     *("object_warnings", "claimed_twice", "set_aside"),  # a tenant's, of its own objects
 }
 

@@ -325,6 +325,11 @@ class StateDir:
         maps = self.maps_directory, self.persistent_directory
         return *maps, self.links_directory, self.devices_directory
 
+    def unpin(self, specs: dict[str, MapSpec]) -> None:
+        """Remove maps that nobody needs any more."""
+        for spec in specs.values():
+            self._pin(spec).unlink(missing_ok=True)
+
     def _pin(self, spec: MapSpec) -> Path:
         return (self.persistent_directory if spec.persistent else self.maps_directory) / spec.name
 

@@ -275,6 +275,11 @@ def forward_tables() -> set[Name]:
     return _tables_at(lambda hook, _: hook == _FORWARD)
 
 
+def request_tables() -> set[Name]:
+    """Return the tables with a chain in PREROUTING or FORWARD. Raises NodeError."""
+    return _tables_at(lambda hook, _: hook in (_PREROUTING, _FORWARD))
+
+
 def _tables_at(is_there: Callable[[int, int], bool]) -> set[Name]:
     return {
         Name(family, from_text(found[_TABLE]))

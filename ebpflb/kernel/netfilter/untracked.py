@@ -18,12 +18,13 @@ import time
 from collections.abc import Callable, Iterator
 from functools import reduce
 from ipaddress import ip_network
+from typing import Any, ClassVar
 
 from ebpflb.kernel.netfilter import firewall, nft
 from ebpflb.kernel.netfilter.firewall import RAW, Chain, Rule, Table, tables
 from ebpflb.model.addresses import number
 from ebpflb.model.facts import Fact, Observed
-from ebpflb.model.nodes import NO_UNTRACKED, Condition, Destination, Untracked
+from ebpflb.model.nodes import Condition, Destination, Untracked
 from ebpflb.model.services import Protocol
 from ebpflb.workers import PeriodicWorker
 
@@ -87,15 +88,22 @@ def _protocols(rules: tuple[Rule, ...]) -> frozenset[int]:
 
 
 class UntrackedWatch(PeriodicWorker):
-    """Emits the destinations after each change; ``found`` are those before the first."""
+    """Emits the destinations after each change; ``found`` are those before the first.
+
+    Subclasses watch for other rules.
+    """
+
+    name, fact = "untracked", Fact.UNTRACKED_DESTINATIONS
+    rules, effect = "rules in raw", "may exempt Services from ebpflb"
+    legacy: ClassVar[tuple[str, ...]] = ("raw",)  # tables of iptables-legacy
 
     def __init__(
         self,
         emit: Callable[[Observed], None],
-        found: Untracked = NO_UNTRACKED,
+        found: frozenset[Any] = frozenset(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__("untracked", _INTERVAL_SECONDS, failing="rules in raw", steady=True)
+        super().__init__(self.name, _INTERVAL_SECONDS, failing=self.rules, steady=True)
         self._emit, self._clock = emit, clock
         self._generation: object = None
         self._rules: object = None  # what is known of the rules without reading them
@@ -103,30 +111,39 @@ class UntrackedWatch(PeriodicWorker):
         self._unread: list[str] = []
         self._again = -math.inf  # when the rules are read again, by the clock
 
+    def tables(self) -> set[nft.Name]:
+        """Return the tables of nftables that may have such rules. Raises NodeError."""
+        return nft.raw_tables()
+
+    def destinations(self, unread: list[str]) -> frozenset[Any]:
+        """Read the rules; see ``untracked``."""
+        return untracked(unread).destinations
+
     def turn(self) -> None:
         """Look for a change. Raises NodeError."""
         generation = nft.generation(), self._legacy()
         if generation == self._generation and self._clock() < self._again:
             return
-        raw = nft.raw_tables()
-        rules = raw, nft.rules(raw), generation[1]
+        tables = self.tables()
+        rules = tables, nft.rules(tables), generation[1]
         if rules != self._rules or self._clock() >= self._again:
             self._read()
         self._generation, self._rules = generation, rules
-        self._again = self._clock() + (_AGAIN_SECONDS if raw or any(rules[2]) else math.inf)
+        self._again = self._clock() + (_AGAIN_SECONDS if tables or any(rules[2]) else math.inf)
 
     def _legacy(self) -> list[bytes]:
-        return [firewall.legacy_size(it, "raw") for it in firewall.FAMILY_OF_TOOL.values()]
+        tools = firewall.FAMILY_OF_TOOL.values()
+        return [firewall.legacy_size(it, name) for it in tools for name in self.legacy]
 
     def _read(self) -> None:
         unread = list[str]()
-        found = untracked(unread)
+        found = self.destinations(unread)
         for line in unread if unread != self._unread else ():
-            log.warning("rules in raw, which may exempt Services from ebpflb: %s", line)
+            log.warning("%s, which %s: %s", self.rules, self.effect, line)
         if unread:  # what cannot be read may be as it was
-            found = Untracked(found.destinations | self._found.destinations)
+            found |= self._found
         self._unread = unread
         if found != self._found:
             self._found = found
-            log.info("rules in raw exempt %d destinations", len(found.destinations))
-            self._emit(Observed(Fact.UNTRACKED_DESTINATIONS, found.destinations))
+            log.info("%s: %d destinations", self.rules, len(found))
+            self._emit(Observed(self.fact, found))

@@ -56,7 +56,7 @@ capabilities:
     - SYS_ADMIN # network namespaces: setns(2) into pods', one in which netfilter is probed
     {{- end }}
     {{- if .raw }}
-    - NET_RAW # iptables-legacy, which removes kube-proxy's rules; frames of the segment, for l2Pools
+    - NET_RAW # iptables-legacy, which removes kube-proxy's rules; frames of the segment, for l2Pools and handOver
     {{- end }}
 seccompProfile:
   {{- toYaml .Values.rights.seccompProfile | nindent 2 }}

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frames by which a node tests the legs of a hand-over, answered by bpf/path/leg_test.h.
+
+They are ICMP of types for experiments with a TTL of 1, so no host answers them, no router forwards
+them, and nobody sends an error about them.
+"""
+
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from struct import Struct, pack
+from typing import NamedTuple
+
+from ebpflb.kernel.segment import attach_filter, checksum, received
+from ebpflb.model.addresses import Address
+from ebpflb.model.devices import Device
+
+_IPV4, _IPV6 = Struct("!BBHHHBBH4s4s"), Struct("!IHBB16s16s")
+_TYPES = {4: 0x0800, 6: 0x86DD}
+_ICMP, _ICMPV6 = 1, 58
+_LEG_ICMP, _LEG_ICMPV6, QUESTION, ANSWER = 253, 100, 0, 1  # leg_test.h
+_ETHERNET, _MARK = 14, 8  # bytes
+_LOAD_HALF, _LOAD_BYTE, _EQUAL, _RETURN = 0x28, 0x30, 0x15, 0x06
+_END = ((_RETURN, 0, 0, 0xFFFF), (_RETURN, 0, 0, 0))
+
+
+def _answers(
+    protocol_at: int, protocol: int, icmp_at: int, kind: int
+) -> tuple[tuple[int, int, int, int], ...]:
+    """Return classic BPF that lets only answers pass."""
+    return (
+        *((_LOAD_BYTE, 0, 0, protocol_at), (_EQUAL, 0, 3, protocol)),
+        *((_LOAD_HALF, 0, 0, icmp_at), (_EQUAL, 0, 1, kind << 8 | ANSWER)),
+        *_END,
+    )
+
+
+_FILTERS = {
+    4: _answers(23, _ICMP, _ETHERNET + _IPV4.size, _LEG_ICMP),
+    6: _answers(20, _ICMPV6, _ETHERNET + _IPV6.size, _LEG_ICMPV6),
+}
+
+
+class LegAnswer(NamedTuple):
+    """What came back from the station with this MAC address; ``mark``: of the question."""
+
+    mac: bytes
+    mark: bytes
+
+
+class LegTest:
+    """Sockets at one device, as long as a test lasts; raises OSError if it is gone."""
+
+    def __init__(self, device: Device) -> None:
+        self._mac = bytes.fromhex(device.mac.replace(":", ""))
+        self._opened: dict[int, socket.socket] = {}
+        try:
+            for version, kind in _TYPES.items():
+                made = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, 0)
+                self._opened[version] = made
+                attach_filter(made, _FILTERS[version])
+                made.bind((device.name, kind))
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for each in self._opened.values():
+            each.close()
+
+    def ask(self, to: bytes, source: Address, destination: Address, mark: bytes) -> None:
+        """Send a question to a MAC address; ``mark``: 8 bytes that the answer has too."""
+        frame = question(to, self._mac, source, destination, mark)
+        with suppress(OSError):  # the device is down, or its queue is full: no answer comes
+            self._opened[source.version].send(frame)
+
+    def take(self) -> Iterator[LegAnswer]:
+        """Yield the answers that have arrived."""
+        for version, opened in self._opened.items():
+            at = _ETHERNET + (_IPV4 if version == 4 else _IPV6).size + 4
+            for frame in received(opened):
+                if len(mark := frame[at : at + _MARK]) == _MARK:
+                    yield LegAnswer(frame[6:12], mark)
+
+
+def question(to: bytes, by: bytes, source: Address, destination: Address, mark: bytes) -> bytes:
+    """Return the frame between two MAC addresses."""
+    pair, version = (source.packed, destination.packed), source.version
+    size = 4 + len(mark)
+    if version == 4:
+        icmp = pack("!BBH", _LEG_ICMP, QUESTION, 0) + mark
+        total = checksum(icmp)
+        head = 0x45, 0, _IPV4.size + size, 0, 0, 1, _ICMP
+        header = _IPV4.pack(*head, checksum(_IPV4.pack(*head, 0, *pair)), *pair)
+    else:
+        icmp = pack("!BBH", _LEG_ICMPV6, QUESTION, 0) + mark
+        total = checksum(b"".join(pair) + pack("!II", size, _ICMPV6) + icmp)
+        header = _IPV6.pack(6 << 28, size, _ICMPV6, 1, *pair)
+    return to + by + pack("!H", _TYPES[version]) + header + icmp[:2] + pack("!H", total) + mark
