@@ -9,14 +9,14 @@ Without --hand-over nothing of this runs.
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
-from threading import Thread
+from collections.abc import Callable, Iterable, Mapping, Set
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from ebpflb.agent.loop import Inbox, Part, Turn
 from ebpflb.agent.service_sync import ServiceSync
-from ebpflb.errors import EbpflbError, in_words
-from ebpflb.kernel.handing import BITS, Handing, HopEntry
+from ebpflb.errors import EbpflbError
+from ebpflb.kernel.handing import BITS, Handing, HopEntry, Loaded
 from ebpflb.model import addresses
 from ebpflb.model.addresses import Family
 from ebpflb.model.facts import Fact, Observed
@@ -27,6 +27,8 @@ from ebpflb.plan.handing import THIS_NODE, Handed, HandingPlanner, Station
 
 log = logging.getLogger(__name__)
 
+NOTING_SECONDS = 10.0  # in which a Service's open connections are noted before it is handed over
+MOST_PUTTING = 0.01  # seconds of a turn: a tenant may have many tables
 ATTACHED_AGAIN = 30.0  # seconds: somebody may have removed the program, or put another before it
 
 
@@ -51,25 +53,31 @@ class HandOver(Part):
         self._share = service_sync.node_sync.options.namespace_share
         self._handing: Handing | None = None
         self._planner: HandingPlanner | None = None
-        self._compiling: Thread | None = None
+        self._pool = ThreadPoolExecutor(1, "hand-over")
+        self._loading: Future[Loaded] | None = None
         self._hops: Hops | None = None
-        self._changed: set[PortName] = set()
+        self._changed: dict[str, set[PortName]] = {}  # by namespace, in the order of their turns
         self._all_changed = self._leftovers = False
-        self._attach_due = self._retry_due = -math.inf
+        self._noting: dict[PortName, float] = {}  # until when
+        self._lacking: frozenset[PortName] = frozenset()
+        self._attach_due = self._retry_due = self._load_due = -math.inf
         self._attached: object = None
 
     @property
     def due(self) -> float:
         if self._planner is None:
             return math.inf
-        return max(min(self._planner.due, self._attach_due), self._retry_due)
+        if self._changed:
+            return self._retry_due
+        due = min(self._planner.due, self._attach_due, *self._noting.values())
+        return max(due, self._retry_due)
 
     def turn(self) -> None:
         """Have ``observe`` called, by which everything is done."""
 
     def observe(self, turn: Turn) -> None:
         """Write what has changed. Raises EbpflbError; then everything is read and written again."""
-        self._changed |= self._services.take_written()
+        self._note(self._services.take_written())
         hops = self._read_hops()
         if hops is None or not turn.serves or self._clock() < self._retry_due:
             return
@@ -78,6 +86,10 @@ class HandOver(Part):
         except EbpflbError:
             self._planner, self._retry_due = None, self._clock() + 1.0
             raise
+
+    def _note(self, names: Iterable[PortName]) -> None:
+        for name in names:
+            self._changed.setdefault(name.namespace, set()).add(name)
 
     def _write(self, hops: Hops, *, full: bool) -> None:
         if self._handing is None:
@@ -99,6 +111,7 @@ class HandOver(Part):
         if plan:
             handing.write(plan)
         planner.written(self._clock())
+        self._lacking = _said(planner.lacking, self._lacking)
         self._attach(handing, hops, now)
 
     def _take_hops(self, handing: Handing, hops: Hops) -> None:
@@ -112,16 +125,43 @@ class HandOver(Part):
         """
         wanted, backlog = self._services.planner.claims.desired, self._services.backlog
         waiting = self._services.cluster.changed_services
-        for name in {*wanted} if self._all_changed else self._changed:
+        if self._all_changed:
+            self._note(it for it in wanted if it in planner or wanted[it].handed_to is not None)
+        self._all_changed, now = False, self._clock()
+        noted = [name for name, until in self._noting.items() if until <= now]
+        for name in noted:
+            del self._noting[name]
+        self._note(noted)
+        until = now + MOST_PUTTING
+        while self._changed and self._clock() < until:
+            namespace = next(iter(self._changed))
+            names = self._changed.pop(namespace)
+            name = names.pop()
+            if names:
+                self._changed[namespace] = names
             desired = wanted.get(name)
             is_ours = name in planner or (desired and desired.handed_to is not None)
             if is_ours and name.owner not in backlog and name.owner not in waiting:
-                planner.put(name, self._handed(name))
-        self._all_changed = False
-        self._changed.clear()
-        if self._leftovers and not (backlog or waiting):
+                planner.put(name, self._noted(planner, name, self._handed(name), now))
+        if self._leftovers and not (self._changed or backlog or waiting):
             planner.only([name for name in planner.names if name in wanted])
             self._leftovers = False
+
+    def _noted(
+        self, planner: HandingPlanner, name: PortName, handed: Handed | None, now: float
+    ) -> Handed | None:
+        """Return it without nodes while what this node has masqueraded so far is being noted.
+
+        With policy Local nothing is masqueraded.
+        """
+        if handed is None:
+            self._noting.pop(name, None)
+            return None
+        ports = self._services.cluster.services.get(name.owner, ())
+        is_local = any(port.external_local for port in ports[:1])
+        if not (is_local or name in planner or planner.knows(handed.frontends)):
+            self._noting[name] = now + NOTING_SECONDS
+        return handed._replace(nodes=()) if name in self._noting else handed
 
     def _handed(self, name: PortName) -> Handed | None:
         """Return what a service port is to have, by what it has in the maps of services."""
@@ -148,12 +188,9 @@ class HandOver(Part):
         return Handed(frontends, nodes, by_client or desired.affinity_seconds > 0)
 
     def _attach(self, handing: Handing, hops: Hops, now: float) -> None:
-        """Attach the program, once its maps are filled; it is compiled in a thread of its own."""
+        """Attach the program, once its maps are filled; a thread compiles and loads it."""
         devices = {device.index: device for device in hops.uplinks}
-        if devices and self._compiling is None:
-            self._compiling = Thread(target=self._prepare, args=(handing,), daemon=True)
-            self._compiling.start()
-        if devices and self._compiling and self._compiling.is_alive():
+        if devices and not handing.is_loaded and not self._is_loaded(handing, now):
             self._attach_due = now + 0.1
             return
         wanted = devices.keys(), handing.variant
@@ -161,13 +198,20 @@ class HandOver(Part):
             handing.attach(devices.values())
             self._attached, self._attach_due = wanted, now + ATTACHED_AGAIN
 
-    def _prepare(self, handing: Handing) -> None:
-        try:
-            handing.prepare()
-        except EbpflbError as error:
-            log.error("requests are not handed to other nodes: %s", in_words(error))
+    def _is_loaded(self, handing: Handing, now: float) -> bool:
+        """Whether a thread has loaded the program; starts one. Raises what loading has raised."""
+        if self._loading is None and now >= self._load_due:
+            self._load_due = now + ATTACHED_AGAIN  # if it fails
+            self._loading = self._pool.submit(handing.load)
+        if self._loading is None or not self._loading.done():
+            return False
+        loading, self._loading = self._loading, None
+        handing.use(loading.result())
+        self._load_due = -math.inf
+        return handing.is_loaded
 
     def ended(self) -> None:
+        self._pool.shutdown()
         if self._handing:
             self._handing.close()
 
@@ -177,6 +221,14 @@ class HandOver(Part):
 
 def _believed(hops: Hops) -> frozenset[tuple[Family, str]]:
     return frozenset((addresses.family(it.address), it.node) for it in hops.believed)
+
+
+def _said(lacking: Set[PortName], known: frozenset[PortName]) -> frozenset[PortName]:
+    """Log the first of the service ports that have begun to lack space; return all of them."""
+    if new := lacking - known:
+        line = "no space to hand requests over, to %s and %d more: they are treated as without it"
+        log.warning(line, min(new), len(lacking) - 1)
+    return frozenset(lacking)
 
 
 def _stations(hops: Hops, family: Family) -> dict[str, str]:

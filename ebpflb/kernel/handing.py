@@ -35,6 +35,13 @@ class HopEntry(NamedTuple):
     families: int
 
 
+class Loaded(NamedTuple):
+    """``made_for``: the monitor's programs at that time, or None."""
+
+    program: Program
+    made_for: ProgramSet | None
+
+
 class Handing:
     """The program of one state directory. Raises NodeError or KernelError for an unusable map."""
 
@@ -84,30 +91,35 @@ class Handing:
         """What ``attach`` would load the program with."""
         return self._datapath.others
 
-    def prepare(self) -> None:
-        """Compile the program; safe in any thread. Raises CompileError."""
-        compiler.compile_source(precompile.HAND_OVER, packet_flags(), cache=self._cache)
+    @property
+    def is_loaded(self) -> bool:
+        """Whether ``attach`` has the right program."""
+        return self._program is not None and self._made_for is self.variant
 
-    def attach(self, devices: Collection[Device]) -> None:
-        """Attach the program to these devices and no others, also where it was removed.
+    def load(self) -> Loaded:
+        """Compile and load the program; the monitoring variant while the packet programs are.
 
-        It is the monitoring variant while the packet programs are. Raises CompileError,
-        VerifierError or KernelError.
+        Safe in any thread. Raises CompileError, VerifierError or KernelError.
         """
-        hook, state, others = uplink_program.HAND_OVER, self._datapath.state, self.variant
-        if not devices:
-            hook.remove(state)
-            return
-        if self._program is None or self._made_for is not others:
-            self._load(self._datapath.others)
-        assert self._program
-        hook.attach(state, devices, self._program)
-
-    def _load(self, others: ProgramSet | None) -> None:
+        others = self._datapath.others
         flags = (*packet_flags(), *((precompile.MONITOR,) if others else ()))
         compiled = compiler.compile_source(precompile.HAND_OVER, flags, cache=self._cache)
         maps = others.maps if others else self._datapath.maps
         (made,) = loader.load(compiled, {**maps, **self._maps})
+        return Loaded(made, others)
+
+    def use(self, loaded: Loaded) -> None:
+        """Let ``attach`` use this program from now on."""
         if self._program:
             os.close(self._program.fd)
-        self._program, self._made_for = made, others
+        self._program, self._made_for = loaded
+
+    def attach(self, devices: Collection[Device]) -> None:
+        """Attach the program in use to these devices and no others, also where it was removed.
+
+        Raises KernelError.
+        """
+        if self._program:
+            uplink_program.HAND_OVER.attach(self._datapath.state, devices, self._program)
+        elif not devices:
+            uplink_program.HAND_OVER.remove(self._datapath.state)

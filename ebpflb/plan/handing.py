@@ -149,6 +149,10 @@ class HandingPlanner:
     def __contains__(self, name: PortName) -> bool:
         return name in self._ports
 
+    def knows(self, frontends: Iterable[Frontend]) -> bool:
+        """Whether the maps have one of them."""
+        return any(frontend in self._entries for frontend in frontends)
+
     @property
     def names(self) -> Iterable[PortName]:
         return self._ports.keys()

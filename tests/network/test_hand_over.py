@@ -31,6 +31,7 @@ from tests.kit.pod_networks import Routed
 
 NAMES = ("one", "two", "three")
 LOCAL, KEEP = ("203.0.113.10", "fd03:113::10"), ("203.0.113.20", "fd03:113::20")
+LATE = ("203.0.113.30", "fd03:113::30")
 NARROW = 1280
 OPTIONS = "--hand-over=auto", "--cluster-cidr", ",".join(cni.NETWORKS)
 
@@ -137,6 +138,9 @@ class ThreeNodes(LabCluster):
                 return ""
             return f"{name} {source}"
 
+    def sees_client(self, address: str, client: str) -> bool:
+        return self.sees(address).endswith(f" {client}")
+
     def tracked(self, node: str, address: str) -> list[str]:
         """The states of TCP connections to an address in a node's conntrack."""
         host = self.nodes[NAMES.index(node)]
@@ -171,7 +175,11 @@ def cluster(three: ThreeNodes) -> ThreeNodes:
     three.lead("one")
     three.believe({name: {*NAMES} for name in NAMES})
     three.publish(three.local("three"), three.keep("three"))
-    wait_until("requests are answered", lambda: all(map(three.sees, (*LOCAL, *KEEP))))
+    own = three.outside.v4, three.outside.v6
+    for addresses in (LOCAL, KEEP):
+        for address, client in zip(addresses, own, strict=True):
+            wait_until("it is handed over", partial(three.sees_client, address, client))
+    subprocess.run([*three.nodes[0].enter, "conntrack", "-F"], check=True, capture_output=True)
     return three
 
 
@@ -281,6 +289,23 @@ def test_without_a_node_to_hand_to(cluster: ThreeNodes, v6: bool) -> None:
         wait_until("requests are handed over", lambda: not cluster.sees(KEEP[v6]).endswith(own))
         assert requests.lives(client), name
         assert cluster.sees(LOCAL[v6])
+
+
+def test_a_connection_from_before_goes_on(cluster: ThreeNodes) -> None:
+    """It was masqueraded by node one when its Service had not asked to keep its clients."""
+    usual, sockets = cluster.local("three"), cluster.sockets(cluster.outside)
+    late = partial(cluster.service, "late", 3, LATE, ["three"])
+    cluster.publish(usual, late())
+    client, _ = requests.connected(sockets, LATE[0], PORT)
+    with client:
+        cluster.publish(usual, late({FORWARDING_ANNOTATION: "keep-client"}))
+
+        def is_handed_over() -> bool:
+            assert requests.lives(client)
+            return cluster.sees_client(LATE[0], cluster.outside.v4)
+
+        wait_until("new ones are handed over", is_handed_over)
+        assert requests.lives(client)
 
 
 def test_a_monitor_sees_what_is_handed_over(cluster: ThreeNodes, tmp_path: Path) -> None:

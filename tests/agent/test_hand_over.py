@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part that writes to which nodes requests are handed: in turns, and again after a failure."""
+
+from ipaddress import ip_address
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ebpflb.agent.hand_over import HandOver
+from ebpflb.agent.loop import Turn
+from ebpflb.entries.services import Frontend
+from ebpflb.errors import KernelError
+from ebpflb.kernel.handing import HopEntry
+from ebpflb.model.addresses import Family
+from ebpflb.model.facts import Fact, Observed
+from ebpflb.model.hand_over import Hop, Hops
+from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan.handing import HandedFrontend, HandedPlace, HandingPlan
+
+UPLINK: Any = SimpleNamespace(index=2, mac="02:00:00:00:00:01")
+TWO = Hop("two", ip_address("192.0.2.2"), UPLINK, bytes([2, 0, 0, 0, 0, 2]))
+HOPS = Hops((TWO,), frozenset({TWO.mac}), uplinks=(UPLINK,))
+
+
+class Node:
+    """What the part sees: the service ports in force, the other nodes, its maps, and a clock that
+    goes on by a millisecond at each look.
+    """
+
+    def __init__(self) -> None:
+        self.now, self.hops, self.written = 0.0, HOPS, set[PortName]()
+        self.desired: dict[PortName, Any] = {}
+        self.actual: dict[PortName, Any] = {}
+        self.frontends: dict[Frontend, HandedFrontend] = {}
+        self.places: dict[int, HandedPlace] = {}
+        self.members: set[HandedPlace] = set()
+        self.known: dict[str, HopEntry] = {}
+        self.devices: list[Any] = []
+        self.fails = False
+        # As ServiceSync, its planner, the cluster state, and Handing.
+        self.capacity, self.variant, self.is_loaded, self.node_name = 1000, None, True, "one"
+        self.planner = SimpleNamespace(claims=self, actual=self.actual)
+        self.options, self.namespace_share = self, 1.0
+        self.node_sync, self.cluster = self, self
+        self.observed = {Fact.HANDED_NODES: frozenset[Any]()}
+        self.backlog: set[Any] = set()
+        self.services: dict[Any, Any] = {}
+        self.changed_services: set[Any] = set()
+        here: Any = self
+        self.part = HandOver(here, lambda: self.hops, lambda: here, here, self.clock)
+
+    def clock(self) -> float:
+        self.now += 0.001
+        return self.now
+
+    def dropping(self, *_: Any) -> bool:
+        return False
+
+    def take_written(self) -> set[PortName]:
+        taken, self.written = self.written, set()
+        return taken
+
+    def put(self, message: Observed) -> None:
+        self.observed[message.fact] = message.values
+
+    def read(self) -> Any:
+        return dict(self.frontends), dict(self.places), set(self.members)
+
+    def set_hops(self, hops: dict[str, HopEntry]) -> None:
+        self.known = hops
+
+    def write(self, plan: HandingPlan) -> None:
+        self.places |= dict(plan.places)
+        if self.fails:
+            raise KernelError("writing", 28, "no space")
+        self.members.update(plan.members)
+        self.frontends |= plan.frontends
+        for frontend in plan.removed_frontends:
+            del self.frontends[frontend]
+        self.members.difference_update(plan.removed_members)
+
+    def attach(self, devices: Any) -> None:
+        self.devices = list(devices)
+
+    def serve(
+        self, namespace: str, number: int, nodes: dict[str, int] | None, *, is_local: bool = True
+    ) -> Frontend:
+        """Plan a service port, which gets its frontend."""
+        name = PortName(namespace, f"web-{number}", "", Protocol.TCP, Family.IPV4)
+        frontend = Frontend(ip_address(f"203.0.113.{number}"), 80, 6)
+        self.desired[name] = SimpleNamespace(handed_to=nodes, affinity_seconds=0)
+        entry = SimpleNamespace(flags=frozenset({"external"}))
+        self.actual[name] = SimpleNamespace(services={frontend: entry})
+        self.services[name.owner] = (SimpleNamespace(external_local=is_local),)
+        self.written.add(name)
+        return frontend
+
+    def turn(self, *, full: bool = False) -> None:
+        self.part.observe(Turn(serves=True, full=full))
+
+    def mac(self, frontend: Frontend) -> str:
+        return self.places[self.frontends[frontend].base].mac
+
+
+@pytest.fixture
+def node() -> Node:
+    made = Node()
+    made.turn(full=True)
+    made.turn()
+    return made
+
+
+def test_what_is_written_is_handed_over(node: Node) -> None:
+    """By the MAC address of the node; this node's own, and the other's, are never handed on."""
+    frontend, other = node.serve("shop", 1, {"two": 1}), node.serve("shop", 2, None)
+    node.turn()
+    assert node.mac(frontend) == "02:00:00:00:00:02" and other not in node.frontends
+    assert {mac: it.families for mac, it in node.known.items()} == {
+        "02:00:00:00:00:01": 0,
+        "02:00:00:00:00:02": 1,
+    }
+    assert node.devices == [UPLINK]
+    node.serve("shop", 1, None)
+    node.turn()
+    assert not node.frontends
+
+
+def test_open_connections_are_noted_first(node: Node) -> None:
+    """They were masqueraded here: only the program knows them apart, after it has seen a packet of
+    each. Once for a service port, also if it changes or the agent starts anew.
+    """
+    frontend = node.serve("shop", 1, {"two": 1}, is_local=False)
+    node.turn()
+    assert node.frontends[frontend].size == 0
+    node.now = node.part.due
+    node.turn()
+    assert node.mac(frontend) == "02:00:00:00:00:02"
+    node.serve("shop", 1, {"two": 1, "one": 1}, is_local=False)
+    node.turn()
+    here: Any = node
+    node.part = HandOver(here, lambda: node.hops, lambda: here, here, node.clock)
+    node.turn(full=True)
+    assert node.frontends[frontend].size > 1
+
+
+def test_many_tables_of_a_namespace_delay_no_other(node: Node) -> None:
+    for number in range(1, 101):
+        node.serve("many", number, {"two": 1})
+    other = node.serve("shop", 200, {"two": 1})
+    node.turn()
+    assert other in node.frontends and len(node.frontends) < 20
+    assert node.part.due <= node.now
+    for _ in range(20):
+        node.turn()
+    assert len(node.frontends) == 101
+
+
+def test_after_a_failed_write_all_is_written_again(node: Node) -> None:
+    frontend, node.fails = node.serve("shop", 1, {"two": 1}), True
+    with pytest.raises(KernelError):
+        node.turn()
+    node.fails = False
+    node.turn()
+    assert not node.frontends, "it rests"
+    node.now += 2
+    node.turn()
+    assert node.mac(frontend) == "02:00:00:00:00:02"
+
+
+def test_a_new_agent_keeps_what_is_there_until_all_is_planned(node: Node) -> None:
+    """Then what nobody wants any more goes."""
+    frontend, gone = node.serve("shop", 1, {"two": 1}), node.serve("shop", 2, {"two": 1})
+    node.turn()
+    for table in (node.desired, node.actual):
+        name = next(it for it in table if it.service == "web-2")
+        del table[name]
+    here: Any = node
+    node.part = HandOver(here, lambda: node.hops, lambda: here, here, node.clock)
+    node.backlog.add("something")
+    node.turn(full=True)
+    assert {frontend, gone} == node.frontends.keys()
+    node.backlog.clear()
+    node.turn()
+    assert {frontend} == node.frontends.keys()
