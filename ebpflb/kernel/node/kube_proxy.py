@@ -278,7 +278,7 @@ def _unreadable(tool: Tool) -> str:
 
 
 def _ipvs(state: IpvsState, found: LeftoverSurvey) -> None:
-    """Find the virtual servers, then the device with its addresses, then the sysctls."""
+    """Find virtual servers, sysctls, and last the device, by which the next run finds these."""
     if state.servers:
         count = sum(server.connections for server in state.servers)
         what = f"{len(state.servers)} virtual servers of IPVS, with {count} connections"
@@ -286,8 +286,6 @@ def _ipvs(state: IpvsState, found: LeftoverSurvey) -> None:
     if state.others and (state.servers or state.addresses is not None):
         named = ", ".join(map(str, state.others))
         found.retained.append(f"virtual servers of IPVS that may be others': {named}")
-    if state.addresses is not None:
-        found.removable.append(Leftover(f"device {DEVICE}", partial(remove_dummy_device, DEVICE)))
     for name in state.sysctls:
         value, usual = IPVS_SYSCTLS[name]
         what = f"{name.replace('/', '.')}={value} (the kernel's default is {usual})"
@@ -295,6 +293,8 @@ def _ipvs(state: IpvsState, found: LeftoverSurvey) -> None:
             found.retained.append(f"{what}: set by mode ipvs, or by another program that needs it")
         else:
             found.removable.append(Leftover(what, partial(write_sysctl, name, usual)))
+    if state.addresses is not None:
+        found.removable.append(Leftover(f"device {DEVICE}", partial(remove_dummy_device, DEVICE)))
 
 
 # Detect a kube-proxy in this network namespace, or its leftovers (kube-proxy.md 13.2, 17).

@@ -7,7 +7,7 @@ import pytest
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel.node import kube_proxy
-from ebpflb.model.kube_proxy import DEVICE, NODE_PORTS, SETS, VirtualServer
+from ebpflb.model.kube_proxy import DEVICE, IPVS_SYSCTLS, NODE_PORTS, SETS, VirtualServer
 from tests.kernel.node import nodes, rules
 from tests.kernel.node.nodes import TOOLS, load, make_sets, run
 from tests.kit import needs
@@ -84,3 +84,12 @@ def test_virtual_servers() -> None:
     assert "3 virtual servers of IPVS, with 0 connections" in nodes.remove()
     assert kube_proxy.virtual_servers() == [VirtualServer("TCP", ip_address("127.0.0.1"), 443)]
     assert "FWM" in run("ipvsadm", "-L", "-n")
+
+
+def test_the_device_goes_behind_the_sysctls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clean-up that was killed between them finds the sysctls again, by the device."""
+    run("ip", "link", "add", DEVICE, "type", "bridge")
+    monkeypatch.setattr(kube_proxy, "read_sysctl", lambda name: IPVS_SYSCTLS[name][0])
+    *sysctls, device = [each.what for each in kube_proxy.survey().removable]
+    assert {it.split("=")[0] for it in sysctls} >= {"net.ipv4.vs.conntrack"}
+    assert device == f"device {DEVICE}"
