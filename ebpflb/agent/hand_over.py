@@ -58,6 +58,7 @@ class HandOver(Part):
         self._hops: Hops | None = None
         self._changed: dict[str, set[PortName]] = {}  # by namespace, in the order of their turns
         self._all_changed = self._leftovers = False
+        self._waits = True  # for another turn of the loop
         self._noting: dict[PortName, float] = {}  # until when
         self._lacking: frozenset[PortName] = frozenset()
         self._attach_due = self._retry_due = self._load_due = -math.inf
@@ -65,9 +66,9 @@ class HandOver(Part):
 
     @property
     def due(self) -> float:
-        if self._planner is None:
+        if self._waits:
             return math.inf
-        if self._changed:
+        if self._planner is None or self._changed:
             return self._retry_due
         due = min(self._planner.due, self._attach_due, *self._noting.values())
         return max(due, self._retry_due)
@@ -79,7 +80,8 @@ class HandOver(Part):
         """Write what has changed. Raises EbpflbError; then everything is read and written again."""
         self._note(self._services.take_written())
         hops = self._read_hops()
-        if hops is None or not turn.serves or self._clock() < self._retry_due:
+        self._waits = hops is None or not turn.serves
+        if hops is None or self._waits or self._clock() < self._retry_due:
             return
         try:
             self._write(hops, full=turn.full)

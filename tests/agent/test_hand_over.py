@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part that writes to which nodes requests are handed: in turns, and again after a failure."""
 
+import math
 from ipaddress import ip_address
 from types import SimpleNamespace
 from typing import Any
@@ -163,9 +164,19 @@ def test_after_a_failed_write_all_is_written_again(node: Node) -> None:
     node.fails = False
     node.turn()
     assert not node.frontends, "it rests"
-    node.now += 2
+    assert node.now < node.part.due < node.now + 2
+    node.now = node.part.due
     node.turn()
     assert node.mac(frontend) == "02:00:00:00:00:02"
+
+
+def test_it_waits_while_nothing_is_served(node: Node) -> None:
+    """Without keeping the loop busy."""
+    frontend = node.serve("shop", 1, {"two": 1})
+    node.part.observe(Turn(serves=False))
+    assert node.part.due == math.inf
+    node.turn()
+    assert frontend in node.frontends
 
 
 def test_a_new_agent_keeps_what_is_there_until_all_is_planned(node: Node) -> None:
