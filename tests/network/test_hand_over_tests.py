@@ -80,7 +80,8 @@ def test_nodes_are_tested_before_and_while_they_are_handed_to(three: ThreeNodes)
     assert not three.sees(LOCAL[0])
     three.unguard()
     wait_until("it is served", lambda: three.sees(LOCAL[0]) == client, 60)
-    assert three.sees(LOCAL[1]) and not three.status(0).hand_over_blocked
+    wait_until("both families are", lambda: bool(three.sees(LOCAL[1])), 60)
+    wait_until("nothing is blocked", lambda: not three.status(0).hand_over_blocked, 60)
     told = three.ebpflb("explain", f"{LOCAL[0]}:80", "--from", "outside").stderr
     assert "comes in here is handed to three, which has 1 of 1 endpoints" in told
     with nodes.entered(one.node.netns):
