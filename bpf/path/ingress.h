@@ -178,7 +178,11 @@ static __always_inline struct outcome ingress_selected(struct __sk_buff *ctx,
 	return outcome;
 }
 
-/* A packet of no flow in the flow tables: a backend is chosen if it is for a frontend. */
+/*
+ * A packet of no flow in the flow tables: a backend is chosen if it is for a frontend. What is for
+ * nobody was refused at a bridge's port. If it gets to the bridge, netfilter has translated it between
+ * them: a reply to a socket of the node, to which IPVS gives the service's address as its own.
+ */
 static __always_inline struct outcome ingress_request(struct __sk_buff *ctx,
 						      const struct packet *packet,
 						      const struct settings *settings,
@@ -206,6 +210,8 @@ static __always_inline struct outcome ingress_request(struct __sk_buff *ctx,
 		return unchanged(VERDICT_ESTABLISHED);
 	selected = may_exist ? select_backend(&request, &opening->selection)
 			     : selected_without_service(&packet->tuple.destination);
+	if (is_for_nobody(selected) && port_has_decided(ctx))
+		return unchanged(VERDICT_PASSED);
 	if (selected == AT_SOCKET)
 		choice_remember(ctx, &packet->tuple, settings, 0);
 	if (settings->flags & SETTING_SHADOW)

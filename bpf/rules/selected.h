@@ -29,6 +29,11 @@ static __always_inline enum selected selected_without_service(const struct addre
 	return use == CLUSTER_IP ? NO_SUCH_PORT : use == UNALLOCATED ? NOT_ALLOCATED : NO_SERVICE;
 }
 
+static __always_inline bool is_for_nobody(enum selected selected)
+{
+	return selected == NO_SUCH_PORT || selected == NOT_ALLOCATED;
+}
+
 /*
  * Returns the verdict. At a cluster IP a port without a service is refused, and packets to an
  * unallocated one are dropped (kube-proxy.md 6.3).

@@ -168,15 +168,21 @@ class Stale(Part):
     """Ends connections to removed endpoints."""
 
     name = "stale endpoints"
-    takes = (Disturbed,)
+    takes = (Disturbed, Detection)
 
     def __init__(self, worker: StaleWorker, sync: Sync) -> None:
         self._worker, self._sync = worker, sync
         self._must_check_all = False  # this was not told of everything
+        self._others = frozenset[str]()  # rules of a kube-proxy
 
-    def take(self, message: Disturbed) -> None:
-        if message.check == TABLE_NAME:
-            self._worker.check_untranslated()
+    def take(self, message: Disturbed | Detection) -> None:
+        if isinstance(message, Disturbed):
+            if message.check == TABLE_NAME:
+                self._worker.check_untranslated()
+            return
+        if self._others - {*message.rules}:
+            self._worker.check_everything()  # sockets that they served
+        self._others = frozenset(message.rules)
 
     def observe(self, turn: Turn) -> None:
         if turn.has_new_devices:

@@ -345,7 +345,7 @@ class SocketsWorker(SearchWorker):
     def _end(self, stale: Stale, taken: list[Search], protocols: frozenset[Protocol]) -> Ended:
         possible = self.can_end & protocols
         ends_udp = Protocol.UDP in possible and not self.shadow
-        ended = self.ender.end_untranslated() if ends_udp else Ended()
+        ended = self.ender.end_untranslated(stale) if ends_udp else Ended()
         wanted = possible if _are_open(taken) else possible & self._busy(taken)
         return ended + self.ender.end(stale, wanted) if wanted else ended
 

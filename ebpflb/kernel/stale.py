@@ -32,7 +32,7 @@ from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.readers import FrontendKeys, RememberedSockets
 from ebpflb.kernel.maps.records import EndedSocket, Peer, PeerFrontend, record
 from ebpflb.kernel.netfilter import conntrack
-from ebpflb.kernel.node import sock_diag
+from ebpflb.kernel.node import kube_proxy, sock_diag
 from ebpflb.kernel.node.sock_diag import Connected, SockDiag
 from ebpflb.model.addresses import Address, family
 from ebpflb.model.services import Protocol
@@ -158,10 +158,11 @@ class SocketEnder:
                     break
         return ended
 
-    def end_untranslated(self) -> Ended:
+    def end_untranslated(self, judge: Judge) -> Ended:
         """End the node's own sockets that were connected before their frontend was served."""
         with SockDiag() as diag:
-            ended = [one.remote for one in untranslated(self.maps, diag) if diag.destroy(one)]
+            found = untranslated(self.maps, diag, judge)
+            ended = [one.remote for one in found if diag.destroy(one)]
         return Ended((Frontend(*at, Protocol.UDP), at) for at in ended)
 
     def _find(self, judge: Judge, protocols: Collection[int]) -> dict[tuple[int, Ends], _Peers]:
@@ -234,15 +235,23 @@ def remembered(maps: Maps, peer: Peer) -> PeerFrontend | None:
     return found or (own.peer if own and is_own else None)
 
 
-def untranslated(maps: Maps, diag: SockDiag) -> Iterator[Connected]:
+def untranslated(maps: Maps, diag: SockDiag, judge: Judge) -> Iterator[Connected]:
     """Yield the node's own sockets that are connected to a frontend itself, though it has backends.
 
     They were connected before it was served (kube-proxy.md 11.1: flows that were never translated),
     and no hook translates the node's own packets; a pod's packets are translated at its device. A
     hook stores such sockets, except those that were connected before there was a Service: these are
     found by their cluster IP, which is used for nothing else. Sockets that netfilter translates by
-    rules of kube-proxy are left alone.
+    rules of kube-proxy are left alone, and those that IPVS leads to an endpoint that serves.
     """
+    by_ipvs = cache(kube_proxy.datagrams_by_ipvs)
+
+    def is_left(one: Connected, frontend: Frontend) -> bool:
+        if translated_by_conntrack(one):
+            return True
+        endpoint = by_ipvs().get((one.local, one.remote))
+        return endpoint is not None and judge.ends(frontend, endpoint) is Ends.NONE
+
     for one in list(diag.connected(Protocol.UDP)):
         found = remembered(maps, Peer(one.cookie, *one.remote))
         if found and not is_untranslated(found):
@@ -250,16 +259,12 @@ def untranslated(maps: Maps, diag: SockDiag) -> Iterator[Connected]:
         if not found and maps["cluster_ips"].get(one.remote[0]) is None:
             continue
         frontend = found.frontend if found else Frontend(*one.remote, Protocol.UDP)
-        if serves(maps, frontend) and not translated_by_conntrack(one):
+        if serves(maps, frontend) and not is_left(one, frontend):
             yield one
 
 
 def translated_by_conntrack(one: Connected) -> bool:
-    """Whether netfilter's NAT sends the socket's datagrams to another destination.
-
-    IPVS does not count: such a socket has a cluster IP as its own address, and on a bridge of pods
-    that is what a reply is for at the bridge's program, which refuses unknown ports of cluster IPs.
-    """
+    """Whether netfilter's NAT sends the socket's datagrams to another destination."""
     if not conntrack.count():
         return False
     (source, source_port), (destination, destination_port) = one.local, one.remote

@@ -17,6 +17,7 @@ from ebpflb.model.services import PROTOCOLS
 # The virtual servers of IPVS, and which of them belong to kube-proxy (kube-proxy.md 17).
 
 _HEX = 16
+End = tuple[Address, int]  # address and port
 
 
 class VirtualServer(NamedTuple):
@@ -54,8 +55,18 @@ def parse_virtual_servers(table: str) -> list[VirtualServer]:
 
 def _server(protocol: str, where: str) -> VirtualServer:
     host, _, port = where.rpartition(":")
-    address = ip_address(host[1:-1]) if host.startswith("[") else IPv4Address(int(host, _HEX))
-    return VirtualServer(protocol, address, int(port, _HEX))
+    return VirtualServer(protocol, *_end(host.strip("[]"), port))
+
+
+def _end(host: str, port: str) -> End:
+    return ip_address(host) if ":" in host else IPv4Address(int(host, _HEX)), int(port, _HEX)
+
+
+def parse_datagrams(table: str) -> dict[tuple[End, End], End]:
+    """Parse UDP's flows in the text of /proc/net/ip_vs_conn: client, virtual server -> server."""
+    lines = (line.split() for line in table.splitlines() if line.startswith("UDP"))
+    ends = ([_end(*its[at : at + 2]) for at in (1, 3, 5)] for its in lines)
+    return {(client, virtual): server for client, virtual, server in ends}
 
 
 def split(

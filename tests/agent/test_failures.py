@@ -11,6 +11,7 @@ from ebpflb.lab import manifests
 from ebpflb.model.addresses import Family
 from ebpflb.model.annotations import ON_REMOVAL_ANNOTATION
 from ebpflb.model.events import Kind, Removed
+from ebpflb.model.kube_proxy import Detection
 from ebpflb.plan.stale import DELETED, Watched
 from tests.agent.fakes import Harness, changed, found, listed, service, slices
 from tests.agent.started import BRIDGE, ETH, NODES, PORT, SERVICES, SLICES, V4, here, start
@@ -76,6 +77,15 @@ def test_what_came_before_a_device_was_served_goes(harness: Harness) -> None:
     assert harness.stale.checks_of_untranslated == searches + 1
     harness.send(changed(Kind.SERVICE, service("b", "10.96.0.2")))
     assert harness.stale.checks_of_untranslated == searches + 1
+
+
+def test_sockets_are_searched_for_when_the_rules_of_a_kube_proxy_go(harness: Harness) -> None:
+    """It may have served some of the node's own, such as IPVS."""
+    start(harness)
+    searches = harness.stale.checks_of_everything
+    for rules, more in ((("device kube-ipvs0",), 0), ((), 1), ((), 1)):
+        harness.send(Detection(rules=rules))
+        assert harness.stale.checks_of_everything == searches + more
 
 
 def test_a_service_that_goes_after_a_failed_write_is_known_to_have_gone(serving: Harness) -> None:

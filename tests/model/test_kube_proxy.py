@@ -10,6 +10,7 @@ from ebpflb.model.kube_proxy import (
     Detection,
     VirtualServer,
     is_chain,
+    parse_datagrams,
     parse_virtual_servers,
     split,
 )
@@ -142,6 +143,24 @@ def test_servers_have_their_connections() -> None:
     """
     assert parse_virtual_servers(TABLE) == [CLUSTER, NODE_PORT, CLUSTER6, OTHER]
     assert parse_virtual_servers("") == []
+
+
+def test_datagrams_of_ipvs() -> None:
+    """A flow of UDP has client, virtual server and server, in both families; TCP is left out."""
+    table = """\
+Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData
+UDP 0A60000A C350 0A60000A 0035 0AF4010B 14E9 UDP             299
+TCP 0A60000A C350 0A60000A 0050 0AF4010B 1F90 ESTABLISHED     899
+UDP fd00:0096:0000:0000:0000:0000:0000:000a C350 fd00:0096:0000:0000:0000:0000:0000:000a 0035 \
+fd00:0244:0001:0000:0000:0000:0000:000b 14E9 UDP             299
+"""
+    vip, pod, vip6, pod6 = map(
+        ip_address, ("10.96.0.10", "10.244.1.11", "fd00:96::a", "fd00:244:1::b")
+    )
+    assert parse_datagrams(table) == {
+        ((vip, 50000), (vip, 53)): (pod, 5353),
+        ((vip6, 50000), (vip6, 53)): (pod6, 5353),
+    }
 
 
 def test_servers_of_kube_proxy_are_told_apart() -> None:

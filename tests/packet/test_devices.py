@@ -33,6 +33,20 @@ def test_port_and_bridge(node: PacketNode, places: Places, protocol: str, sender
         assert node.egress(home, "tunnel", "pods")[:2] == ("pass", bytes(home))
 
 
+def test_what_a_port_let_in_is_not_refused_at_its_bridge(
+    node: PacketNode, places: Places, protocol: str
+) -> None:
+    """A packet for no frontend of a cluster IP, or for no Service, is one that netfilter translated
+    after the port: a reply to a socket of the node that IPVS serves.
+    """
+    serve(node, places, "cluster", protocol, cluster=[at(places.here, 8080)])
+    node.device("pods", places.bridge, places.bridge, "master")
+    for own in (places.cluster_ip, places.unallocated):
+        answer = opening(protocol, at(places.here, 8080), at(own, 50123))
+        assert node.ingress(answer, "tunnel").action != "pass"
+        assert node.ingress(answer, "pods") == ("pass", bytes(answer), {"passed": 1})
+
+
 def test_way_moves(node: PacketNode, places: Places, protocol: str) -> None:
     """A masqueraded flow keeps its source address when its route changes to another device."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])

@@ -36,18 +36,23 @@ static __always_inline bool has_choice(const struct __sk_buff *ctx)
 	return (ctx->priority & CHOSEN_MASK) == CHOSEN;
 }
 
+/* Whether the program at a port of this bridge has seen the packet. */
+static __always_inline bool port_has_decided(const struct __sk_buff *ctx)
+{
+	struct device *device = LOOKUP_NUMBER(struct device, devices, ctx->ifindex);
+
+	return device && device->flags & DEVICE_MASTER;
+}
+
 /*
  * At ingress: whether the program at a port of this bridge has chosen already. A choice at
  * any other device was not written by our programs, and is removed.
  */
 static __always_inline bool port_has_chosen(struct __sk_buff *ctx)
 {
-	struct device *device;
-
 	if (!has_choice(ctx))
 		return false;
-	device = LOOKUP_NUMBER(struct device, devices, ctx->ifindex);
-	if (device && device->flags & DEVICE_MASTER)
+	if (port_has_decided(ctx))
 		return true;
 	ctx->priority = 0;
 	return false;

@@ -37,9 +37,11 @@ from ebpflb.model.kube_proxy import (
     PROXY_MODES,
     SETS,
     Detection,
+    End,
     Removal,
     VirtualServer,
     is_chain,
+    parse_datagrams,
     parse_virtual_servers,
 )
 from ebpflb.model.services import PROTOCOLS
@@ -49,7 +51,7 @@ from ebpflb.workers import PeriodicWorker, Poller
 #
 # No call here makes the kernel load a module: without /proc/net/ip_vs there is no server.
 
-SERVERS = Path("/proc/net/ip_vs")
+SERVERS, FLOWS = Path("/proc/net/ip_vs"), Path("/proc/net/ip_vs_conn")
 _NAMES_ONLY = 1 << 1  # IPSET_FLAG_LIST_SETNAME
 _REMOVE_LINK = 17  # RTM_DELLINK
 
@@ -57,6 +59,17 @@ _REMOVE_LINK = 17  # RTM_DELLINK
 def virtual_servers() -> list[VirtualServer]:
     """Return all virtual servers that have an address."""
     return parse_virtual_servers(SERVERS.read_text()) if SERVERS.exists() else []
+
+
+def datagrams_by_ipvs() -> dict[tuple[End, End], End]:
+    """Return the servers of IPVS's UDP flows, by client and virtual server.
+
+    None if conntrack does not see them (net.ipv4.vs.conntrack): replies to the node's own sockets,
+    to which IPVS gives a cluster IP as their address, do not arrive then.
+    """
+    if read_sysctl("net/ipv4/vs/conntrack") != "1" or not FLOWS.exists():
+        return {}
+    return parse_datagrams(FLOWS.read_text())
 
 
 def remove_virtual_servers(unused: list[VirtualServer]) -> None:

@@ -14,7 +14,7 @@ from ebpflb.agent import stale
 from ebpflb.entries.services import Backend, Frontend
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.records import Peer, PeerFrontend, SocketEntry
-from ebpflb.kernel.node import sock_diag
+from ebpflb.kernel.node import kube_proxy, sock_diag
 from ebpflb.kernel.node.sock_diag import SockDiag
 from ebpflb.kernel.stale import ServedFrontends
 from ebpflb.model.addresses import Family
@@ -106,6 +106,25 @@ def test_connected_again_while_it_is_ended(
         connect()
     assert is_ended(client)
     assert world.maps["sockets"].get(cookie).peer == connected
+
+
+def test_a_socket_that_ipvs_serves(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node's own socket is left alone while IPVS leads it to an endpoint that serves."""
+    run("ip", "address", "add", f"{VIP.address}/32", "dev", "lo")
+    world.maps["cluster_ips"].write([(VIP.address, 1)])
+    client, virtual = world.open(), (VIP.address, VIP.port)
+    client.connect((str(VIP.address), VIP.port))
+    own = VIP.address, client.getsockname()[1]
+    endpoints = (ELSEWHERE.address, ELSEWHERE.port), (HERE, world.port)
+    for to, ends in zip(endpoints, (False, True), strict=True):
+        flows = {(own, virtual): to}
+        monkeypatch.setattr(kube_proxy, "datagrams_by_ipvs", lambda flows=flows: flows)
+        world.end()
+        if ends:
+            assert is_ended(client)
+        else:
+            settle(world)
+            assert error_of(client) == 0
 
 
 def test_connected_elsewhere(world: World) -> None:

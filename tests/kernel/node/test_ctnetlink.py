@@ -8,14 +8,12 @@ import sys
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ebpflb.entries.flows import DESTINATION_NAT, Connection, Ends, FlowState
 from ebpflb.errors import NodeError
-from ebpflb.kernel import stale
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.services import Protocol
 from tests.kernel.node import nodes
@@ -76,17 +74,6 @@ def test_ipvs_translates_without_a_bit_of_the_status() -> None:
     assert Connection(Protocol.UDP, asked, Ends(backend, client, 53, 4321)).is_translated
     assert Connection(Protocol.UDP, asked, Ends(vip, client, 5353, 4321)).is_translated
     assert not Connection(Protocol.UDP, asked, asked.reversed()).is_translated
-
-
-def test_a_socket_that_ipvs_serves_is_not_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The node's own UDP socket is ended, unless netfilter's NAT translates it."""
-    client, vip, backend = map(ip_address, ("10.0.0.1", VIPS[4], "10.0.0.2"))
-    entry = Connection(Protocol.UDP, Ends(client, vip, 4321, 53), Ends(backend, client, 53, 4321))
-    one: Any = SimpleNamespace(local=(client, 4321), remote=(vip, 53))
-    monkeypatch.setattr(conntrack, "count", lambda: 1)
-    for status, is_translated in ((0, False), (DESTINATION_NAT, True)):
-        monkeypatch.setattr(conntrack, "find", lambda _, s=status: [entry._replace(status=s)])
-        assert stale.translated_by_conntrack(one) is is_translated
 
 
 @pytest.mark.parametrize("family", [4, 6])
