@@ -2,6 +2,7 @@
 """Connections that move to new endpoints: how they spread, and which requests of real clients fail.
 
     sudo .venv/bin/python -m bench.rebalance [--seconds S] [--clients NAME,...] [--python FILE]
+        [--late SECONDS] [--plot 0]
 
 A node with an agent, endpoints in its pods, and clients in another pod, each with 24 connections
 that rest for up to 5 s between two POSTs; one response in ten takes up to 4 s. The Service's
@@ -10,7 +11,8 @@ with its next response. All of it without and with ``rebalance: idle=1s,above=20
 connections by endpoint are drawn over a scale-up, both ways, as docs/images/rebalance.svg.
 
 ``--python`` is the interpreter that runs the Python clients; clients that are not installed are
-left out.
+left out. ``--late``: each call of a client that sends begins so much later, by strace: then many
+connections end after the client has looked at them, and before it sends.
 """
 
 import argparse
@@ -45,14 +47,20 @@ ADDRESS, HTTP, GRPC, TARGET = "10.96.0.10", 80, 81, 8080
 FEW, MANY, EVERY = 3, 6, 40  # endpoints; seconds between two changes
 BEFORE, AFTER = 15, 225  # seconds of the plot, from its scale-up
 WAYS = {"without": None, "with": "idle=1s,above=20%"}
+SENDING = "sendto,sendmsg,write,writev"  # system calls
 CLIENTS = ("requests", "httpx", "aiohttp", "grpcio", "curl", "go", "java")
 
 
 class Bench:
     """The node, its pods and its agent."""
 
-    def __init__(self, lab: Lab, folder: Path, stack: ExitStack, python: str) -> None:
-        self.lab, self.python = lab, python
+    def __init__(
+        self, lab: Lab, folder: Path, stack: ExitStack, python: str, late: float = 0.0
+    ) -> None:
+        self.lab, self.folder, self.python = lab, folder, python
+        inject = f"inject={SENDING}:delay_enter={late:g}s"
+        trace = "strace", "-f", "-qq", "--seccomp-bpf", "-o/dev/null", f"-etrace={SENDING}"
+        self.under = [*trace, "-e", inject] if late else []
         self.node = lab.node("node", 1)
         self.client = lab.pod(self.node, "client", 2)
         self.pods = [lab.pod(self.node, f"pod-{i}", 11 + i) for i in range(MANY)]
@@ -113,16 +121,16 @@ class Bench:
         elif name == "curl":
             words = ["curl", "-s", "--rate", "24/m", "-m", "30", "-d", "x", "-o", "/dev/null"]
             said = ["-w", "%{http_code} %{errormsg}\n", f"{url}/[1-{int(seconds * 0.4)}]"]
-            return [
-                self.client.start([*words, *said], stdout=PIPE) for _ in range(http_program.WORKERS)
-            ]
+            command = [*self.under, *words, *said]
+            return [self.client.start(command, stdout=PIPE) for _ in range(http_program.WORKERS)]
         else:
-            program = {
-                "go": ["go", "run", str(LOAD / "client.go")],
-                "java": ["java", str(LOAD / "Client.java")],
-            }
-            command = [*program[name], url, its, str(http_program.WORKERS)]
-        return [self.client.start(command, stdout=PIPE)]
+            program = ["java", str(LOAD / "Client.java")]
+            if name == "go":
+                program = [str(self.folder / "client")]
+                build = ["go", "build", "-o", *program, str(LOAD / "client.go")]
+                subprocess.run(build, check=True)
+            command = [*program, url, its, str(http_program.WORKERS)]
+        return [self.client.start([*self.under, *command], stdout=PIPE)]
 
     def seen(self) -> set[str]:
         """Return the numbers of the requests that any server has had."""
@@ -147,13 +155,19 @@ class Bench:
 
 def main() -> None:
     run_bench(
-        __doc__, _measured, seconds=300, clients=",".join(CLIENTS), python=sys.executable, plot=1
+        __doc__,
+        _measured,
+        seconds=300,
+        clients=",".join(CLIENTS),
+        python=sys.executable,
+        late=0.0,
+        plot=1,
     )
 
 
 def _measured(wanted: argparse.Namespace) -> Lines:
     with temporary_lab(PREFIX) as (lab, folder, stack):
-        bench = Bench(lab, folder, stack, wanted.python)
+        bench = Bench(lab, folder, stack, wanted.python, wanted.late)
         for way in WAYS if wanted.seconds else ():
             bench.way = way
             bench.scale(FEW)
