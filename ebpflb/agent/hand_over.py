@@ -2,7 +2,7 @@
 """Keep the maps of hand-overs up to date, and the program attached (docs/client-addresses.md).
 
 After each turn of the loop it takes the service ports that were written, and writes to which nodes
-their requests are handed (plan/handing.py). The program runs only while another node is believed.
+their requests are handed (plan/handing.py). The program also answers the tests of other nodes.
 Without --hand-over nothing of this runs.
 """
 
