@@ -164,6 +164,7 @@ class Demo:
             agent.start()
         self._say_owner(third)
         wait_until("nodes are tested", lambda: "to 2 of 2" in self._status(third).hand_over)
+        wait_until("requests are handed over", self._is_handed_over)
         self._say_clients(self._request(self.outside, "tcp", VIP))
         waiting = self._start_program(self.outside, "gap", VIP, str(PORT))
         self.lab.router.ip(f"link set {SEGMENT.name}{len(NODES)} down")
@@ -172,6 +173,12 @@ class Demo:
         self._say_owner(other)
         self._request(self.outside, "tcp", VIP)
         self.lab.router.ip(f"link set {SEGMENT.name}{len(NODES)} up")
+
+    def _is_handed_over(self) -> bool:
+        """Whether both endpoints see the client; not yet in the first ten seconds of a Service."""
+        time.sleep(1)
+        sources = self._ask(self.outside, "tcp", VIP, PORT, 10)["sources"].values()
+        return all(it == [self.outside.v4] for it in sources)
 
     def _say_owner(self, agent: LabAgent) -> None:
         """Wait until the agent's node answers for the address, and say so.
@@ -231,15 +238,19 @@ class Demo:
         """Connect ``count`` times and print each pod's share. Raises NodeError if one connection
         fails.
         """
-        words = ("request", protocol, address, str(port), str(count))
-        output, _ = host.python(TRAFFIC, *words, stdout=subprocess.PIPE).communicate()
-        answer = json.loads(output)
+        answer = self._ask(host, protocol, address, port, count)
         shares = "  ".join(f"{name} {n / count:.0%}" for name, n in answer["names"].items())
         where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         self.say(f"  {host.name:7} {protocol}  {where:18} {shares}")
         if answer["errors"]:
             raise NodeError(f"some of {count} failed: {answer['errors']}")
         return answer
+
+    def _ask(self, host: Host, protocol: str, address: str, port: int, count: int) -> Any:
+        """Connect ``count`` times; return what traffic.py says of it."""
+        words = ("request", protocol, address, str(port), str(count))
+        output, _ = host.python(TRAFFIC, *words, stdout=subprocess.PIPE).communicate()
+        return json.loads(output)
 
 
 def environment(paths: Paths) -> dict[str, str]:

@@ -49,7 +49,7 @@ def test_empty_map(ebpflb: Ebpflb, state: list[str]) -> None:
 def test_unknown_map(ebpflb: Ebpflb, state: list[str]) -> None:
     """An unknown name is an error that lists all names."""
     done = ebpflb("maps", "dump", "xyz", *state)
-    assert done.status == 2 and "'xyz' is not one of 'services', 'slots', " in done.err
+    assert done.status == 2 and "'xyz' is not one of 'services', 'service_places', " in done.err
 
 
 def test_changed_while_reading(ebpflb: Ebpflb, cluster: Cluster, state: list[str]) -> None:

@@ -15,10 +15,10 @@ from ebpflb.lab.hosts import Lab
 from ebpflb.model.packet_path import Engine
 from ebpflb.serve import status
 from tests.kernel.node import nodes
+from tests.kit import handing_nodes
 from tests.kit.forked import ForkedAgent
+from tests.kit.handing_nodes import LOCAL, OPTIONS
 from tests.kit.lab_cluster import started
-from tests.network.test_hand_over import LOCAL, OPTIONS
-from tests.network.test_hand_over import ThreeNodes as ToldNodes
 
 GUARD = """table bridge guard {{ chain c {{
     type filter hook forward priority 0;
@@ -31,7 +31,7 @@ BAN = f"""table inet ban {{ chain c {{
 CONDITION = "DEGRADED (hand-over blocked)"
 
 
-class ThreeNodes(ToldNodes):
+class ThreeNodes(handing_nodes.ThreeNodes):
     """The agents test themselves."""
 
     def __init__(self, lab: Lab, folder: Path) -> None:

@@ -139,7 +139,7 @@ def offsets() -> Iterator[tuple[str, int]]:
             yield f"sizeof((({struct} *)0)->{name})", layout.ffi.sizeof(field.type)
 
 
-HEADERS = ("layout.h", "record/events.h", "maps/answered.h")
+HEADERS = ("layout.h", "record/events.h", "maps/answered.h", "maps/handed.h")
 
 
 def clang(claims: list[tuple[str, int]]) -> subprocess.CompletedProcess[str]:
