@@ -179,7 +179,7 @@ class HandOverTest(PeriodicWorker, Part):
         }
 
     def _make_view(self) -> None:
-        if not self._cluster.complete:
+        if not (self._cluster.complete and self._node_sync.device_list.devices):
             return
         self.is_new, cluster = False, self._cluster
         known = {name: it.addresses for name, it in cluster.claims.nodes.items()}

@@ -199,6 +199,8 @@ MAPPED = [
 def sample(name: str, index: int) -> Any:
     if name in ("backend_slots", "no_frontends"):
         return index ^ 0xA5A5
+    if name == "service_places":
+        return bytes([index % 251]) * layout.MAPS[name].value_size
     if name == "choices":
         return Choice(index, index + 1, index ^ 0xA5A5)
     if name == "backend_loads":
