@@ -9,6 +9,7 @@ packets of connections to the service. The client is outside.
 import json
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from socket import SOCK_DGRAM, SOCK_STREAM
 
@@ -17,11 +18,14 @@ import pytest
 from ebpflb.entries.flows import Connection
 from ebpflb.kernel.netfilter import conntrack, flowtable, nft
 from ebpflb.kernel.node.sysctls import NETFILTER_SYSCTLS
+from ebpflb.lab import traffic
 from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Host
 from ebpflb.model.packet_path import Engine
 from tests.kernel.node import nodes
 from tests.kit import firewall, needs
-from tests.kit.cluster import NODEPORT, ServingOutside, serving_outside
+from tests.kit.cluster import NODEPORT, ServingOutside, endpoint, serving_outside, web
+from tests.kit.on_removal import SOON, saying
 from tests.kit.parameters import families
 from tests.kit.sockets import CALL_SECONDS, Socket
 
@@ -241,6 +245,45 @@ def entry_of(client: Socket) -> Connection:
     own = client.getsockname()[1]
     listed = conntrack.connections(lambda _, __, port: port == NODEPORT)
     return next(entry for entry in listed if entry.original.source_port == own)
+
+
+@pytest.mark.parametrize("value", [None, SOON], ids=["drained", "reset"])
+def test_an_endpoint_that_goes(node: ServingOutside, value: str | None) -> None:
+    """Its TCP connection goes on, or is reset if the Service asks for that. A UDP flow gets
+    another endpoint.
+    """
+    one, other, _ = node.web
+
+    def serve(pod: Host) -> None:
+        v6 = [endpoint(pod, v6=True)]
+        node.publish(saying(web(endpoint(pod), v6=v6, nodeport=NODEPORT), value))
+
+    serve(one)
+    stream, flow = established(node), established(node, SOCK_DGRAM)
+    serve(other)
+    soon("the flow has another endpoint", lambda: asked(flow) == other.name)
+    if value:
+        soon("it is reset", lambda: is_reset(stream))
+    else:
+        exchange(stream)
+    stream.close()
+    flow.close()
+
+
+def asked(client: Socket) -> str:
+    """Who answers a datagram; "" if nobody does soon: with an entry goes an answer on its way."""
+    client.settimeout(1)
+    client.send(b"who are you?")
+    with suppress(TimeoutError):
+        return traffic.read(client.recv(64))[0]
+    return ""
+
+
+def is_reset(client: Socket) -> bool:
+    try:
+        return not answers(client)
+    except ConnectionError:
+        return True
 
 
 @both_protocols
