@@ -5,8 +5,8 @@
 
 A client beyond a router, which leads everything to node `entry`; the only endpoint is on node
 `far`. First what a packet of an established connection costs `entry`, one way (see ``node_cost``):
-routed to the pod's own address, handed over, and masqueraded. Then the whole way and back, by both
-Services in turns: a ratio is that of two rates of the same round.
+routed to the pod's own address, handed over, and masqueraded. Then the rates of whole exchanges
+through both Services, in random order; a ratio compares two rates of the same round.
 """
 
 import argparse

@@ -18,8 +18,6 @@ And these no design reaches:
   does nothing takes 66 ns; only a program that is not attached costs nothing
 - connect4 in 500 ns, to any of 10,000 Services in 850, sock_release in 250: what the kernel's
   call, the look-ups, the draw and the remembered socket take at least is in the targets below
-- a packet on netfilter in 0.98 and 0.97 of nftables' rate, by protocol: it was what two programs a
-  packet left; with one the limit is that of the kernel's own NAT, 1.06
 """
 
 # Sockets: ratio; nanoseconds a call

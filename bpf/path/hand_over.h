@@ -2,13 +2,13 @@
 /*
  * Which node gets a request that is handed over by MAC address (docs/client-addresses.md):
  *
- *   a flow that has a node keeps it, while packets may be handed to that node. Datagrams get another one
- *   once it is no longer in the frontend's block; a connection stays, for its endpoint may still serve it
- *   any other request draws one from the block, by a hash that every node computes alike: so a flow whose
- *   packets come in by another node from now on, or which nobody remembers, goes on
+ *   a flow keeps its node while packets may be handed to it. Once the node is not in the frontend's block
+ *   any more, datagrams get another one, but a connection stays: its endpoint may still serve it
+ *   any other request draws a node from the block, by a hash that all nodes compute alike: so a flow goes
+ *   on when its packets come in by another node, or when its entry is lost
  *
- * This node itself is a node too: its packets go on to path/ingress.h. Source ranges are checked before
- * a flow gets another node; those of flows that stay here are checked as ever.
+ * This node can be drawn, too: then the packet goes on to path/ingress.h, which checks source ranges.
+ * They are checked here before a flow gets another node.
  *
  * A connection that opens is remembered apart until its second packet, so that a flood of SYNs makes no
  * other connection forget its node.
