@@ -107,6 +107,7 @@ class NodeSync(Part):
         self.flowtable = flowtable or FlowtableSync(is_wanted=False)
         self.device_list = DevicesChanged(())
         self._each_packet: EachPacketRules | None = None  # None: not known yet
+        self._services_written = False  # whether every Service has been
         self.attached = False  # whether programs, loaded here or by an earlier agent, are attached
         self.not_served: Mapping[str, str] = {}  # device -> why its packets are not served
         # Where health-check node ports listen; a missing family means on all addresses.
@@ -204,6 +205,16 @@ class NodeSync(Part):
             "timeouts": flow_timeouts(self.options.conntrack).table,
             **self._service_ranges(),
         }
+
+    def services_written(self) -> None:
+        """Note that every Service is written; write the ranges that have waited for that.
+
+        Raises KernelError.
+        """
+        if not self._services_written:
+            self._services_written = True
+            for name, wanted in self._service_ranges().items():
+                self.datapath.write_map(name, wanted)
 
     def write_settings(self, covering: Mapping[Family, Prefix]) -> None:
         """Write the settings, before the plan.
@@ -379,11 +390,17 @@ class NodeSync(Part):
         return self.device_list, cluster.node, self._wants_egress, *known
 
     def _service_ranges(self) -> dict[str, dict[Any, Any]]:
-        """Return the service ranges; {} before they are known, so that the map stays unchanged."""
+        """Return the service ranges; {} before they are known, so that the map stays unchanged.
+
+        New ones wait until every Service is written: else a Service's address that another proxy
+        has served so far would be an unused one for a moment, whose packets are dropped.
+        """
         if Kind.SERVICE_CIDR not in self.cluster.listed:
             return {}
-        ranges = map(service_range, self.cluster.service_cidrs)
-        return {"service_ranges": dict.fromkeys(ranges, 1)}
+        ranges = self.cluster.service_cidrs
+        if not self._services_written:
+            ranges = ranges.intersection(self.datapath.service_ranges())
+        return {"service_ranges": dict.fromkeys(map(service_range, ranges), 1)}
 
     def _desired_node(self) -> DesiredNode:
         known, primary = self.device_list.devices, self.cluster.primary

@@ -204,6 +204,7 @@ class Sync(Part):
             self.node_sync.check_families()
         self.node_sync.require_engine()  # before any write: what is in force keeps serving
         do_all([self._write_node, self.service_sync.write])
+        self.node_sync.services_written()
         if not self.node_sync.attached:
             self._ports_not_reserved = self._set_up_host(self.options)
             self.node_sync.attach()

@@ -83,6 +83,7 @@ class FakeDatapath:
         self.programs: list[str] = []
         self.leftovers: MapContents | None = None
         self.small_maps: dict[str, dict[Any, Any]] = {}
+        self.ranges: list[Network] = []
         self.settings = Settings()
         self.settings_at_plans: list[Settings] = []
         self.served: list[Devices] = []
@@ -123,7 +124,7 @@ class FakeDatapath:
         return leftovers or self.maps.read_back()
 
     def service_ranges(self) -> list[Network]:
-        return []
+        return self.ranges
 
     def write_map(self, name: str, wanted: dict[Any, Any]) -> None:
         if error := self.full.get(name):

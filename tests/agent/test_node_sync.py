@@ -36,6 +36,7 @@ from tests.agent.started import (
     here,
     start,
 )
+from tests.agent.told import FULL
 
 
 def test_pods_devices_get_programs_beside_the_loop(harness: Harness) -> None:
@@ -110,6 +111,22 @@ def test_service_ranges(harness: Harness) -> None:
     assert harness.datapath.settings.span_v4 == prefix_of(ip_network("10.96.0.0/16"))
     harness.send(listed(Kind.SERVICE_CIDR))
     assert harness.datapath.small_maps["service_ranges"] == {}
+
+
+def test_new_service_ranges_wait_for_the_services(harness: Harness) -> None:
+    """Until all Services are written none of their addresses is an unused one; what an earlier
+    agent has dropped is dropped meanwhile.
+    """
+    harness.datapath.ranges = [ip_network("10.96.0.0/16"), ip_network("10.98.0.0/16")]
+    harness.datapath.failures = [FULL]
+    cidrs = listed(Kind.SERVICE_CIDR, manifests.service_cidr("10.96.0.0/16", "10.97.0.0/16"))
+    harness.start()
+    harness.send(here(ETH, BRIDGE), cidrs, SERVICES, SLICES, NODES)
+    assert harness.status.sync_error
+    ranges = [services.ServiceRange(112, ip_address(f"10.{it}.0.0")) for it in (96, 97)]
+    assert [*harness.datapath.small_maps["service_ranges"]] == ranges[:1]
+    harness.wait_for(lambda status: not status.sync_error)
+    assert {*harness.datapath.small_maps["service_ranges"]} == {*ranges}
 
 
 def test_nodeport_addresses(harness: Harness) -> None:
