@@ -9,9 +9,8 @@ Without --hand-over nothing of this runs.
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Set
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 from ebpflb.agent.loop import Inbox, Part, Turn
 from ebpflb.agent.service_sync import ServiceSync
@@ -19,7 +18,7 @@ from ebpflb.errors import EbpflbError
 from ebpflb.kernel.handing import BITS, Handing, HopEntry, Loaded
 from ebpflb.model import addresses
 from ebpflb.model.addresses import Family
-from ebpflb.model.facts import Fact, Observed
+from ebpflb.model.facts import Fact, Observed, Values
 from ebpflb.model.hand_over import Hops
 from ebpflb.model.services import PortName
 from ebpflb.plan.desired import ANY
@@ -56,6 +55,8 @@ class HandOver(Part):
         self._pool = ThreadPoolExecutor(1, "hand-over")
         self._loading: Future[Loaded] | None = None
         self._hops: Hops | None = None
+        self._stations: dict[tuple[Family, str], str] = {}  # MAC addresses of nodes
+        self._awaited: Values | None = None  # what the Services are not yet planned by
         self._changed: dict[str, set[PortName]] = {}  # by namespace, in the order of their turns
         self._all_changed = self._leftovers = False
         self._waits = True  # for another turn of the loop
@@ -66,15 +67,13 @@ class HandOver(Part):
 
     @property
     def due(self) -> float:
+        """When the loop calls ``observe`` at the latest, by which everything is done."""
         if self._waits:
             return math.inf
         if self._planner is None or self._changed:
             return self._retry_due
         due = min(self._planner.due, self._attach_due, *self._noting.values())
         return max(due, self._retry_due)
-
-    def turn(self) -> None:
-        """Have ``observe`` called, by which everything is done."""
 
     def observe(self, turn: Turn) -> None:
         """Write what has changed. Raises EbpflbError; then everything is read and written again."""
@@ -106,8 +105,9 @@ class HandOver(Part):
             full = True
         self._all_changed |= full
         self._leftovers |= full
-        if self._services.cluster.observed[Fact.HANDED_NODES] != _believed(hops):
+        if self._awaited not in (None, self._services.cluster.observed[Fact.HANDED_NODES]):
             return
+        self._awaited = None
         self._put(planner)
         plan = planner.take(now)
         if plan:
@@ -118,8 +118,13 @@ class HandOver(Part):
 
     def _take_hops(self, handing: Handing, hops: Hops) -> None:
         self._hops = hops
+        self._stations = {
+            (addresses.family(it.address), it.node): it.mac.hex(":") for it in hops.believed
+        }
+        self._awaited = frozenset(self._stations)
+        self._stations |= {(it, self._services.cluster.node_name): THIS_NODE for it in Family}
         handing.set_hops(_entries(hops))
-        self._inbox.put(Observed(Fact.HANDED_NODES, _believed(hops)))
+        self._inbox.put(Observed(Fact.HANDED_NODES, self._awaited))
 
     def _put(self, planner: HandingPlanner) -> None:
         """Plan the service ports that were written, not those that are about to be planned again:
@@ -169,7 +174,7 @@ class HandOver(Part):
         """Return what a service port is to have, by what it has in the maps of services."""
         desired = self._services.planner.claims.desired.get(name)
         entries = self._services.planner.actual.get(name)
-        if desired is None or desired.handed_to is None or entries is None or not self._hops:
+        if desired is None or desired.handed_to is None or entries is None:
             return None
         frontends = tuple(
             frontend
@@ -179,13 +184,10 @@ class HandOver(Part):
             if not self._services.cluster.dropping(*frontend)
         )
         by_client = any("by_client" in it.flags for it in entries.services.values())
-        stations = _stations(self._hops, name.family) | {
-            self._services.cluster.node_name: THIS_NODE
-        }
         nodes = tuple(
-            (Station(node, stations[node]), weight)
+            (Station(node, mac), weight)
             for node, weight in sorted(desired.handed_to.items())
-            if node in stations
+            if (mac := self._stations.get((name.family, node)))
         )
         return Handed(frontends, nodes, by_client or desired.affinity_seconds > 0)
 
@@ -217,13 +219,6 @@ class HandOver(Part):
         if self._handing:
             self._handing.close()
 
-    def status(self) -> Mapping[str, Any]:
-        return {}
-
-
-def _believed(hops: Hops) -> frozenset[tuple[Family, str]]:
-    return frozenset((addresses.family(it.address), it.node) for it in hops.believed)
-
 
 def _said(lacking: Set[PortName], known: frozenset[PortName]) -> frozenset[PortName]:
     """Log the first of the service ports that have begun to lack space; return all of them."""
@@ -231,12 +226,6 @@ def _said(lacking: Set[PortName], known: frozenset[PortName]) -> frozenset[PortN
         line = "no space to hand requests over, to %s and %d more: they are treated as without it"
         log.warning(line, min(new), len(lacking) - 1)
     return frozenset(lacking)
-
-
-def _stations(hops: Hops, family: Family) -> dict[str, str]:
-    return {
-        it.node: it.mac.hex(":") for it in hops.believed if addresses.family(it.address) == family
-    }
 
 
 def _entries(hops: Hops) -> dict[str, HopEntry]:

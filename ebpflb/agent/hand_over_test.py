@@ -145,6 +145,7 @@ class HandOverTest(PeriodicWorker, Part):
         self._open_segment, self._open_test = open_segment, open_test
         self._wait = wait or self.stopped.wait  # which returns whether the thread is to end
         self.hops: Hops | None = None
+        self._believed = set[str]()  # nodes
         self._told: tuple[Hops, dict[str, str]] | None = None
         self._began = clock()
         self.is_new, self._view_due = True, -math.inf
@@ -171,9 +172,8 @@ class HandOverTest(PeriodicWorker, Part):
     def status(self) -> Mapping[str, Any]:
         if not (self.hops and self.view):
             return {}
-        believed, others = {hop.node for hop in self.hops.believed}, len(self.view.nodes)
         return {
-            "hand_over": f"to {len(believed)} of {others} other nodes",
+            "hand_over": f"to {len(self._believed)} of {len(self.view.nodes)} other nodes",
             "not_handed_to": {**self.hops.blocked, **self._dropped},
             "hand_over_blocked": {**self._blocked, **self._dropped} if self._is_asked else {},
         }
@@ -205,8 +205,8 @@ class HandOverTest(PeriodicWorker, Part):
         }
 
     def _take(self, hops: Hops, blocked: dict[str, str]) -> None:
-        before, now = _names(self.hops), _names(hops)
-        self.hops, self._blocked = hops, blocked
+        before, now = self._believed, {hop.node for hop in hops.believed}
+        self.hops, self._believed, self._blocked = hops, now, blocked
         for node in now - before:
             log.info("requests may be handed to node %s", node)
         for node in before - now:
@@ -336,10 +336,6 @@ class HandOverTest(PeriodicWorker, Part):
         if (told := (hops, blocked)) != self._told:
             self._told = told
             self._inbox.put(Call(partial(self._take, *told)))
-
-
-def _names(hops: Hops | None) -> set[str]:
-    return {hop.node for hop in hops.believed} if hops else set()
 
 
 def _elsewhere(address: Address, route: Route) -> str:

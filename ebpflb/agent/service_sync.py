@@ -637,10 +637,8 @@ class ServiceSync(Part):
         if node_local and listener(port) not in self.cluster.observed[Fact.ANSWERING_LISTENERS]:
             node_local = None
         about = self.cluster.primary, node_local, self.cluster.untracked, self.cluster.api_places
-        family, own = port.name.family, self.cluster.node_name
-        nodes = self.cluster.observed[Fact.HANDED_NODES]
-        believed = {node for its, node in nodes if its == family} if port.hands_over else ()
-        handed = handed_to(port, selection, own, believed)
+        own = self.cluster.node_name
+        handed = handed_to(port, selection, own, self.cluster.observed[Fact.HANDED_NODES])
         keeps = keeps_here(port, handed, own)
         wanted = yield from desiring(port, selection, *about, handed, keeps_here=keeps)
         grown = wanted, port.slow_start, programmed, self._clock()

@@ -8,7 +8,7 @@ have endpoints can be handed to, and otherwise requests are masqueraded as witho
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
@@ -52,12 +52,12 @@ Weights = Mapping[str, int]
 
 
 def handed_to(
-    port: ServicePort, selection: Selection, own: str, believed: Collection[str]
+    port: ServicePort, selection: Selection, own: str, believed: Container[object]
 ) -> Weights | None:
     """Return the nodes among which requests to external addresses are spread; None: as ever.
 
-    ``own``: this node; ``believed``: the others that may be handed to. Empty: only flows that have
-    a node already are handed over, all others are treated as ever.
+    ``own``: this node; ``believed``: others that may be handed to, with their families. Empty: only
+    flows that have a node already are handed over, all others are treated as ever.
     """
     if not port.hands_over or port.name.protocol == Protocol.SCTP:
         return None
@@ -68,7 +68,8 @@ def handed_to(
         weights[own if each.local else each.name.node] += each.weight
     if port.external_local and own in weights:
         return {own: 1}
-    reached = {node: it for node, it in weights.items() if node == own or node in believed}
+    family = port.name.family
+    reached = {at: it for at, it in weights.items() if at == own or (family, at) in believed}
     if not port.external_local and reached.keys() != weights.keys():
         return {}
     return reached

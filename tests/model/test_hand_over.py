@@ -29,7 +29,8 @@ def on(node: str, **fields: Any) -> Endpoint:
 
 
 def nodes(of: ServicePort, *found: Endpoint, believed: str = "two three") -> Any:
-    return handed_to(of, select(found, Topology(HERE, "")), HERE, {*believed.split()})
+    others = {(of.name.family, node) for node in believed.split()}
+    return handed_to(of, select(found, Topology(HERE, "")), HERE, others)
 
 
 @pytest.mark.parametrize("policy", ["Local", "Cluster"])

@@ -64,7 +64,7 @@ def virtual_servers() -> list[VirtualServer]:
 def datagrams_by_ipvs() -> dict[tuple[End, End], End]:
     """Return the servers of IPVS's UDP flows, by client and virtual server.
 
-    None if conntrack does not see them (net.ipv4.vs.conntrack): replies to the node's own sockets,
+    Empty if conntrack does not see them (net.ipv4.vs.conntrack): replies to the node's own sockets,
     to which IPVS gives a cluster IP as their address, do not arrive then.
     """
     if read_sysctl("net/ipv4/vs/conntrack") != "1" or not FLOWS.exists():
