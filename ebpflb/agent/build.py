@@ -324,10 +324,13 @@ class _Builder:
         drops = dropped_now([])  # what cannot be read is said by the watch
         cluster.observe(Fact.DROPPED_DESTINATIONS, drops)
         asked = options.hand_over == HAND_OVER_KEEP_CLIENT
-        self._hand_over_test = HandOverTest(cluster, self._node_sync, inbox, asked=asked)
-        self._start(DroppedWatch(inbox.put, drops), self._hand_over_test)
         make = partial(Handing, self._datapath, options.paths.cache)
-        return self._hand_over_test, HandOver(self._service_sync, self._hops, make, inbox)
+        part = HandOver(self._service_sync, self._hops, make, inbox)
+        self._hand_over_test = HandOverTest(
+            cluster, self._node_sync, inbox, asked=asked, dropped=part.dropped
+        )
+        self._start(DroppedWatch(inbox.put, drops), self._hand_over_test)
+        return self._hand_over_test, part
 
     def _hops(self) -> Hops | None:
         return self._hand_over_test.hops

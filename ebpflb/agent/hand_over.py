@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Set
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 
 from ebpflb.agent.loop import Inbox, Part, Turn
 from ebpflb.agent.service_sync import ServiceSync
@@ -18,6 +19,7 @@ from ebpflb.errors import EbpflbError
 from ebpflb.kernel.handing import BITS, Handing, HopEntry, Loaded
 from ebpflb.model import addresses
 from ebpflb.model.addresses import Family
+from ebpflb.model.events import MAX_LISTED
 from ebpflb.model.facts import Fact, Observed, Values
 from ebpflb.model.hand_over import Hops
 from ebpflb.model.services import PortName
@@ -28,12 +30,13 @@ log = logging.getLogger(__name__)
 
 NOTING_SECONDS = 10.0  # in which a Service's open connections are noted before it is handed over
 MOST_PUTTING = 0.01  # seconds of a turn: a tenant may have many tables
+_PAST = "{}: its requests are not handed over, past this rule"
 ATTACHED_AGAIN = 30.0  # seconds: somebody may have removed the program, or put another before it
 
 
 class HandOver(Part):
     """``hops``: returns the other nodes on the segment, None before they are known; ``make``: opens
-    the maps.
+    the maps. ``dropped``: of service ports the addresses that rules drop, with a sentence.
     """
 
     name = "hand-over"
@@ -49,6 +52,7 @@ class HandOver(Part):
         """``clock``: monotonic, in seconds."""
         self._services, self._read_hops, self._make = service_sync, hops, make
         self._inbox, self._clock = inbox, clock
+        self.dropped: dict[PortName, dict[str, str]] = {}
         self._share = service_sync.node_sync.options.namespace_share
         self._handing: Handing | None = None
         self._planner: HandingPlanner | None = None
@@ -99,6 +103,7 @@ class HandOver(Part):
         if self._planner is None:
             self._planner = HandingPlanner(handing.capacity, self._share, *handing.read())
             full, self._hops = True, None
+            self.dropped.clear()
         planner = self._planner
         if hops != self._hops:
             self._take_hops(handing, hops)
@@ -172,17 +177,23 @@ class HandOver(Part):
 
     def _handed(self, name: PortName) -> Handed | None:
         """Return what a service port is to have, by what it has in the maps of services."""
+        self.dropped.pop(name, None)
         desired = self._services.planner.claims.desired.get(name)
         entries = self._services.planner.actual.get(name)
         if desired is None or desired.handed_to is None or entries is None:
             return None
-        frontends = tuple(
+        external = [
             frontend
             for frontend, entry in entries.services.items()
             if "external" in entry.flags and frontend.address != ANY[name.family]
             if not frontend.address.is_loopback
-            if not self._services.cluster.dropping(*frontend)
-        )
+        ]
+        dropping = self._services.cluster.dropping
+        rules = {it: rule for it in external if (rule := dropping(*it))}
+        if rules:
+            some = islice(rules.items(), MAX_LISTED)
+            self.dropped[name] = {str(it.address): _PAST.format(rule) for it, rule in some}
+        frontends = tuple(it for it in external if it not in rules)
         by_client = any("by_client" in it.flags for it in entries.services.values())
         nodes = tuple(
             (Station(node, mac), weight)

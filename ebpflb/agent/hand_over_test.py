@@ -4,7 +4,8 @@
 A node qualifies if the routes say that its address is at the segment of an uplink, and if its MAC
 address is no router's: a router would send the packet back. Then both legs are tested, before use
 and every minute: a question to its MAC address, from a client's address to a load balancer address,
-and its program's answer (bpf/path/leg_test.h), which also comes while no agent runs there.
+and its program's answer (bpf/path/leg_test.h), which also comes while no agent runs there. Both
+addresses are the operator's or reserved: none that a Service has makes the network act on tests.
 
 The loop makes the view, a thread tests. With --hand-over=off neither runs.
 """
@@ -19,6 +20,7 @@ from contextlib import closing
 from enum import Enum, auto
 from functools import partial
 from ipaddress import ip_address
+from itertools import islice
 from typing import Any, NamedTuple
 
 from ebpflb.agent.loop import Call, Inbox, Part, Turn
@@ -32,8 +34,9 @@ from ebpflb.model import nodes
 from ebpflb.model.addresses import Address, Family, family
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.devices import Device
-from ebpflb.model.facts import Fact, Values
+from ebpflb.model.events import MAX_LISTED
 from ebpflb.model.hand_over import Hop, Hops
+from ebpflb.model.services import PortName
 from ebpflb.stopping import parts
 from ebpflb.workers import PeriodicWorker
 
@@ -55,7 +58,7 @@ class Asked(Enum):
     ALL = auto()  # from a client to the load balancer address: so are requests handed over
 
 
-# A client and a load balancer address, if there are none yet: for benchmarks (RFC 6890).
+# A client, and a load balancer address without --l2-pool: for benchmarks (RFC 6890).
 _CLIENTS = {Family.IPV4: ip_address("198.18.235.1"), Family.IPV6: ip_address("2001:2::eb:1")}
 _RESERVED = {Family.IPV4: ip_address("198.18.235.2"), Family.IPV6: ip_address("2001:2::eb:2")}
 SILENT = "answers no test: it is down, or its agent is older or has --hand-over=off"
@@ -127,6 +130,7 @@ class HandOverTest(PeriodicWorker, Part):
         inbox: Inbox,
         *,
         asked: bool,
+        dropped: Mapping[PortName, Mapping[str, str]] = {},
         route_to: Callable[[Address], Route] = routes.route_to,
         routers: Callable[[], Collection[Address]] = routes.routers,
         open_segment: Callable[[Device], Segment] = Segment,
@@ -135,11 +139,12 @@ class HandOverTest(PeriodicWorker, Part):
         wait: Callable[[float], bool] | None = None,
     ) -> None:
         """``asked``: it is wanted for every Service, not only for those that ask for it, or have
-        policy Local: only then what blocks it is a condition.
+        policy Local: only then what blocks it is a condition. ``dropped``: of service ports the
+        addresses that rules drop, with a sentence; the loop may change it.
         """
         super().__init__(self.name, INTERVAL, steady=True)
         self._cluster, self._node_sync, self._inbox = cluster, node_sync, inbox
-        self._asked = self._is_asked = asked
+        self._asked, self._dropped = asked, dropped
         self._clock = clock
         self._route_to, self._routers_now = route_to, routers
         self._open_segment, self._open_test = open_segment, open_test
@@ -149,7 +154,7 @@ class HandOverTest(PeriodicWorker, Part):
         self._told: tuple[Hops, dict[str, str]] | None = None
         self._began = clock()
         self.is_new, self._view_due = True, -math.inf
-        self._seen: tuple[int, Values] = -1, frozenset()
+        self._seen = -1  # version of the Nodes
         self.view: View | None = None
         self._routed: View | None = None  # of what is found, which the routes may change
         self._found: tuple[list[Place], dict[str, str]] = [], {}
@@ -157,25 +162,24 @@ class HandOverTest(PeriodicWorker, Part):
         self._tested: dict[Place, _Tested] = {}
         self._routers: dict[Address, set[bytes]] = {}  # with their MAC addresses
         self._blocked = dict[str, str]()  # what the network or a router is to blame for
-        self._dropped = dict[str, str]()  # addresses that rules drop
 
     # In the agent's loop
 
     def observe(self, turn: Turn) -> None:
         """Note whether the view may be another one; the thread asks for it."""
         version = self._cluster.claims.version
-        changed = any(applied.services for _, applied in turn.applied)
-        drops = self._cluster.observed[Fact.DROPPED_DESTINATIONS]
-        self.is_new |= turn.node or changed or (version, drops) != self._seen
-        self._seen = version, drops
+        self.is_new |= turn.node or version != self._seen
+        self._seen = version
 
     def status(self) -> Mapping[str, Any]:
         if not (self.hops and self.view):
             return {}
+        rules = islice((it for its in self._dropped.values() for it in its.items()), MAX_LISTED)
+        dropped, is_asked = dict(rules), self._asked or bool(self._cluster.with_keep_client)
         return {
             "hand_over": f"to {len(self._believed)} of {len(self.view.nodes)} other nodes",
-            "not_handed_to": {**self.hops.blocked, **self._dropped},
-            "hand_over_blocked": {**self._blocked, **self._dropped} if self._is_asked else {},
+            "not_handed_to": {**self.hops.blocked, **dropped},
+            "hand_over_blocked": {**self._blocked, **dropped} if is_asked else {},
         }
 
     def _make_view(self) -> None:
@@ -191,18 +195,10 @@ class HandOverTest(PeriodicWorker, Part):
             if device.mac and not own.isdisjoint(device.addresses)
         }
         known.pop(cluster.node_name, None)
-        ports = [port for its in cluster.services.values() for port in its if port.hands_over]
-        self._is_asked = self._asked or not all(port.external_local for port in ports)
         taken = own.union(*known.values())
-        usual = {ip for port in ports for ip in port.load_balancer_ips if ip not in taken}
-        first = {family(ip): ip for ip in sorted(usual, key=int, reverse=True)}
-        self.view = View(known, {**cluster.primary}, uplinks, {**_RESERVED, **first})
-        self._dropped = {
-            str(ip): f"{rule}: its requests are not handed over, past this rule"
-            for port in ports
-            for ip in (*port.load_balancer_ips, *port.external_ips)
-            if (rule := cluster.dropping(ip, port.port, port.name.protocol))
-        }
+        ranges = [it for pool in cluster.admission.pools for it in pool.ranges]
+        usual = {family(it.first): it.first for it in reversed(ranges) if it.first not in taken}
+        self.view = View(known, {**cluster.primary}, uplinks, {**_RESERVED, **usual})
 
     def _take(self, hops: Hops, blocked: dict[str, str]) -> None:
         before, now = self._believed, {hop.node for hop in hops.believed}

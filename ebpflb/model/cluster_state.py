@@ -187,9 +187,11 @@ class ClusterState:
         self._of_servers: tuple[StoredSlice, ...] = ()  # the slices of KUBERNETES that count
         self.watches: tuple[Watch, ...] = ()  # of what Services want observed on this node
         self.with_passive_health, self.with_rebalance = set[Key](), set[Key]()  # Services
+        self.with_keep_client = set[Key]()
         self._wanting = (
             (self.with_passive_health, _has_passive_health),
             (self.with_rebalance, _is_rebalanced),
+            (self.with_keep_client, _keeps_client),
         )
         self.node_local = NodeLocalPorts()
         self.claims = Claims(admission.pools, keeps_nodes=admission.hands_over)
@@ -523,6 +525,10 @@ def _has_passive_health(port: ServicePort) -> bool:
 
 def _is_rebalanced(port: ServicePort) -> bool:
     return port.rebalance is not None
+
+
+def _keeps_client(port: ServicePort) -> bool:
+    return port.hands_over and not port.external_local
 
 
 def _is_observed(port: ServicePort) -> bool:

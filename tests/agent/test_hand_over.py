@@ -38,7 +38,7 @@ class Node:
         self.members: set[HandedPlace] = set()
         self.known: dict[str, HopEntry] = {}
         self.devices: list[Any] = []
-        self.fails = False
+        self.fails, self.rules = False, dict[str, str]()
         # As ServiceSync, its planner, the cluster state, and Handing.
         self.capacity, self.variant, self.is_loaded, self.node_name = 1000, None, True, "one"
         self.planner = SimpleNamespace(claims=self, actual=self.actual)
@@ -55,8 +55,8 @@ class Node:
         self.now += 0.001
         return self.now
 
-    def dropping(self, *_: Any) -> bool:
-        return False
+    def dropping(self, address: Any, *_: Any) -> str:
+        return self.rules.get(str(address), "")
 
     def take_written(self) -> set[PortName]:
         taken, self.written = self.written, set()
@@ -143,6 +143,21 @@ def test_open_connections_are_noted_first(node: Node) -> None:
     node.part = HandOver(here, lambda: node.hops, lambda: here, here, node.clock)
     node.turn(full=True)
     assert node.frontends[frontend].size > 1
+
+
+def test_an_address_that_a_rule_drops_is_named(node: Node) -> None:
+    """While the Service is there, and the rule."""
+    node.rules = {"203.0.113.1": "chain ban", "203.0.113.2": "chain ban"}
+    first, second = node.serve("shop", 1, {"two": 1}), node.serve("shop", 2, {"two": 1})
+    node.turn()
+    assert not node.frontends
+    named = {address: said for its in node.part.dropped.values() for address, said in its.items()}
+    assert named.keys() == node.rules.keys() and "chain ban: its" in named["203.0.113.1"]
+    del node.rules["203.0.113.1"]
+    node.serve("shop", 1, {"two": 1})
+    node.serve("shop", 2, None)
+    node.turn()
+    assert not node.part.dropped and first in node.frontends and second not in node.frontends
 
 
 def test_many_tables_of_a_namespace_delay_no_other(node: Node) -> None:

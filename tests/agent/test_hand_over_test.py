@@ -12,12 +12,19 @@ from typing import Any
 import pytest
 
 from ebpflb.agent.hand_over_test import EVERY, INTERVAL, HandOverTest, View
+from ebpflb.agent.loop import Call, Inbox, Turn
 from ebpflb.kernel.leg_test import LegAnswer
 from ebpflb.kernel.node.routes import Route
 from ebpflb.kernel.segment import Answer
 from ebpflb.model.addresses import Address, Family
+from ebpflb.model.annotations import HAND_OVER_AUTO
+from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.devices import Device
+from ebpflb.model.events import Changed, Key, Kind, ReadObject, Replaced
 from ebpflb.model.hand_over import Hops
+from ebpflb.model.pools import parse_pools
+from ebpflb.model.services import Admission
+from tests.model import builders
 
 ROUTER, GATEWAY = ip_address("192.0.2.1"), b"\x06\0\0\0\0\x01"
 ADDRESSES = {
@@ -25,6 +32,10 @@ ADDRESSES = {
     Family.IPV6: ip_address("2001:db8::200"),
 }
 OWN = {Family.IPV4: ip_address("192.0.2.11"), Family.IPV6: ip_address("2001:db8::11")}
+WEB = Key("shop", "web")
+HOSTILE = builders.service(  # as the router
+    type="LoadBalancer", ingress=[{"ip": "192.0.2.1"}], externalTrafficPolicy="Local"
+)
 UPLINK = Device(2, "eth0", False, True, 0, tuple(OWN.values()), (), mac="02:00:00:00:00:01")
 
 
@@ -242,3 +253,30 @@ def test_an_agent_that_may_not_test_believes_nobody(world: World) -> None:
     world.error = None
     world.pass_time()
     assert world.believed == ALL
+
+
+@pytest.mark.parametrize("pool", [None, "192.0.2.240-192.0.2.250"])
+def test_no_service_chooses_the_address_of_tests(world: World, pool: str | None) -> None:
+    """Only the operator does, by his pools: a switch may close the ports of those who send from the
+    router's address, and a firewall drop some. So a Service's change costs tests nothing.
+    """
+    pools = parse_pools([pool] if pool else [])
+    cluster = ClusterState("one", admission=Admission(pools=pools, hand_over=HAND_OVER_AUTO))
+    inbox, devices = Inbox(), SimpleNamespace(devices=(UPLINK,))
+    node_sync: Any = SimpleNamespace(device_list=devices)
+    test = HandOverTest(cluster, node_sync, inbox, asked=False, clock=lambda: world.now)
+    for kind in (Kind.SERVICE, Kind.ENDPOINT_SLICE, Kind.NODE):
+        cluster.apply(Replaced(kind, {}))
+    test.turn()
+    event, turn = Changed(Kind.SERVICE, WEB, ReadObject(HOSTILE, "")), Turn(serves=True)
+    turn.applied.append((event, cluster.apply(event)))
+    for message in inbox.waiting(0):
+        assert isinstance(message, Call)
+        message.answer()
+    assert test.view and not test.is_new
+    test.observe(Turn(serves=True))
+    test.is_new = False
+    test.observe(turn)
+    assert not test.is_new
+    tested = str(test.view.addresses[Family.IPV4])
+    assert tested == ("192.0.2.240" if pool else "198.18.235.2")
