@@ -152,7 +152,8 @@ class HandOver(Part):
             if names:
                 self._changed[namespace] = names
             desired = wanted.get(name)
-            is_ours = name in planner or (desired and desired.handed_to is not None)
+            is_known = name in planner or name in self.dropped
+            is_ours = is_known or (desired and desired.handed_to is not None)
             if is_ours and name.owner not in backlog and name.owner not in waiting:
                 planner.put(name, self._noted(planner, name, self._handed(name), now))
         if self._leftovers and not (self._changed or backlog or waiting):
@@ -194,6 +195,8 @@ class HandOver(Part):
             some = islice(rules.items(), MAX_LISTED)
             self.dropped[name] = {str(it.address): _PAST.format(rule) for it, rule in some}
         frontends = tuple(it for it in external if it not in rules)
+        if not frontends:
+            return None
         by_client = any("by_client" in it.flags for it in entries.services.values())
         nodes = tuple(
             (Station(node, mac), weight)

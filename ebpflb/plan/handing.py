@@ -158,11 +158,11 @@ class HandingPlanner:
         return self._ports.keys()
 
     def put(self, name: PortName, handed: Handed | None) -> None:
-        """Plan a service port; None: it is not handed over."""
+        """Plan a service port; None, or without frontends: it is not handed over."""
         former_table, former = self._ports.pop(name, ((), ()))
         self._used[name.namespace] -= len(former_table)
         self.lacking.discard(name)
-        if handed:
+        if handed and handed.frontends:  # a block without any would never be left
             block = self._block(name, handed.nodes)
             self._ports[name] = block.table, handed.frontends
             self._used[name.namespace] += len(block.table)
