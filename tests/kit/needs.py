@@ -2,12 +2,13 @@
 """The kernel features that tests need; without them tests are skipped, with the reason."""
 
 import subprocess
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
+from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import probe
 from ebpflb.kernel.netfilter.flowtable import flowtable_obstacle
 from ebpflb.kernel.netfilter.table import Keeper
@@ -22,6 +23,17 @@ bridge_netfilter = pytest.mark.skipif(
 def netfilter() -> None:
     """Skip the test if nf_tables cannot translate, as the engine netfilter requires."""
     _skip_for(probe.netfilter_obstacle)
+
+
+@contextmanager
+def devices() -> Iterator[None]:
+    """Skip the test if the kernel has no devices of a kind that the block adds."""
+    try:
+        yield
+    except NodeError as error:
+        if "Unknown device type" not in str(error):
+            raise
+        pytest.skip("this kernel has no such devices")
 
 
 def ipvs() -> None:

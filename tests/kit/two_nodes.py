@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab import cni, manifests
 from ebpflb.lab.agents import wait_until
@@ -218,12 +217,8 @@ def running(
     require(engine, network)
 
     def make(lab: Lab) -> TwoNodes:
-        try:
+        with needs.devices():
             made = TwoNodes(lab, folder, network, *options, engine=engine)
-        except NodeError as error:
-            if "Unknown device type" in str(error):
-                pytest.skip("this kernel has no such devices")
-            raise
         if prepare:
             prepare(made)
         return made

@@ -12,7 +12,6 @@ import pytest
 from pyroute2 import netns
 
 from ebpflb.agent.hand_over_test import HandOverTest, View
-from ebpflb.errors import NodeError
 from ebpflb.kernel.attach import clsact
 from ebpflb.kernel.leg_test import ANSWER, question
 from ebpflb.kernel.maps.layout import HANDED
@@ -25,7 +24,7 @@ from ebpflb.lab.netns import Namespace
 from ebpflb.model.addresses import Family, family, parse_address
 from ebpflb.model.devices import Device
 from tests.kernel.node import nodes
-from tests.kit import once
+from tests.kit import needs, once
 from tests.packet.conftest import loaded
 
 ASKER, HERE = bytes([2, 0, 0, 0, 0, 1]), bytes(6)  # HERE: loopback's
@@ -131,11 +130,9 @@ def test_a_neighbour_at_an_uplink(program: int, kind: str) -> None:
             side.host.create()
             opened.callback(netns.remove, side.host.netns)
         one.host.ip(f"link add p0 type veth peer name p0 netns {two.host.netns}")
-        try:
+        with needs.devices():
             for side in (one, two):
                 side.build(kind)
-        except NodeError as error:
-            pytest.skip(f"this kernel has no {kind}: {error}")
         wait_until("both are up", lambda: one.is_up() and two.is_up(), 10)
         with nodes.entered(two.host.netns), clsact.open_kernel() as kernel:
             clsact.add_qdisc(kernel, two.uplink.index)
