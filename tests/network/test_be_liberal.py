@@ -137,7 +137,7 @@ def has_arrived() -> bool:
 
 
 class Left(NamedTuple):
-    """The state and possible timeouts that a forged segment leaves; both after the next exchange."""
+    """State and possible timeouts that a forged segment leaves; both after the next exchange."""
 
     state: int
     seconds: tuple[int, ...]
