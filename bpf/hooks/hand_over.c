@@ -65,7 +65,7 @@ static __always_inline int hand_over_plain(struct __sk_buff *ctx, const struct t
 	return hand_over_to(ctx, to.node, tuple, to.v6, begun);
 }
 
-/* Where a packet is handed that names no ports, or the node of those after it. */
+/* Remembers the node for the later fragments, which have no ports. */
 static __always_inline void fragment_follows(const struct packet *packet, __u64 mac)
 {
 	struct handed_fragment value = { .seen = clock_coarse() };

@@ -157,7 +157,7 @@ class HandOver(Part):
             if is_ours and name.owner not in backlog and name.owner not in waiting:
                 planner.put(name, self._noted(planner, name, self._handed(name), now))
         if self._leftovers and not (self._changed or backlog or waiting):
-            planner.only([name for name in planner.names if name in wanted])
+            planner.only(wanted)
             self._leftovers = False
 
     def _noted(
@@ -237,7 +237,7 @@ class HandOver(Part):
 def _said(lacking: Set[PortName], known: frozenset[PortName]) -> frozenset[PortName]:
     """Log the first of the service ports that have begun to lack space; return all of them."""
     if new := lacking - known:
-        line = "no space to hand requests over, to %s and %d more: they are treated as without it"
+        line = "no space left to hand over requests to %s and %d more: they are served without it"
         log.warning(line, min(new), len(lacking) - 1)
     return frozenset(lacking)
 

@@ -88,7 +88,7 @@ class Handing:
 
     @property
     def variant(self) -> object:
-        """What ``attach`` would load the program with."""
+        """What ``load`` makes the program for: the monitor's programs, or None."""
         return self._datapath.others
 
     @property

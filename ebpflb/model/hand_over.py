@@ -100,8 +100,8 @@ def says(
         if each.conditions.ready
     )
     parts = [
-        f"{'stays here' if node == own else f'is handed to {node}'}, which has {counts[node]} of"
-        f" {counts.total()} endpoints"
+        f"{'stays here, with' if node == own else f'is handed to {node}, which has'}"
+        f" {counts[node]} of {counts.total()} endpoints"
         for node in [*weights][:_MOST_NAMED]
     ]
     parts += [f"is handed to one of {len(weights) - _MOST_NAMED} others"] * (

@@ -12,7 +12,7 @@ bound, and what does not fit is not handed over.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -153,10 +153,6 @@ class HandingPlanner:
         """Whether the maps have one of them."""
         return any(frontend in self._entries for frontend in frontends)
 
-    @property
-    def names(self) -> Iterable[PortName]:
-        return self._ports.keys()
-
     def put(self, name: PortName, handed: Handed | None) -> None:
         """Plan a service port; None, or without frontends: it is not handed over."""
         former_table, former = self._ports.pop(name, ((), ()))
@@ -173,10 +169,9 @@ class HandingPlanner:
             if frontend not in kept:
                 self._drop(frontend, name)
 
-    def only(self, names: Iterable[PortName]) -> None:
+    def only(self, names: Container[PortName]) -> None:
         """Remove everything else, also what an earlier agent has left."""
-        wanted = set(names)
-        for name in [it for it in self._ports if it not in wanted]:
+        for name in [it for it in self._ports if it not in names]:
             self.put(name, None)
         for frontend in [it for it, (name, *_) in self._entries.items() if name is None]:
             self._drop(frontend, None)

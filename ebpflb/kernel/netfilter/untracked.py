@@ -145,5 +145,5 @@ class UntrackedWatch(PeriodicWorker):
         self._unread = unread
         if found != self._found:
             self._found = found
-            log.info("%s: %d destinations", self.rules, len(found))
+            log.info("%s, which %s: %d destinations", self.rules, self.effect, len(found))
             self._emit(Observed(self.fact, found))
