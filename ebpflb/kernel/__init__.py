@@ -13,6 +13,7 @@ bpf              bpf(2): one function for each command; C declarations as types 
 
 stale            finds and ends connections that lead to endpoints which no longer serve
 segment          frames on the uplink: beacons of agents, ARP, NDP
+handing          the program that hands requests to other nodes, and its maps
 leg_test         frames by which nodes test whether packets may be handed to each other
 quiet_sockets    ends sockets between two requests, so that their connections move
 netlink          messages of netlink: encoded and decoded

@@ -16,6 +16,7 @@ annotations      the annotations of ebpflb, and warnings about them
 
 pools            pools of load balancer addresses, and which Service gets which of them
 claims           this agent's copy of what Services ask of the pools
+hand_over        which requests are handed to another node, and to which nodes
 
 Other facts from the objects:
 

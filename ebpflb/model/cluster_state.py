@@ -186,13 +186,9 @@ class ClusterState:
         self.service_cidrs: frozenset[Network] = frozenset()
         self._of_servers: tuple[StoredSlice, ...] = ()  # the slices of KUBERNETES that count
         self.watches: tuple[Watch, ...] = ()  # of what Services want observed on this node
-        self.with_passive_health, self.with_rebalance = set[Key](), set[Key]()  # Services
-        self.with_keep_client = set[Key]()
-        self._wanting = (
-            (self.with_passive_health, _has_passive_health),
-            (self.with_rebalance, _is_rebalanced),
-            (self.with_keep_client, _keeps_client),
-        )
+        wanting = set[Key](), set[Key](), set[Key]()  # Services
+        self.with_passive_health, self.with_rebalance, self.with_keep_client = wanting
+        self._wanting = tuple(zip(wanting, _WANTS, strict=True))
         self.node_local = NodeLocalPorts()
         self.claims = Claims(admission.pools, keeps_nodes=admission.hands_over)
         self.address_owners: Mapping[str, str] = {}  # address -> the node that answers for it
@@ -529,6 +525,9 @@ def _is_rebalanced(port: ServicePort) -> bool:
 
 def _keeps_client(port: ServicePort) -> bool:
     return port.hands_over and not port.external_local
+
+
+_WANTS = _has_passive_health, _is_rebalanced, _keeps_client
 
 
 def _is_observed(port: ServicePort) -> bool:

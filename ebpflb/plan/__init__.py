@@ -22,5 +22,7 @@ comparison       compares the maps with the plan
 
 tables           the tables from which a service draws instead of its slots: Maglev, and weights
 
+handing          the maps of hand-overs: to which nodes requests are handed
+
 canary           the service ports that `ebpflb doctor` adds for its own check
 """

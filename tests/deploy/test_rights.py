@@ -88,7 +88,7 @@ def test_granted_rights_are_enough(granted: Callable[[], Rights], tmp_path: Path
             probe(made, tmp_path)
         made.agent.under = limited_to(rights, tmp_path)
         made.agent.start()
-        assert ("compiled" in made.agent.log()) == compiles
+        assert "compiled" in made.agent.log() or not compiles
         assert of_process(made.agent, "CapEff") == mask(rights) & ours()
         assert of_process(made.agent, "Seccomp") == FILTERED
         serves(made)
