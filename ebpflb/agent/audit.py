@@ -32,20 +32,6 @@ from ebpflb.kernel.netfilter.table import TABLE
 from ebpflb.kernel.netfilter.watch import NatWatch
 from ebpflb.model import events
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.events import (
-    MAX_LISTED,
-    AuditReport,
-    Changed,
-    Disturbed,
-    Drift,
-    Event,
-    Kind,
-    Removed,
-    Replaced,
-    SourceStatus,
-    Together,
-    named,
-)
 from ebpflb.options import REPORT, Options
 from ebpflb.plan import comparison
 from ebpflb.plan.comparison import Wrong
@@ -59,7 +45,7 @@ PAUSE_SECONDS, SHORT_PAUSE_SECONDS = 0.1, 0.005  # until the check continues; wh
 RETRY_SECONDS = 1.0  # after a failure or correction, or while there is nothing to compare with
 SHARE = 20  # a check that took a second rests for this many
 
-OnDrift = Callable[[list[Drift]], None]
+OnDrift = Callable[[list[events.Drift]], None]
 """Receives the differences that a turn found and earlier turns did not."""
 
 
@@ -74,13 +60,13 @@ class Check(ABC):
 
     def __init__(self, period: float) -> None:
         self.period = period
-        self.drift: list[Drift] = []
+        self.drift: list[events.Drift] = []
         self.error: str | None = None  # why the last comparison or correction failed
         self.completed = 0  # comparisons
         self.due = self._rests_until = 0.0
         self.is_asked_for = False  # doctor waits for a comparison without corrections
-        self._running: Iterator[Iterable[Drift]] | None = None
-        self._found: list[Drift] = []
+        self._running: Iterator[Iterable[events.Drift]] | None = None
+        self._found: list[events.Drift] = []
         self._spent = 0.0
 
     @property
@@ -89,7 +75,7 @@ class Check(ABC):
         return True
 
     @abstractmethod
-    def steps(self) -> Iterator[Iterable[Drift]]:
+    def steps(self) -> Iterator[Iterable[events.Drift]]:
         """Yield the differences, in steps of about a millisecond. Raises EbpflbError or OSError."""
 
     @abstractmethod
@@ -125,18 +111,18 @@ class Check(ABC):
         if ended:
             self._complete(now, is_repeated=bool(self._found) and not report_only)
 
-    def _compare(self, clock: Callable[[], float], begun: float) -> tuple[list[Drift], bool]:
+    def _compare(self, clock: Callable[[], float], begun: float) -> tuple[list[events.Drift], bool]:
         """Return the differences found in one turn, and whether the last step was reached."""
         if self._running is None:
             self._running, self._found, self._spent = self.steps(), [], 0.0
-        found: list[Drift] = []
+        found: list[events.Drift] = []
         for drifts in self._running:
             found += drifts
             if clock() - begun > BUDGET_SECONDS:
                 return found, False
         return found, True
 
-    def _handle(self, found: list[Drift], on_drift: OnDrift, *, report_only: bool) -> None:
+    def _handle(self, found: list[events.Drift], on_drift: OnDrift, *, report_only: bool) -> None:
         new = [each for each in found if each not in self.drift]
         self._found += found
         self.drift += new
@@ -184,7 +170,7 @@ class HooksCheck(Check):
         """False while devices get their first programs: the kernel then delays all queries."""
         return self._node_sync.attached and not self._node_sync.datapath.is_attaching
 
-    def steps(self) -> Iterator[Iterable[Drift]]:
+    def steps(self) -> Iterator[Iterable[events.Drift]]:
         yield self._lock.faults()
         yield from self._node_sync.faults()
 
@@ -211,7 +197,7 @@ class MapsCheck(Check):
     def possible(self) -> bool:
         return self._service_sync.complete and not self._node_sync.changed
 
-    def steps(self) -> Iterator[Iterable[Drift]]:
+    def steps(self) -> Iterator[Iterable[events.Drift]]:
         """Yield the differences.
 
         End if the services are planned again from the content of the maps.
@@ -233,7 +219,7 @@ class MapsCheck(Check):
         if wrong:
             self._datapath.apply(comparison.corrections(wrong))
 
-    def _node(self) -> Iterator[list[Drift]]:
+    def _node(self) -> Iterator[list[events.Drift]]:
         for drifts in self._node_sync.differences(self._service_sync.cover_service_cidrs):
             self._node_differs |= bool(drifts)
             yield drifts
@@ -287,14 +273,14 @@ class TableCheck(Check):
         super().__init__(period)
         self._watch, self._reported = watch, 0
 
-    def steps(self) -> Iterator[list[Drift]]:
+    def steps(self) -> Iterator[list[events.Drift]]:
         put_back = self._watch.put_back
         if put_back > self._reported:
-            yield [Drift(events.Part.TABLE, str(TABLE), _REMOVED)]
+            yield [events.Drift(events.Part.TABLE, str(TABLE), _REMOVED)]
         self._reported = put_back
-        yield [Drift(events.Part.TABLE, str(TABLE), said) for said in self._watch.lacking]
+        yield [events.Drift(events.Part.TABLE, str(TABLE), said) for said in self._watch.lacking]
         differs = self._watch.take_differs()
-        yield [Drift(events.Part.FLOWTABLE, str(flowtable.TABLE), said) for said in differs]
+        yield [events.Drift(events.Part.FLOWTABLE, str(flowtable.TABLE), said) for said in differs]
 
     def repair(self) -> None:
         """Do nothing: the watch has already repaired it."""
@@ -314,12 +300,12 @@ class ElementsCheck(Check):
     def possible(self) -> bool:
         return self._netfilter.active and self._service_sync.complete
 
-    def steps(self) -> Iterator[list[Drift]]:
+    def steps(self) -> Iterator[list[events.Drift]]:
         self._wrong = []
         for changes in self._netfilter.compare():
             wrong = [each for each in changes if not self._is_quarantined(each)]
             self._wrong += wrong
-            yield [Drift(events.Part.TABLE, f"{TABLE}: {each}", "") for each in wrong]
+            yield [events.Drift(events.Part.TABLE, f"{TABLE}: {each}", "") for each in wrong]
 
     def repair(self) -> None:
         wrong, self._wrong = self._wrong, []
@@ -334,7 +320,7 @@ class Audit(Part):
     """All checks."""
 
     name = "audit"
-    takes = (Disturbed,)
+    takes = (events.Disturbed,)
 
     def __init__(
         self,
@@ -352,14 +338,14 @@ class Audit(Part):
     def due(self) -> float:
         return min(each.due for each in self.checks)
 
-    def take(self, message: Disturbed) -> None:
+    def take(self, message: events.Disturbed) -> None:
         """Note that an object which a check compares may have been removed."""
         for each in self.checks:
             if each.name == message.check:
                 each.wake(self._clock())
 
     def status(self) -> Mapping[str, Any]:
-        return {"drift": named(self.drift), "audit_errors": self.errors}
+        return {"drift": events.named(self.drift), "audit_errors": self.errors}
 
     def begin_now(self) -> None:
         """Begin all comparisons now."""
@@ -377,7 +363,7 @@ class Audit(Part):
                 each.turn(self._clock, self._on_drift, report_only=self._report_only)
 
     @property
-    def drift(self) -> list[Drift]:
+    def drift(self) -> list[events.Drift]:
         """All known differences."""
         return [found for each in self.checks for found in each.drift]
 
@@ -413,7 +399,7 @@ class DoctorAudit(Part):
     def status(self) -> Mapping[str, Any]:
         return {"objects_differ": self.differ}
 
-    def report(self) -> AuditReport:
+    def report(self) -> events.AuditReport:
         """Compare now. Raises TimeoutError if the loop does not answer."""
         not_listed = self._compare_objects()
         self._ask(self._audit.begin_now)
@@ -422,10 +408,10 @@ class DoctorAudit(Part):
             time.sleep(POLL_SECONDS)
         return self._ask(lambda: self._report(not_listed))
 
-    def _report(self, not_listed: str) -> AuditReport:
+    def _report(self, not_listed: str) -> events.AuditReport:
         audit = self._audit
-        return AuditReport(
-            drift=audit.drift[:MAX_LISTED],
+        return events.AuditReport(
+            drift=audit.drift[: events.MAX_LISTED],
             errors=audit.errors,
             unfinished=audit.unfinished,
             objects=dict(self.differ),
@@ -447,7 +433,7 @@ class DoctorAudit(Part):
             for name, (ours, fresh) in sorted(found.items())
             if name in before and before[name][0] is ours
         }
-        differ = dict(islice(differ.items(), MAX_LISTED))
+        differ = dict(islice(differ.items(), events.MAX_LISTED))
         self._ask(lambda: setattr(self, "differ", differ))
         return ""
 
@@ -468,10 +454,10 @@ def _copy(cluster: ClusterState) -> _Objects:
     found: dict[str, object] = {
         f"Service {key}": ports
         for key, ports in cluster.services.items()
-        if (Kind.SERVICE, key) not in valid
+        if (events.Kind.SERVICE, key) not in valid
     }
     for key, stored in cluster.slices.items():
-        if (Kind.ENDPOINT_SLICE, key) not in valid:
+        if (events.Kind.ENDPOINT_SLICE, key) not in valid:
             found[f"EndpointSlice {key}"] = stored
     return found | ({f"Node {cluster.node_name}": cluster.node} if cluster.node else {})
 
@@ -495,7 +481,7 @@ def listed(options: Options) -> ClusterState:
     cluster = ClusterState(
         options.node_name, bind_address=options.bind_address, admission=options.admission
     )
-    inbox = SimpleQueue[Event | Together]()
+    inbox = SimpleQueue[events.Event | events.Together]()
     server = ServerOptions(options.kubeconfig, options.master, ApiServers(options.api_servers))
     source = make_source(
         inbox.put,
@@ -512,17 +498,19 @@ def listed(options: Options) -> ClusterState:
     return cluster
 
 
-def _receive(inbox: SimpleQueue[Event | Together], cluster: ClusterState, source: str) -> None:
+def _receive(
+    inbox: SimpleQueue[events.Event | events.Together], cluster: ClusterState, source: str
+) -> None:
     until, reason = time.monotonic() + LIST_SECONDS, "no answer"
     while not cluster.complete:
         try:
             event = inbox.get(timeout=max(0.0, until - time.monotonic()))
         except Empty:
             raise ClusterError(f"{source} cannot be listed: {reason}") from None
-        for each in event.events if isinstance(event, Together) else (event,):
-            if isinstance(each, Replaced | Changed | Removed):
+        for each in event.events if isinstance(event, events.Together) else (event,):
+            if isinstance(each, events.Replaced | events.Changed | events.Removed):
                 cluster.apply(each)
-            elif isinstance(each, SourceStatus):
+            elif isinstance(each, events.SourceStatus):
                 reason = each.error or reason
                 is_needed = not each.source.endswith(_NOT_NEEDED)
                 until = -math.inf if each.is_forbidden and is_needed else until

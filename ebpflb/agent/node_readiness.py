@@ -19,18 +19,7 @@ from ebpflb.cluster.decoding import RequestRejected
 from ebpflb.cluster.event_recorder import MakeServer, RateLimit
 from ebpflb.cluster.source import Backoff, Timing
 from ebpflb.errors import EbpflbError, in_words, log_once
-from ebpflb.model.nodes import (
-    CONDITION,
-    NOT_READY,
-    OFF,
-    READY,
-    STOPPED,
-    TAINT,
-    Patch,
-    Said,
-    condition_patch,
-    taint_patch,
-)
+from ebpflb.model import nodes
 from ebpflb.model.objects import Node
 from ebpflb.options import Options
 from ebpflb.redaction import redact
@@ -74,20 +63,20 @@ class NodeReadiness(PeriodicWorker, Part):
         self._paused_until = -math.inf
         self._node: Node | None = None  # as of the last look
         self._is_rejected = False  # the last write
-        self._written: Said | None = None
+        self._written: nodes.Said | None = None
         self._created: str | None = None  # when the Node was, to which that was written
         self._heartbeat_due = -math.inf
 
     def start(self) -> None:
-        if self._kind != OFF and self._make_server:
+        if self._kind != nodes.OFF and self._make_server:
             super().start()
-        elif self._kind != OFF:
+        elif self._kind != nodes.OFF:
             log.warning("--node-readiness has no effect: with --manifests no API server is asked")
 
     def run(self) -> None:
         super().run()
-        if self._kind == CONDITION and self._written:
-            self._send_condition(STOPPED)
+        if self._kind == nodes.CONDITION and self._written:
+            self._send_condition(nodes.STOPPED)
 
     def turn(self) -> None:
         """Write what the Node lacks; after a refusal, try again at once if the Node has changed."""
@@ -95,7 +84,7 @@ class NodeReadiness(PeriodicWorker, Part):
         is_new = self._is_rejected and self._node != former
         if self._clock() < self._paused_until and not is_new:
             return
-        if self._kind == TAINT:
+        if self._kind == nodes.TAINT:
             self._remove_taint()
         else:
             self._update_condition()
@@ -108,17 +97,17 @@ class NodeReadiness(PeriodicWorker, Part):
         created = self._node.metadata.creation_timestamp if self._node else None
         if self._created and created != self._created:
             self._written = None
-        said = READY if self._health.ready else NOT_READY
+        said = nodes.READY if self._health.ready else nodes.NOT_READY
         is_due = said != self._written or self._clock() >= self._heartbeat_due
         if is_due and self._may_write() and self._send_condition(said):
             self._written, self._created = said, created
             self._heartbeat_due = self._clock() + HEARTBEAT * (1 + random.random())
 
-    def _send_condition(self, said: Said) -> bool:
-        return self._send(condition_patch(said, self._written, time.time()))
+    def _send_condition(self, said: nodes.Said) -> bool:
+        return self._send(nodes.condition_patch(said, self._written, time.time()))
 
     def _remove_taint(self) -> None:
-        patch = taint_patch(self._node) if self._node and self._health.ready else None
+        patch = nodes.taint_patch(self._node) if self._node and self._health.ready else None
         if patch is None:
             self.error = None
         elif self._may_write() and self._send(patch):
@@ -129,7 +118,7 @@ class NodeReadiness(PeriodicWorker, Part):
         has_failed = self.error is not None and not self._is_rejected
         return has_failed or self._limit.allows(None)
 
-    def _send(self, patch: Patch) -> bool:
+    def _send(self, patch: nodes.Patch) -> bool:
         """Send a patch; return whether it is written. If not, nothing is sent for a while."""
         path = self._path + patch.subresource
         try:

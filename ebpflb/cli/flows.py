@@ -13,15 +13,7 @@ from ebpflb.cli.output import Output, list_option, print_list
 from ebpflb.entries.flows import FlowState
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.model.addresses import Address, parse_address
-from ebpflb.tools import pins
-from ebpflb.tools.flow_list import (
-    PARTIAL,
-    FlowFilter,
-    flush_connections,
-    flush_flows,
-    list_connections,
-    list_flows,
-)
+from ebpflb.tools import flow_list, pins
 from ebpflb.tools.snapshot import require_service
 
 _NARROW = ("protocol", "state", "client", "frontend", "backend")
@@ -58,7 +50,7 @@ def flows() -> None:
 @click.option(
     "--state",
     "states",
-    type=click.Choice([*map(str, FlowState), PARTIAL]),
+    type=click.Choice([*map(str, FlowState), flow_list.PARTIAL]),
     multiple=True,
     help="Only flows in this state; may be repeated.",
 )
@@ -82,7 +74,7 @@ def list_(
     $ ebpflb flows list --state opening
     """
     common.require_capabilities()
-    found = _read(state_dir, FlowFilter(service, client))
+    found = _read(state_dir, flow_list.FlowFilter(service, client))
     found = [row for row in found if common.is_in(namespace, row["service"])]
     rows = [row for row in found if not states or row["state"] in states]
     shown = rows if output.is_whole else [{name: row[name] for name in _NARROW} for row in rows]
@@ -90,7 +82,7 @@ def list_(
 
 
 @contextmanager
-def _maps(state_dir: Path, only: FlowFilter) -> Iterator[dict[str, Map]]:
+def _maps(state_dir: Path, only: flow_list.FlowFilter) -> Iterator[dict[str, Map]]:
     """Open the maps. Raises NodeError, also if the chosen Service is unknown."""
     with pins.pinned_maps(state_dir) as maps:
         if only.service:
@@ -98,9 +90,9 @@ def _maps(state_dir: Path, only: FlowFilter) -> Iterator[dict[str, Map]]:
         yield maps
 
 
-def _read(state_dir: Path, only: FlowFilter) -> list[dict[str, Any]]:
+def _read(state_dir: Path, only: flow_list.FlowFilter) -> list[dict[str, Any]]:
     with _maps(state_dir, only) as maps:
-        rows = [*list_flows(maps, only), *list_connections(maps, only)]
+        rows = [*flow_list.list_flows(maps, only), *flow_list.list_connections(maps, only)]
     return sorted(rows, key=lambda row: (row["service"], row["client"], row["frontend"]))
 
 
@@ -124,8 +116,8 @@ def flush(
     if not (service or client or every):
         raise click.UsageError("choose flows by --service or --client, or all by --all")
     common.require_capabilities()
-    only = FlowFilter(service, client)
+    only = flow_list.FlowFilter(service, client)
     with _maps(state_dir, only) as maps:
-        parts = (flush_flows(maps, only), flush_connections(maps, only))
+        parts = (flow_list.flush_flows(maps, only), flow_list.flush_connections(maps, only))
     flows, entries = map(sum, zip(*parts, strict=True))
     click.echo(f"flows flushed: {flows} ({entries} entries)")

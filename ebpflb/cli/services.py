@@ -20,28 +20,20 @@ from ebpflb.cli.output import (
 from ebpflb.errors import escaped
 from ebpflb.model.annotations import KEEP, RANDOM
 from ebpflb.options import Paths
-from ebpflb.serve.service_page import (
-    UNUSED,
-    USED,
-    EndpointRow,
-    LeftOutRow,
-    ServiceList,
-    ServicePage,
-    ServiceRow,
-)
+from ebpflb.serve import service_page
 from ebpflb.tools import ask
 
 # The tables of ``ebpflb services``.
 
 
-def show_list(found: ServiceList, output: Output) -> None:
+def show_list(found: service_page.ServiceList, output: Output) -> None:
     """Print a row for each Service, and on stderr the facts that are unknown."""
     rows = [_list_row(row, output.is_wide) for row in found.services]
     notes, data = _more(found.more) + found.notes, found.services
     print_list(rows, output, data=data, notes=notes)
 
 
-def _list_row(row: ServiceRow, wide: bool) -> Row:
+def _list_row(row: service_page.ServiceRow, wide: bool) -> Row:
     addresses = row.addresses if wide else row.addresses[:1]
     cells: dict[str, object] = {
         "service": row.service,
@@ -66,7 +58,7 @@ def _problems(problems: list[str]) -> str:
     return "; ".join(f"{reason} ({', '.join(each)})" for reason, each in places.items())
 
 
-def show_page(page: ServicePage, output: Output, limit: int) -> None:
+def show_page(page: service_page.ServicePage, output: Output, limit: int) -> None:
     """Print the frontends and the endpoints; at most ``limit`` rows of used and of unused
     endpoints.
     """
@@ -76,8 +68,8 @@ def show_page(page: ServicePage, output: Output, limit: int) -> None:
     print_table([*_frontends(page, output.is_wide)], output)
     rows = [(port.port, row) for port in page.ports for row in port.endpoints]
     rows += [(row.port, _unused(row)) for row in page.left_out]
-    used = [each for each in rows if each[1].state == USED]
-    unused = [each for each in rows if each[1].state != USED]
+    used = [each for each in rows if each[1].state == service_page.USED]
+    unused = [each for each in rows if each[1].state != service_page.USED]
     shown = [*used[:limit], *unused[:limit]]
     if shown:
         click.echo()
@@ -93,7 +85,7 @@ def _more(number: int) -> list[str]:
     return [f"... and {number} more: --limit 0 shows all"] if number else []
 
 
-def _frontends(page: ServicePage, wide: bool) -> Iterator[Row]:
+def _frontends(page: service_page.ServicePage, wide: bool) -> Iterator[Row]:
     sticky = wide or any(port.affinity_seconds for port in page.ports)
     scheduled = wide or any(port.scheduler != RANDOM for port in page.ports)
     resets = wide or any(port.on_removal != KEEP for port in page.ports)
@@ -116,15 +108,17 @@ def _frontends(page: ServicePage, wide: bool) -> Iterator[Row]:
             yield {**cells, **(port.counters if wide else {}), "problem": row.problem}
 
 
-def _unused(row: LeftOutRow) -> EndpointRow:
+def _unused(row: service_page.LeftOutRow) -> service_page.EndpointRow:
     reason = f"{row.reason} (slice {row.slice})"
-    return EndpointRow(row.endpoint, row.node, row.pod, UNUSED, reason=reason)
+    return service_page.EndpointRow(
+        row.endpoint, row.node, row.pod, service_page.UNUSED, reason=reason
+    )
 
 
-def _endpoint(port: str, row: EndpointRow, *, local: bool, wide: bool) -> Row:
+def _endpoint(port: str, row: service_page.EndpointRow, *, local: bool, wide: bool) -> Row:
     """Return the row of an endpoint; ``local``: with the shares under policy Local."""
     reason = row.reason
-    if row.state != USED:
+    if row.state != service_page.USED:
         reason = reason or "no new connections; the reason is unknown"
         reason += f"; {row.open} connections still open" if row.open else ""
     cells: dict[str, object] = {

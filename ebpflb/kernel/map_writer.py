@@ -17,18 +17,7 @@ from struct import pack
 from typing import Any, NamedTuple
 from typing import Protocol as TypingProtocol
 
-from ebpflb.entries.services import (
-    NO_FLAGS,
-    NO_SLOT,
-    Chosen,
-    Flags,
-    Frontend,
-    LastIds,
-    Settings,
-    Table,
-    Translation,
-    network_of,
-)
+from ebpflb.entries import services
 from ebpflb.kernel import valid_contents
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.bpf_map import Counters, Map, MappedArray
@@ -63,7 +52,7 @@ class NoFrontends:
         self._map = opened
         self.load(())
 
-    def load(self, frontends: Iterable[Frontend]) -> None:
+    def load(self, frontends: Iterable[services.Frontend]) -> None:
         """Set the complete list of frontends in map services. ``repair`` writes the bits."""
         self._known = set(frontends)
         self._counts = Counter(map(bit_of, self._known))
@@ -71,7 +60,7 @@ class NoFrontends:
         for bit in self._counts:
             self._words[bit // 64] &= ~(1 << bit % 64)
 
-    def before_writing(self, frontends: Iterable[Frontend]) -> None:
+    def before_writing(self, frontends: Iterable[services.Frontend]) -> None:
         """Clear the bits of frontends that map services will get."""
         new = {each for each in frontends if each not in self._known}
         self._known |= new
@@ -79,7 +68,7 @@ class NoFrontends:
         self._flip(bit for bit in taken if not self._counts[bit])
         self._counts.update(taken)
 
-    def after_removing(self, frontends: Iterable[Frontend]) -> None:
+    def after_removing(self, frontends: Iterable[services.Frontend]) -> None:
         """Set the bits of frontends that map services no longer has."""
         gone = self._known.intersection(frontends)
         self._known -= gone
@@ -110,7 +99,7 @@ class NoFrontends:
         self._map.write([(at, self._words[at]) for at in changed])
 
 
-def bit_of(frontend: Frontend) -> int:
+def bit_of(frontend: services.Frontend) -> int:
     """Return the frontend's bit, as frontend_bit of bpf/rules/frontend.h computes it."""
     address, port, protocol = frontend
     number = int(address)
@@ -140,7 +129,7 @@ def capacity(specs: Mapping[str, MapSpec]) -> Capacity:
         services=specs["services"].entries,
         slots=specs["slots"].entries,
         service_ids=specs["service_stats"].entries,
-        backend_ids=min(specs["backend_slots"].entries, Chosen.ID + 1),
+        backend_ids=min(specs["backend_slots"].entries, services.Chosen.ID + 1),
         source_ranges=specs["source_ranges"].entries,
         choices=specs["choices"].entries,
         endpoints=min(specs["backend_slots"].entries, specs["slots"].entries // 3),
@@ -166,7 +155,7 @@ class Translations(TypingProtocol):
 
     def write(self, plan: Plan) -> None: ...
 
-    def read_former(self) -> list[Translation]: ...
+    def read_former(self) -> list[services.Translation]: ...
 
 
 class MapWriter:
@@ -181,9 +170,9 @@ class MapWriter:
         assert isinstance(no_frontends, MappedArray)
         self.no_frontends = NoFrontends(no_frontends)
         self.places = ServicePlaces(maps)
-        self._flags: Flags = NO_FLAGS  # added to the flags that a caller writes
-        self._asked = Settings()  # the settings that a caller wrote last
-        self._last_settings: Settings | None = None  # the settings last read or written
+        self._flags: services.Flags = services.NO_FLAGS  # added to the flags that a caller writes
+        self._asked = services.Settings()  # the settings that a caller wrote last
+        self._last_settings: services.Settings | None = None  # the settings last read or written
         self._written: dict[str, Mapping[Any, Any]] = {}  # what small maps hold, by our writes
 
     def read_contents(self) -> MapContents:
@@ -194,7 +183,7 @@ class MapWriter:
         valid = valid_contents.ValidContents(self.maps, self.capacity, repair=True)
         contents = valid.read_back()
         settings = self._settings()
-        contents.last_ids = LastIds(settings.last_service, settings.last_backend)
+        contents.last_ids = services.LastIds(settings.last_service, settings.last_backend)
         self.no_frontends.load(contents.frontends())
         self.no_frontends.repair()
         self.places.load()
@@ -202,7 +191,7 @@ class MapWriter:
 
     def service_ranges(self) -> list[Network]:
         """Return the ranges in the map, which an earlier agent may have written."""
-        found = (network_of(key) for key, _ in self.maps["service_ranges"].items())
+        found = (services.network_of(key) for key, _ in self.maps["service_ranges"].items())
         return [network for network in found if network is not None]
 
     def apply(self, plan: Plan) -> None:
@@ -219,7 +208,7 @@ class MapWriter:
                 if part in NOT_IN_MAPS:
                     continue
                 if part == "removed_backend_slots":
-                    self.maps["backend_slots"].write([(id, NO_SLOT) for id in rows])
+                    self.maps["backend_slots"].write([(id, services.NO_SLOT) for id in rows])
                 elif part == "tables":
                     self._write_tables(rows)
                 elif part.startswith(_REMOVED):
@@ -234,7 +223,7 @@ class MapWriter:
             self._counters("service_stats").zero(plan.removed_service_names)
             self._begin_generation(plan.removed_backend_slots)
 
-    def _write_tables(self, tables: Iterable[Table]) -> None:
+    def _write_tables(self, tables: Iterable[services.Table]) -> None:
         choices = self.maps["choices"]
         assert isinstance(choices, MappedArray)
         for table in tables:
@@ -254,7 +243,7 @@ class MapWriter:
         Until then their counters show whether sockets still use them.
         """
         slots = self.maps["backend_slots"]
-        return [id for id, _ in plan.backend_names if slots.get(id) == NO_SLOT]
+        return [id for id, _ in plan.backend_names if slots.get(id) == services.NO_SLOT]
 
     def _begin_generation(self, ids: Iterable[int]) -> None:
         """Begin a generation, so that old connections do not count for new backends with these ids.
@@ -309,25 +298,25 @@ class MapWriter:
         """Note that others may have written the maps of ``write_map``."""
         self._written.clear()
 
-    def settings_difference(self, settings: Settings) -> list[str]:
+    def settings_difference(self, settings: services.Settings) -> list[str]:
         """Return the fields that ``write_settings`` would change, and "writes" if it is odd."""
         self._last_settings = None
         found, wanted = self._settings(), self._wanted_settings(settings)
         fields = [name for name in found._fields if getattr(found, name) != getattr(wanted, name)]
         return [*fields, *(["writes"] if found.writes % 2 else [])]
 
-    def write_settings(self, settings: Settings) -> None:
+    def write_settings(self, settings: services.Settings) -> None:
         """Write the settings, if they differ, except the fields that this writer keeps itself."""
         self._asked = settings
         wanted = self._wanted_settings(settings)
         unfinished = bool(wanted.writes % 2)
         self._write_settings(_written(wanted, frontends_move=unfinished))
 
-    def _wanted_settings(self, settings: Settings) -> Settings:
+    def _wanted_settings(self, settings: services.Settings) -> services.Settings:
         """Return what is to be written. Until the flow tables may open flows netfilter goes on."""
         found = self._settings()
         waits = self._flags and not settings.flags & NETFILTER
-        kept = found.flags & NETFILTER if waits else NO_FLAGS
+        kept = found.flags & NETFILTER if waits else services.NO_FLAGS
         return settings._replace(
             host_netns=self.host_netns,
             writes=found.writes,
@@ -343,7 +332,7 @@ class MapWriter:
         assert isinstance(opened, Counters)
         return opened
 
-    def _settings(self) -> Settings:
+    def _settings(self) -> services.Settings:
         """Return the settings, read once: the agent alone writes them, twice for each plan.
 
         ``settings_difference`` detects writes of other programs.
@@ -352,7 +341,7 @@ class MapWriter:
             self._last_settings = self.maps["settings"].get(0)
         return self._last_settings
 
-    def _write_settings(self, settings: Settings) -> None:
+    def _write_settings(self, settings: services.Settings) -> None:
         if settings != self._settings():
             self._last_settings = None  # unknown if the write fails
             self.maps["settings"].write([(0, settings)])
@@ -378,7 +367,7 @@ def _difference(former: Mapping[Any, Any], wanted: Mapping[Any, Any]) -> Differe
     return Difference(new, [key for key in former if key not in wanted])
 
 
-def _written(settings: Settings, *, frontends_move: bool) -> Settings:
+def _written(settings: services.Settings, *, frontends_move: bool) -> services.Settings:
     """Return the settings after a write; an unfinished write may have moved frontends too."""
     moves = settings.frontend_moves
     return settings._replace(

@@ -19,16 +19,6 @@ from ebpflb.model.annotations import HEALTH_OFF
 from ebpflb.model.api_servers import NO_API_PLACES, KeptApiServers, api_places
 from ebpflb.model.claims import Claims
 from ebpflb.model.endpoint_slices import ReadSlice, StoredSlice
-from ebpflb.model.endpoints import (
-    NONE_SET_ASIDE,
-    Selection,
-    SetAside,
-    SlicesOfPorts,
-    Steps,
-    Topology,
-    UnusedReason,
-    select,
-)
 from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Removed, Replaced
 from ebpflb.model.facts import FACTS, Fact, Values
 from ebpflb.model.nodes import NodeLocalPorts, Untracked
@@ -196,7 +186,7 @@ class ClusterState:
         self.claimed: Claimed = tuple  # who claims each frontend: a Service may ask for more
         self.api_places = NO_API_PLACES
         self._servers: frozenset[tuple[Address, int]] = frozenset()  # the last known API servers
-        self.aside: dict[PortName, dict[tuple[Address, int], UnusedReason]] = {}
+        self.aside: dict[PortName, dict[tuple[Address, int], endpoints.UnusedReason]] = {}
         self.listed: set[Kind] = set()
         self.changed_services: set[Key] = set()  # to be planned again; the reader empties it
         self.invalid: dict[tuple[Kind, Key], str] = {}  # invalid object -> what is wrong with it
@@ -233,9 +223,9 @@ class ClusterState:
                 for name, place in self.observed[fact]:
                     self.aside.setdefault(name, {})[place] = rule.reason
 
-    def set_aside(self, name: PortName) -> SetAside:
+    def set_aside(self, name: PortName) -> endpoints.SetAside:
         """Return the endpoints of a service port that this node sets aside."""
-        return self.aside.get(name, NONE_SET_ASIDE)
+        return self.aside.get(name, endpoints.NONE_SET_ASIDE)
 
     @property
     def untracked(self) -> Untracked:
@@ -301,14 +291,16 @@ class ClusterState:
         changed, self.changed_services = self.changed_services, set()
         return changed
 
-    def slices_of_ports(self, service: Key) -> SlicesOfPorts:
+    def slices_of_ports(self, service: Key) -> endpoints.SlicesOfPorts:
         return endpoints.slices_of_ports(self.slices_for(service))
 
-    def selecting(self, name: PortName, slices: list[StoredSlice]) -> Steps[Selection]:
+    def selecting(
+        self, name: PortName, slices: list[StoredSlice]
+    ) -> endpoints.Steps[endpoints.Selection]:
         """Select the endpoints that this node uses for a port, in steps; ``slices``: its own."""
         merged = yield from endpoints.merging(slices, name, self.node_name, self.set_aside(name))
         yield len(merged) // endpoints.FAST
-        return select(merged, Topology(self.node_name, self.zone))
+        return endpoints.select(merged, endpoints.Topology(self.node_name, self.zone))
 
     def slices_for(self, service: Key) -> tuple[StoredSlice, ...]:
         """Return the slices that count for a Service."""

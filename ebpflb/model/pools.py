@@ -14,18 +14,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ebpflb.errors import quoted
-from ebpflb.model import addresses, objects
+from ebpflb.model import addresses, objects, services
 from ebpflb.model.addresses import FAMILIES, Address, Family, Network
 from ebpflb.model.annotations import annotation_field
 from ebpflb.model.events import Key
-from ebpflb.model.services import (
-    MOST_ADDRESSES,
-    MOST_PORTS,
-    Requirement,
-    ServicePort,
-    parse_requirements,
-    show_requirements,
-)
 
 CLASS = "ebpflb.io/l2"  # spec.loadBalancerClass
 PROBED = IPv4Network("240.0.0.0/4")  # of no host (RFC 1112): each node has one, for other agents
@@ -51,7 +43,7 @@ class Pool(NamedTuple):
     """Addresses for the Services of namespaces with these labels; no selector: of all."""
 
     ranges: tuple[Range, ...]
-    selector: tuple[Requirement, ...] = ()
+    selector: tuple[services.Requirement, ...] = ()
 
     def has(self, address: Address) -> bool:
         return any(each.has(address) for each in self.ranges)
@@ -60,12 +52,12 @@ class Pool(NamedTuple):
         return all(requirement.holds(labels) for requirement in self.selector)
 
     def __str__(self) -> str:
-        selector = show_requirements(self.selector)
+        selector = services.show_requirements(self.selector)
         return ",".join(map(str, self.ranges)) + (f"@{selector}" if selector else "")
 
 
 Pools = tuple[Pool, ...]
-Ports = tuple[ServicePort, ...]
+Ports = tuple[services.ServicePort, ...]
 
 
 def parse_pools(texts: Iterable[str]) -> Pools:
@@ -92,7 +84,7 @@ def _parse_pool(text: str) -> Pool:
     if at and not selector.strip():
         raise ValueError(f"{quoted(text)}: no label follows the @")
     found = tuple(_parse_range(part.strip()) for part in ranges.split(","))
-    return Pool(found, parse_requirements(selector))
+    return Pool(found, services.parse_requirements(selector))
 
 
 def _parse_range(text: str) -> Range:
@@ -161,7 +153,7 @@ def read_claim(service: objects.Service, uid: str = "", version: str = "") -> Cl
         _families(spec),
         wanted,
         _annotation(meta, objects.SHARING)[1][:_LONGEST_KEY],
-        frozenset((it.protocol, it.port) for it in (spec.ports or ())[:MOST_PORTS]),
+        frozenset((it.protocol, it.port) for it in (spec.ports or ())[: services.MOST_PORTS]),
         spec.external_traffic_policy == "Local",
         held_by(service)[:_MOST_HELD],
         invalid,
@@ -172,7 +164,7 @@ def held_by(service: objects.Service) -> tuple[Address | None, ...]:
     """Return the first addresses of the Service's status; None for a hostname, or no address."""
     status = service.status and service.status.load_balancer
     listed = (status and status.ingress) or ()
-    return tuple(_vip(each) for each in listed[:MOST_ADDRESSES])
+    return tuple(_vip(each) for each in listed[: services.MOST_ADDRESSES])
 
 
 def _vip(ingress: objects.LoadBalancerIngress) -> Address | None:

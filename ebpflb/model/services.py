@@ -24,12 +24,6 @@ from msgspec import Struct
 from ebpflb import errors
 from ebpflb.model import addresses, annotations, objects
 from ebpflb.model.addresses import Address, Family, Network
-from ebpflb.model.annotations import (
-    HEALTH_OFF,
-    RANDOM,
-    Rebalance,
-    annotation_field,
-)
 from ebpflb.model.events import Key
 from ebpflb.model.objects import Metadata
 
@@ -239,7 +233,7 @@ class Admission(Struct, frozen=True):
     scheduler: str = annotations.RANDOM
     local_api_server: tuple[Address, int] | None = None
     keeps_api_servers: bool = False
-    endpoint_health: str = HEALTH_OFF
+    endpoint_health: str = annotations.HEALTH_OFF
     node_local_addresses: tuple[Address, ...] = annotations.NODE_LOCAL_DNS
     whole_addresses: WholeAddresses = WholeAddresses.NONE
     pools: "tuple[Pool, ...]" = ()
@@ -343,15 +337,15 @@ class ServicePort:
     internal_local: bool
     external_local: bool
     health_check_node_port: int
-    scheduler: str = RANDOM
+    scheduler: str = annotations.RANDOM
     reset_after: float | None = None
     slow_start: float = 0.0
-    endpoint_health: str = HEALTH_OFF
+    endpoint_health: str = annotations.HEALTH_OFF
     type: str = "ClusterIP"
     loopback: tuple[Address, int] | None = None
     node_local: Address | None = None
     passthrough: bool = False
-    rebalance: Rebalance | None = None
+    rebalance: annotations.Rebalance | None = None
     whole_addresses: tuple[Address, ...] = ()
     limit: str = ""
     hands_over: bool = False
@@ -451,7 +445,7 @@ def _service_ports(
                 scheduler=annotated.scheduler,
                 reset_after=annotated.reset_after if is_tcp else None,
                 slow_start=annotated.slow_start,
-                endpoint_health=annotated.endpoint_health if is_tcp else HEALTH_OFF,
+                endpoint_health=annotated.endpoint_health if is_tcp else annotations.HEALTH_OFF,
                 type=sys.intern(spec.type or "ClusterIP"),
                 node_local=None if protocol is Protocol.SCTP else node_local,
                 passthrough=annotated.passthrough,
@@ -603,7 +597,7 @@ def _nodeport_ranges(
     service: objects.Service, admission: Admission, warnings: list[str]
 ) -> dict[Family, tuple[Network, ...]]:
     found = annotations.read_nodeport_ranges(service, admission.nodeport_source_ranges)
-    field = annotation_field(annotations.NODEPORT_RANGES_ANNOTATION)
+    field = annotations.annotation_field(annotations.NODEPORT_RANGES_ANNOTATION)
     return _restricting(_first(found, MOST_SOURCE_RANGES, field, warnings))
 
 

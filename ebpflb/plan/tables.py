@@ -23,23 +23,16 @@ from itertools import chain, islice
 from typing import NamedTuple, TypeAlias
 
 from ebpflb.entries.services import Choice, Flags
-from ebpflb.model.annotations import (
-    HASHING,
-    LEAST_CONNECTIONS,
-    MAGLEV,
-    RANDOM,
-    ROUND_ROBIN,
-    SOURCE_HASH,
-)
+from ebpflb.model import annotations
 from ebpflb.model.endpoints import Steps, in_parts
 
 # The scheduler of a service port as flags of its frontends, and back (bpf/rules/scheduler.h).
 
 _WORDS = {
-    ROUND_ROBIN: "round_robin",
-    LEAST_CONNECTIONS: "least_connections",
-    MAGLEV: "by_tuple",
-    SOURCE_HASH: "by_client",
+    annotations.ROUND_ROBIN: "round_robin",
+    annotations.LEAST_CONNECTIONS: "least_connections",
+    annotations.MAGLEV: "by_tuple",
+    annotations.SOURCE_HASH: "by_client",
 }
 
 
@@ -54,12 +47,12 @@ def at_random(flags: Flags) -> Flags:
 
 def scheduler_of(flags: Flags) -> str:
     """Return the scheduler, from all flags of a frontend."""
-    return next((name for name, word in _WORDS.items() if word in flags), RANDOM)
+    return next((name for name, word in _WORDS.items() if word in flags), annotations.RANDOM)
 
 
 def marked(flags: Flags) -> Flags:
     """Add the flag that all weights are equal: with maglev, a socket then needs no table."""
-    return flags | {"even"} if _WORDS[MAGLEV] in flags else flags
+    return flags | {"even"} if _WORDS[annotations.MAGLEV] in flags else flags
 
 
 PLACES_A_STEP, STEP_COST = 4096, 400
@@ -86,11 +79,11 @@ def size(scheduler: str, lists: Sequence[Sequence[int]]) -> int:
     ``lists``: the weights of the backends in each.
     """
     longest = max(map(len, lists))
-    if scheduler in HASHING and longest:
+    if scheduler in annotations.HASHING and longest:
         return next((prime for prime in PRIMES if prime >= PLACES * longest), PRIMES[-1])
     if all(len(set(found)) <= 1 for found in lists):
         return 0
-    if scheduler == ROUND_ROBIN:
+    if scheduler == annotations.ROUND_ROBIN:
         rounds = (sum(found) // math.gcd(*found) for found in lists if found)
         return min(max(rounds), PLACES * longest, max(longest, PRIMES[-1]))
     return longest
@@ -103,9 +96,9 @@ def making(scheduler: str, backends: Sequence[Weighted], count: int) -> Steps[Pa
     """
     if not backends:
         return array("I")
-    if scheduler in HASHING:
+    if scheduler in annotations.HASHING:
         return _of_slots((yield from _maglev(backends, count)))
-    if scheduler == ROUND_ROBIN:
+    if scheduler == annotations.ROUND_ROBIN:
         return _of_slots((yield from _rotation(backends, count)))
     return array("I", chain.from_iterable(_alias(backends, count)))
 

@@ -33,15 +33,7 @@ from ebpflb.kernel.node.sysctls import supported_families
 from ebpflb.model.addresses import Address, Family, family, host_port
 from ebpflb.model.services import Protocol
 from ebpflb.options import Paths
-from ebpflb.plan.canary import (
-    CANARY_IPS,
-    CANARY_PORT,
-    CANARY_PROTOCOLS,
-    CLIENTS,
-    ENDPOINT_PORT,
-    ENDPOINTS,
-    CanaryLease,
-)
+from ebpflb.plan import canary
 from ebpflb.tools import ask
 from ebpflb.tools.ask import NoAnswer
 from ebpflb.tools.node_checks import OK, WARNING, WRONG, CheckResult
@@ -61,7 +53,7 @@ def listening(of: Family, protocol: Protocol) -> socket.socket:
     """Return the endpoint's listening socket, in this thread's network namespace."""
     listener = socket.socket(_SOCKET_FAMILIES[of], _TYPES[protocol])
     listener.settimeout(_SECONDS / _TIMES)
-    listener.bind((str(ENDPOINTS[of]), ENDPOINT_PORT))
+    listener.bind((str(canary.ENDPOINTS[of]), canary.ENDPOINT_PORT))
     if protocol is Protocol.TCP:
         listener.listen()
     return listener
@@ -177,7 +169,7 @@ def _can_bind(port: int, families: Collection[Family]) -> bool:
 
 def _direct(fault: Fault, protocol: Protocol, of: Family) -> str:
     """What is wrong with a connection to the endpoint itself, without a Service."""
-    return fault(protocol, ENDPOINTS[of], ENDPOINT_PORT)
+    return fault(protocol, canary.ENDPOINTS[of], canary.ENDPOINT_PORT)
 
 
 class _Canary:
@@ -194,11 +186,11 @@ class _Canary:
             raise NodeError("there are no Services yet")
         self._client, self._endpoint = (
             stack.enter_context(closing(ScratchNamespace([each[of] for of in self._families])))
-            for each in (CLIENTS, ENDPOINTS)
+            for each in (canary.CLIENTS, canary.ENDPOINTS)
         )
         self._listeners = {
             key: stack.enter_context(self._endpoint.call(partial(listening, *key)))
-            for key in product(self._families, CANARY_PROTOCOLS)
+            for key in product(self._families, canary.CANARY_PROTOCOLS)
         }
         used_ports = {frontend.port for frontend, _ in maps["services"].items()}
         self._nodeport = _free_nodeport(used_ports, supported_families())
@@ -208,7 +200,7 @@ class _Canary:
 
     def results(self) -> Iterator[CheckResult]:
         """Yield the result of each path. Raises NoAnswer if the agent has withdrawn the canary."""
-        targets = [(CANARY_IPS[of], CANARY_PORT) for of in self._families]
+        targets = [(canary.CANARY_IPS[of], canary.CANARY_PORT) for of in self._families]
         yield from self._from_node(targets)
         if not_served := self._not_served():
             yield not_served
@@ -216,9 +208,11 @@ class _Canary:
         yield from self._tried("packets", self._from_client, targets)
         yield from self._tried("NodePorts", self._from_client, list(self._nodeports()))
 
-    def _hold(self) -> CanaryLease:
+    def _hold(self) -> canary.CanaryLease:
         """Have the canary in the maps for some seconds from now on. Raises NoAnswer."""
-        return ask.get(self._paths, f"/v1/canary/hold?nodeport={self._nodeport}", CanaryLease)
+        return ask.get(
+            self._paths, f"/v1/canary/hold?nodeport={self._nodeport}", canary.CanaryLease
+        )
 
     def _renew(self) -> None:
         if self._hold() != self._lease:
@@ -227,7 +221,7 @@ class _Canary:
     def _end(self) -> None:
         """Withdraw the canary now. If that fails, the agent soon withdraws it by itself."""
         with suppress(NoAnswer):
-            ask.get(self._paths, "/v1/canary/end", CanaryLease)
+            ask.get(self._paths, "/v1/canary/end", canary.CanaryLease)
 
     def _from_node(self, targets: list[tuple[Address, int]]) -> Iterator[CheckResult]:
         cgroup = cgroup_links.cgroup_of(self._state)
@@ -274,10 +268,10 @@ class _Canary:
     ) -> Iterator[CheckResult]:
         """Try each target with each protocol; yield one result if all results are equal."""
         what, bad, untried = f"canary: {path}", list[str](), list[str]()
-        for (address, port), protocol in product(targets, CANARY_PROTOCOLS):
+        for (address, port), protocol in product(targets, canary.CANARY_PROTOCOLS):
             self._renew()
             if why := self._direct(fault, protocol, family(address)):
-                untried.append(f"{protocol.name} to {ENDPOINTS[family(address)]} ({why})")
+                untried.append(f"{protocol.name} to {canary.ENDPOINTS[family(address)]} ({why})")
             elif why := fault(protocol, address, port):
                 bad.append(f"{protocol.name} to {host_port(address, port)}: {why}")
         if bad:

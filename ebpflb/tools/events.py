@@ -20,14 +20,6 @@ from ebpflb.kernel import monitoring
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import VERDICTS
 from ebpflb.kernel.maps.records import MonitorEvent
-from ebpflb.kernel.monitoring import (
-    FLOW_KINDS,
-    HANDED_OVER,
-    HOOKS,
-    EventReader,
-    MonitorAnswer,
-    MonitorQuestion,
-)
 from ebpflb.kernel.node import namespaces
 from ebpflb.model.addresses import Address, host_port
 from ebpflb.options import Paths
@@ -211,7 +203,7 @@ class Teller:
         self._devices: dict[int, str] = {}
 
     def tell(self, event: MonitorEvent) -> Told | None:
-        hook = HOOKS[event.hook]
+        hook = monitoring.HOOKS[event.hook]
         ends = _ends_of_call(event) if hook in _CALLS else _ends_of_packet(event)
         frontend = Frontend(*ends.frontend, event.tuple.protocol) if ends.frontend else None
         service = self._names.service(event.service, frontend)
@@ -275,7 +267,7 @@ def _ends_of_packet(event: MonitorEvent) -> _Ends:
     source = event.tuple.source, event.tuple.source_port
     destination = event.tuple.destination, event.tuple.destination_port
     entry = event.address, event.port
-    match FLOW_KINDS.get(event.kind):
+    match monitoring.FLOW_KINDS.get(event.kind):
         case "dnat":
             return _Ends(source, destination, entry)
         case "un_dnat":
@@ -312,7 +304,7 @@ class EventStream:
         """Wait until the agent has attached the programs. Raises NodeError that says what to do."""
         self._socket = _connect(paths)
         try:
-            self._reader = EventReader(self._ask(verdicts))
+            self._reader = monitoring.EventReader(self._ask(verdicts))
         except BaseException:
             self._socket.close()
             raise
@@ -320,12 +312,12 @@ class EventStream:
     def _ask(self, verdicts: int) -> list[int]:
         """Return the descriptors of the maps that hold the events."""
         try:
-            question = MonitorQuestion(monitoring.format_hash(), verdicts)
+            question = monitoring.MonitorQuestion(monitoring.format_hash(), verdicts)
             self._socket.sendall(msgspec.json.encode(question) + b"\n")
             said, descriptors, *_ = socket.recv_fds(
-                self._socket, _LONGEST, len(HANDED_OVER), socket.MSG_CMSG_CLOEXEC
+                self._socket, _LONGEST, len(monitoring.HANDED_OVER), socket.MSG_CMSG_CLOEXEC
             )
-            answer = msgspec.json.decode(said, type=MonitorAnswer)
+            answer = msgspec.json.decode(said, type=monitoring.MonitorAnswer)
         except TimeoutError:
             raise NodeError("the agent does not answer: see its log and `ebpflb status`") from None
         except (OSError, msgspec.MsgspecError):
