@@ -12,12 +12,13 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ebpflb.agent.loop import Inbox, Part, Turn
 from ebpflb.cluster import balanced_services
+from ebpflb.cluster.balanced_services import Ingress
 from ebpflb.cluster.decoding import RequestRejected
 from ebpflb.cluster.event_recorder import MakeServer, RateLimit, object_limit
 from ebpflb.cluster.source import Backoff, Timing
@@ -60,7 +61,7 @@ class _Known(NamedTuple):
 class _Write(NamedTuple):
     key: Key
     version: str
-    addresses: tuple[Address, ...]
+    ingress: Sequence[Ingress]
 
 
 class AddressWriter(PeriodicWorker, Part):
@@ -210,21 +211,20 @@ class AddressWriter(PeriodicWorker, Part):
         others, writes = dict[Address, str](), list[_Write]()
         held = {ip for claim in found.claims for ip in claim.held}
         for key, other in found.others.items():
-            pooled = {ip for ip in other.held if ip is not None and is_pooled(pools, ip)}
+            pooled = {ip for ip in other.held if is_pooled(pools, ip)}
             gives_back = key in former or not other.may_have
             kept_free = (
                 pooled - held if gives_back else pooled
             )  # nobody gets it until it is cleared
             others |= dict.fromkeys(kept_free, "a Service of another class has it")
             if pooled and gives_back:
-                left = (ip for ip in other.held if ip is not None and ip not in pooled)
-                writes.append(_Write(key, other.version, tuple(left) if other.may_have else ()))
+                writes.append(_Write(key, other.version, other.without(pooled)))
         allotted = allot(
             found.claims, pools, known.unusable(others), lambda it: found.labels.get(it, {})
         )
         result = [it for it in allotted if self._is_ours(it)]
         writes += [
-            _Write(it.claim.key, it.claim.version, it.addresses)
+            _Write(it.claim.key, it.claim.version, [Ingress(str(ip)) for ip in it.addresses])
             for it in result
             if not it.is_written
         ]
@@ -233,13 +233,14 @@ class AddressWriter(PeriodicWorker, Part):
     def _send(self, server: "Server", writes: list[_Write]) -> dict[Key, str]:
         """Return why a Service's status could not be written. Raises ClusterError."""
         errors: dict[Key, str] = {}
-        for key, version, ips in writes:
+        for key, version, ingress in writes:
             try:
-                balanced_services.write(server, key, version, ips)
+                balanced_services.write(server, key, version, ingress)
             except RequestRejected as error:
                 errors[key] = f"its status cannot be written: {redact(in_words(error))}"
             else:
-                log.info("Service %s gets %s", key, ", ".join(map(str, ips)) or "no address")
+                has = ", ".join(it.ip or it.hostname or "" for it in ingress)
+                log.info("Service %s has %s", key, has or "no address")
         return errors
 
     def _note(self, result: list[Allotted], errors: dict[Key, str], begun: float) -> None:

@@ -6,7 +6,7 @@ Everything is read from the store, not from a copy: whoever gives addresses away
 A status is written only if the Service is still the one that was read.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
@@ -18,7 +18,7 @@ from ebpflb.model import objects
 from ebpflb.model.addresses import Address
 from ebpflb.model.events import Key, Kind
 from ebpflb.model.objects import Annotated, Metadata
-from ebpflb.model.pools import BALANCER, Claim, held_by, read_claim
+from ebpflb.model.pools import BALANCER, Claim, read_claim, vip
 
 if TYPE_CHECKING:
     from ebpflb.cluster.api import Server
@@ -33,8 +33,24 @@ class _ServiceMetadata(Annotated, frozen=True, gc=False, rename="camel"):
     resource_version: str = ""
 
 
+class Ingress(objects.LoadBalancerIngress, frozen=True, rename="camel", omit_defaults=True):
+    """All of an entry of status.loadBalancer.ingress, to write it back as it was."""
+
+    hostname: str | None = None
+    ports: list[dict[str, Any]] | None = None
+
+
+class _LoadBalancerStatus(Struct, frozen=True):
+    ingress: list[Ingress] | None = None
+
+
+class _Status(Struct, frozen=True, rename="camel"):
+    load_balancer: _LoadBalancerStatus | None = None
+
+
 class _Service(objects.Service, frozen=True, gc=False):
     metadata: _ServiceMetadata
+    status: _Status | None = None  # type: ignore[assignment]
 
 
 class _Namespace(Struct, frozen=True):
@@ -46,14 +62,22 @@ _namespaces = msgspec.json.Decoder(_Namespace)
 
 
 class Other(NamedTuple):
-    """A Service that asks the pools for nothing: its addresses, and its resourceVersion.
+    """A Service that asks the pools for nothing: its status, and its resourceVersion.
 
-    ``may_have``: whether a Service of its type may have any.
+    ``may_have``: whether a Service of its type may have any address.
     """
 
-    held: tuple[Address | None, ...]
+    ingress: Sequence[Ingress]
     version: str
     may_have: bool
+
+    @property
+    def held(self) -> set[Address]:
+        return {address for each in self.ingress if (address := vip(each))}
+
+    def without(self, ips: Collection[Address]) -> list[Ingress]:
+        """Return what is left of its status when it gives these addresses back."""
+        return [it for it in self.ingress if vip(it) not in ips] if self.may_have else []
 
 
 class Found(NamedTuple):
@@ -75,10 +99,15 @@ def read(server: "Server", *, with_namespaces: bool) -> Found:
         meta = service.metadata
         if claim := read_claim(service, meta.uid, meta.resource_version):
             found.claims.append(claim)
-        elif held := held_by(service):
-            other = Other(held, meta.resource_version, service.spec.type == BALANCER)
+        elif listed := _ingress(service):
+            other = Other(listed, meta.resource_version, service.spec.type == BALANCER)
             found.others[Key(meta.namespace, meta.name)] = other
     return found
+
+
+def _ingress(service: _Service) -> Sequence[Ingress]:
+    status = service.status and service.status.load_balancer
+    return (status and status.ingress) or ()
 
 
 def _labels(server: "Server") -> dict[str, dict[str, str]]:
@@ -103,15 +132,14 @@ def _items(server: "Server", kind: Kind | str) -> Iterator[Raw]:
         query = _PAGE | {"continue": metadata.token}
 
 
-def write(server: "Server", key: Key, version: str, ips: Sequence[Address]) -> None:
+def write(server: "Server", key: Key, version: str, ingress: Sequence[Ingress]) -> None:
     """Set the addresses in the status of a Service, if it still has this resourceVersion.
 
     Raises ClusterError, or RequestRejected if it has changed, is gone, or may not be written.
     """
-    listed: list[dict[str, Any]] | None = [{"ip": str(it)} for it in ips] or None
     body = {
         "metadata": {"resourceVersion": version},
-        "status": {"loadBalancer": {"ingress": listed}},
+        "status": {"loadBalancer": {"ingress": ingress or None}},
     }
     namespace, name = (quote(each, safe="") for each in key)
     path = f"/api/v1/namespaces/{namespace}/services/{name}/status"

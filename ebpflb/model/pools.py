@@ -164,10 +164,11 @@ def held_by(service: objects.Service) -> tuple[Address | None, ...]:
     """Return the first addresses of the Service's status; None for a hostname, or no address."""
     status = service.status and service.status.load_balancer
     listed = (status and status.ingress) or ()
-    return tuple(_vip(each) for each in listed[: services.MOST_ADDRESSES])
+    return tuple(vip(each) for each in listed[: services.MOST_ADDRESSES])
 
 
-def _vip(ingress: objects.LoadBalancerIngress) -> Address | None:
+def vip(ingress: objects.LoadBalancerIngress) -> Address | None:
+    """Return the address of an entry of the status at which packets come in untranslated."""
     try:
         is_vip = ingress.ip_mode in (None, "VIP")
         return addresses.parse_address(ingress.ip or "") if is_vip else None

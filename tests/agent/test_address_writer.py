@@ -70,9 +70,9 @@ class World:
         self.api.put(made)
 
     def service(self, name: str, *held: str, created: int = 0, **spec: Any) -> Json:
-        ports = spec.pop("ports", [{"port": 80}])
+        ports, ingress = spec.pop("ports", [{"port": 80}]), spec.pop("ingress", held)
         spec = {"type": "LoadBalancer", "loadBalancerClass": CLASS, **spec}
-        made = manifests.service(name, ["10.96.0.9"], ports, ingress=held, **spec)
+        made = manifests.service(name, ["10.96.0.9"], ports, ingress=ingress, **spec)
         made["metadata"] |= {"uid": name, "creationTimestamp": f"2026-11-29T{created:06}Z"}
         self.api.put(made)
         return made
@@ -260,6 +260,22 @@ def test_what_a_service_gives_back(world: World) -> None:
     assert (found["s0"], {found["s4"], found["s5"]}) == ("", {"192.0.2.200", "192.0.2.201"})
     world.see()
     assert world.status(OWNER) == {}
+
+
+def test_another_class_keeps_the_rest_of_its_status(world: World) -> None:
+    """Of a Service that has become another controller's only the pool's address is taken."""
+    kept = [
+        {"hostname": "lb.example.org"},
+        {"ip": "192.0.2.201", "ipMode": "Proxy"},
+        {"ip": "198.51.100.7", "ports": [{"port": 80, "protocol": "TCP"}]},
+    ]
+    world.service("web", "192.0.2.200")
+    world.see()
+    world.service("web", ingress=[kept[0], {"ip": "192.0.2.200"}, *kept[1:]], loadBalancerClass="x")
+    world.see()
+    world.turn(OWNER)
+    (web,) = world.api.objects(Kind.SERVICE)
+    assert web["status"]["loadBalancer"]["ingress"] == kept
 
 
 def test_nobody_hides_an_address(world: World) -> None:
