@@ -95,6 +95,56 @@ def remove_filter(kernel: socket.socket, index: int, hook: str, handle: int) -> 
     netlink.request(kernel, _REMOVE_FILTER, _filter_request(index, hook, handle), netlink.ACK)
 
 
+# Filters of several kinds share a qdisc: whoever removes the last one removes it, if it is ours.
+
+
+def take_qdisc(kernel: socket.socket, folder: Path, index: int) -> str:
+    """Create the qdisc; one that exists without our filters is not ours. Return its kind.
+
+    Raises OSError.
+    """
+    record = folder / f"{index}-qdisc"
+    try:
+        add_qdisc(kernel, index)
+        record.mkdir(exist_ok=True)
+    except OSError as error:
+        if error.errno != errno.EEXIST:
+            raise
+        if record.exists() and not _has_ours(folder, index):
+            record.rmdir()
+        return _qdisc(kernel, index)
+    return _QDISC
+
+
+def remove_ours(kernel: socket.socket, folder: Path, index: int, hook: str, ours: Filter) -> None:
+    """Remove our filter, if it is there, and our qdisc, if no filter is left.
+
+    The filters of a removed device are already gone. Raises OSError.
+    """
+    try:
+        if ours not in _filters(index, hook):
+            return
+        remove_filter(kernel, index, hook, ours.handle)
+        if (folder / f"{index}-qdisc").exists() and not any(_filters(index, it) for it in PARENTS):
+            netlink.request(kernel, _REMOVE_QDISC, _qdisc_request(index), netlink.ACK)
+    except OSError as error:
+        if error.errno != errno.ENODEV:
+            raise
+
+
+def forget_qdisc(folder: Path, index: int) -> None:
+    """Forget that the qdisc is ours, once it has no filter of ours."""
+    record = folder / f"{index}-qdisc"
+    if record.exists() and not _has_ours(folder, index):
+        record.rmdir()
+
+
+def _has_ours(folder: Path, index: int) -> bool:
+    """Whether the device has a filter of this state directory."""
+    found = (each.name for hook in PARENTS for each in _filters(index, hook))
+    return any(name.startswith(f"{folder.parent}:") for name in found)
+
+
 def _qdisc_request(index: int) -> bytes:
     header = _HEADER.pack(0, index, _QDISC_HANDLE, _QDISC_PARENT, 0)
     return header + netlink.text(_KIND, _QDISC)
@@ -121,7 +171,9 @@ class Clsact:
     def attach(self, index: int, programs: list[Program]) -> None:
         """Attach programs to a device. Raises KernelError; ENODEV: no such device."""
         with open_kernel() as kernel:
-            if self._prepare(kernel, index) == _OTHERS_QDISC:
+            kind = take_qdisc(kernel, self.folder, index)
+            self._record(index, "clsact").mkdir(exist_ok=True)
+            if kind == _OTHERS_QDISC:
                 self.without_egress.add(index)
             else:
                 self.without_egress.discard(index)
@@ -149,9 +201,9 @@ class Clsact:
                 for index in indexes:
                     self.detach_hook(kernel, index, hook)
             for index in indexes:
-                for record in ("clsact", "qdisc"):
-                    if self._record(index, record).exists():
-                        self._record(index, record).rmdir()
+                if self._record(index, "clsact").exists():
+                    self._record(index, "clsact").rmdir()
+                forget_qdisc(self.folder, index)
 
     def detach_egress(self, index: int) -> None:
         with open_kernel() as kernel:
@@ -194,21 +246,6 @@ class Clsact:
     def _with_qdisc(self) -> set[int]:
         return self.recorded() & _with_qdisc(*_QDISCS)
 
-    def _prepare(self, kernel: socket.socket, index: int) -> str:
-        """Create the qdisc; one that exists without our filters is not ours. Return its kind."""
-        kind, record = _QDISC, self._record(index, "qdisc")
-        try:
-            add_qdisc(kernel, index)
-            record.mkdir(exist_ok=True)
-        except OSError as error:
-            if error.errno != errno.EEXIST:
-                raise
-            kind = _qdisc(kernel, index)
-            if record.exists() and not self.hooks_at(index):
-                record.rmdir()
-        self._record(index, "clsact").mkdir(exist_ok=True)
-        return kind
-
     def _replace_filter(self, kernel: socket.socket, index: int, program: Program) -> None:
         hook, name = program.name, self._name(program.name)
         own = set(map(self._name, PARENTS))  # at a qdisc ingress older agents put both in one place
@@ -219,26 +256,14 @@ class Clsact:
         put_filter(kernel, index, hook, HANDLE, program.fd, name)
 
     def detach_hook(self, kernel: socket.socket, index: int, hook: str) -> None:
-        """Remove our filter; the filters of a removed device are already gone."""
-        try:
-            self._remove_filter(kernel, index, hook)
-        except OSError as error:
-            if error.errno != errno.ENODEV:
-                raise
-
-    def _remove_filter(self, kernel: socket.socket, index: int, hook: str) -> None:
-        """Remove our filter, and our qdisc if no other filter is left."""
-        if hook not in self.hooks_at(index):
-            return
-        remove_filter(kernel, index, hook, HANDLE)
-        empty = not any(_filters(index, each) for each in PARENTS)
-        if empty and self._record(index, "qdisc").exists():
-            netlink.request(kernel, _REMOVE_QDISC, _qdisc_request(index), netlink.ACK)
+        remove_ours(kernel, self.folder, index, hook, self._filter(hook))
 
     def hooks_at(self, index: int) -> list[str]:
         """Return the hooks of a device that have our filter."""
-        ours = {hook: Filter(PRIORITY, HANDLE, "bpf", self._name(hook)) for hook in PARENTS}
-        return [hook for hook, own in ours.items() if own in _filters(index, hook)]
+        return [hook for hook in PARENTS if self._filter(hook) in _filters(index, hook)]
+
+    def _filter(self, hook: str) -> Filter:
+        return Filter(PRIORITY, HANDLE, _BPF, self._name(hook))
 
     def _name(self, hook: str) -> str:
         return f"{self.folder.parent}:{hook}"

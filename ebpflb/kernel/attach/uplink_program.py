@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ebpflb.errors import KernelError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach import clsact, tcx
+from ebpflb.kernel.attach.clsact import Filter
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.programs.loader import Program
 from ebpflb.model.devices import Device
@@ -61,8 +62,10 @@ class UplinkProgram(NamedTuple):
         for index in indexes:
             pin = pins[index]
             if pin.is_dir():
+                ours = Filter(clsact.PRIORITY, self.handle, "bpf", self._filter_name(state))
                 with suppress(KernelError), clsact.open_kernel() as kernel:
-                    clsact.remove_filter(kernel, index, "ingress", self.handle)
+                    clsact.remove_ours(kernel, state.devices_directory, index, "ingress", ours)
+                clsact.forget_qdisc(state.devices_directory, index)
                 pin.rmdir()
             else:
                 tcx.detach(pin)
@@ -90,13 +93,15 @@ class UplinkProgram(NamedTuple):
             bpf.pin(link, str(pin))
 
     def _attach_filter(self, state: StateDir, index: int, program: Program) -> None:
-        name = f"{state.devices_directory.parent}:{self.name}"
+        name = self._filter_name(state)
         with clsact.open_kernel() as kernel:
-            with suppress(FileExistsError):
-                clsact.add_qdisc(kernel, index)
+            clsact.take_qdisc(kernel, state.devices_directory, index)
             if not clsact.runs_before_packets(index, self.handle):
                 clsact.remove_filter(kernel, index, "ingress", self.handle)
             clsact.put_filter(kernel, index, "ingress", self.handle, program.fd, name)
+
+    def _filter_name(self, state: StateDir) -> str:
+        return f"{state.devices_directory.parent}:{self.name}"
 
 
 ANSWER = UplinkProgram("answer", 0xEC)  # bpf/hooks/answer.c

@@ -2,12 +2,14 @@
 """Programs of other software at our devices are never changed, and are named with their place."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
 from ebpflb.kernel import bpf
-from ebpflb.kernel.attach import device_programs, tcx
+from ebpflb.kernel.attach import device_programs, tcx, uplink_program
+from ebpflb.kernel.attach.clsact import Clsact
 from ebpflb.kernel.attach.device_programs import (
     DevicePrograms,
     attached_devices,
@@ -77,6 +79,29 @@ def test_remade_qdisc(
     assert ns.filters("v0") == ids(packets)
     unpin_all(home)
     assert ns.has_clsact("v0")
+
+
+@pytest.mark.parametrize("further_first", [True, False])
+def test_the_last_filter_takes_our_qdisc_along(
+    home: StateDir, ns: Namespace, by_clsact: None, packets: list[Program], further_first: bool
+) -> None:
+    """A further program at an uplink, and the packet programs, come and go in any order."""
+    further, (here,) = uplink_program.ANSWER, [it for it in ns.served() if it.name == "v0"]
+    filters = Clsact(home.devices_directory)
+    both: dict[bool, tuple[Callable[[], None], Callable[[], None]]] = {
+        True: (partial(further.attach, home, [here], packets[0]), partial(further.remove, home)),
+        False: (
+            partial(filters.attach, here.index, packets),
+            partial(filters.detach, [here.index]),
+        ),
+    }
+    for attach, _ in (both[further_first], both[not further_first]):
+        attach()
+    for _, remove in (both[further_first], both[not further_first]):
+        assert ns.has_clsact("v0")
+        remove()
+    assert not ns.has_clsact("v0")
+    assert [*home.devices_directory.iterdir()] == [home.devices_directory / further.name]
 
 
 def test_taken_place(
