@@ -189,8 +189,8 @@ class HandOver(Part):
             if "external" in entry.flags and frontend.address != ANY[name.family]
             if not frontend.address.is_loopback
         ]
-        dropping = self._services.cluster.dropping
-        rules = {it: rule for it in external if (rule := dropping(*it))}
+        rule_for = self._services.cluster.drop_rules.rule
+        rules = {it: rule for it in external if (rule := rule_for(*it))}
         if rules:
             some = islice(rules.items(), MAX_LISTED)
             self.dropped[name] = {str(it.address): _PAST.format(rule) for it, rule in some}

@@ -21,7 +21,7 @@ from ebpflb.model.claims import Claims
 from ebpflb.model.endpoint_slices import ReadSlice, StoredSlice
 from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Removed, Replaced
 from ebpflb.model.facts import FACTS, Fact, Values
-from ebpflb.model.nodes import NodeLocalPorts, Untracked
+from ebpflb.model.nodes import DropRules, NodeLocalPorts, Untracked
 from ebpflb.model.objects import EndpointSlice, Node, Service, ServiceCIDR
 from ebpflb.model.pools import given_back
 from ebpflb.model.services import (
@@ -183,6 +183,7 @@ class ClusterState:
         self.claims = Claims(admission.pools, keeps_nodes=admission.hands_over)
         self.address_owners: Mapping[str, str] = {}  # address -> the node that answers for it
         self.observed: dict[Fact, Values] = dict.fromkeys(Fact, frozenset())
+        self.drop_rules = DropRules(())  # of this node, that requests handed over do not meet
         self.claimed: Claimed = tuple  # who claims each frontend: a Service may ask for more
         self.api_places = NO_API_PLACES
         self._servers: frozenset[tuple[Address, int]] = frozenset()  # the last known API servers
@@ -211,6 +212,8 @@ class ClusterState:
         if not changed:
             return False
         self.observed[fact] = values
+        if fact is Fact.DROPPED_DESTINATIONS:
+            self.drop_rules = DropRules(values)
         if rule.reason:
             self._set_aside()
         self.changed_services |= rule.affected(self, changed)
@@ -231,11 +234,6 @@ class ClusterState:
     def untracked(self) -> Untracked:
         """The destinations that rules in raw exempt."""
         return Untracked(self.observed[Fact.UNTRACKED_DESTINATIONS])
-
-    def dropping(self, address: Address, port: int, protocol: int) -> str:
-        """Return a rule of this node that drops requests to a frontend; "" if none does."""
-        values = self.observed[Fact.DROPPED_DESTINATIONS]
-        return next((it.rule for it in values if it.has(address, port, protocol)), "")
 
     def set_former_servers(self, servers: frozenset[tuple[Address, int]]) -> None:
         """Set the API servers that an earlier agent has left, until their slices are received."""

@@ -323,6 +323,12 @@ class Destination(NamedTuple):
             condition.holds(number(address), port) for condition in self.conditions
         )
 
+    @property
+    def only_address(self) -> int | None:
+        """The one address that it can have; None: it may have several."""
+        each = (it.ranges for it in self.conditions if it.of_address and not it.negated)
+        return next((first for ((first, last), *more) in each if first == last and not more), None)
+
 
 class Untracked(NamedTuple):
     """The destinations that rules exempt."""
@@ -342,5 +348,21 @@ class Dropped(NamedTuple):
     destination: Destination
     rule: str
 
-    def has(self, address: Address, port: int, protocol: int) -> bool:
-        return self.destination.has(address, port, protocol)
+
+class DropRules:
+    """Finds a rule for a frontend: most rules are for one address, and a tenant may have any number
+    of frontends.
+    """
+
+    def __init__(self, values: Iterable[Dropped]) -> None:
+        self._of: dict[int | None, list[Dropped]] = {}
+        for each in values:
+            self._of.setdefault(each.destination.only_address, []).append(each)
+
+    def rule(self, address: Address, port: int, protocol: int) -> str:
+        """Return a rule that drops requests to it; "" if none does."""
+        for at in (number(address), None):
+            for each in self._of.get(at, ()):
+                if each.destination.has(address, port, protocol):
+                    return each.rule
+        return ""

@@ -43,7 +43,7 @@ class Node:
         self.capacity, self.variant, self.is_loaded, self.node_name = 1000, None, True, "one"
         self.planner = SimpleNamespace(claims=self, actual=self.actual)
         self.options, self.namespace_share = self, 1.0
-        self.node_sync, self.cluster = self, self
+        self.node_sync, self.cluster, self.drop_rules = self, self, self
         self.observed = {Fact.HANDED_NODES: frozenset[Any]()}
         self.backlog: set[Any] = set()
         self.services: dict[Any, Any] = {}
@@ -55,7 +55,7 @@ class Node:
         self.now += 0.001
         return self.now
 
-    def dropping(self, address: Any, *_: Any) -> str:
+    def rule(self, address: Any, *_: Any) -> str:
         return self.rules.get(str(address), "")
 
     def take_written(self) -> set[PortName]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ebpflb.kernel.netfilter import nft
-from ebpflb.kernel.netfilter.firewall import NOT_READ, Rule, Table, is_foreign, tables
+from ebpflb.kernel.netfilter.firewall import NOT_READ, Chain, Rule, Table, is_foreign, tables
 from ebpflb.kernel.netfilter.untracked import UntrackedWatch
 from ebpflb.model import kube_proxy
 from ebpflb.model.facts import Fact
@@ -39,7 +39,14 @@ class _Way(NamedTuple):
 
 
 def dropped(table: Table) -> Iterator[Dropped]:
-    """Yield the destinations that the table drops; each chain is read once for its conditions."""
+    """Yield the destinations that the table drops; each chain is read once for its conditions, and
+    only if it leads to a rule that drops: a CNI may have one for each pod, with all its policies.
+    """
+    leading = set[str]()
+    while more := {
+        it.name for it in table.chains.values() if it.name not in leading and _leads(it, leading)
+    }:
+        leading |= more
     ways = dict.fromkeys(_Way(it.name) for it in table.chains.values() if it.hook in _HOOKS)
     waiting = list(ways)
     for way in waiting:
@@ -48,11 +55,15 @@ def dropped(table: Table) -> Iterator[Dropped]:
             if its.asks and rule.targets & _DROPPING:
                 line = f"{table.title}, chain {way.chain}: {rule.text}"
                 yield Dropped(Destination(its.protocols, its.conditions), line)
-            for name in rule.targets & table.chains.keys():
+            for name in rule.targets & leading:
                 onward = its._replace(chain=name)
                 if onward not in ways and not kube_proxy.is_chain(name):
                     ways[onward] = None
                     waiting.append(onward)
+
+
+def _leads(chain: Chain, leading: set[str]) -> bool:
+    return any(rule.targets & (_DROPPING | leading) for rule in chain.rules)
 
 
 def dropped_now(unread: list[str]) -> frozenset[Dropped]:

@@ -3,10 +3,13 @@
 
 from ipaddress import ip_address
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from ebpflb.kernel.netfilter.dropped import dropped
+from ebpflb.kernel.netfilter.firewall import Rule
+from ebpflb.model.nodes import Destination, DropRules
 from tests.tools.firewall.services import of_iptables
 
 VIP, TCP = "192.0.2.200", 6
@@ -17,7 +20,8 @@ def drops(rules: str, table: str = "filter", chain: str = "FORWARD") -> list[str
     lines = [it if it.startswith("-A") else f"-A {chain} {it}" for it in rules.splitlines()]
     heads = [f":{chain} ACCEPT [0:0]", ":OUTPUT ACCEPT [0:0]", ":mine - [0:0]", ":KUBE-FORWARD -"]
     (found,) = of_iptables("\n".join([f"*{table}", *heads, *lines, "COMMIT", ""]), "iptables-nft")
-    return [it.rule for it in dropped(found) if it.has(ip_address(VIP), 80, TCP)]
+    place = ip_address(VIP), 80, TCP
+    return [rule for each in dropped(found) if (rule := DropRules([each]).rule(*place))]
 
 
 @pytest.mark.parametrize(
@@ -64,3 +68,39 @@ def test_many_ways_to_a_chain_are_read_once() -> None:
     rules = ["-A FORWARD -j c0", *jumps, f"-A {chains[-1]} -d {VIP}/32 -j DROP", "COMMIT", ""]
     (found,) = of_iptables("\n".join(["*filter", *heads, *rules]), "iptables-nft")
     assert len(list(dropped(found))) == 1
+
+
+def test_rules_for_other_addresses_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CNI may have some for each pod, and a tenant any number of addresses."""
+    asked, has = list[Destination](), Destination.has
+
+    def counted(self: Destination, *place: Any) -> bool:
+        asked.append(self)
+        return has(self, *place)
+
+    monkeypatch.setattr(Destination, "has", counted)
+    lines = [f"-A FORWARD -d 10.1.0.{number}/32 -j DROP" for number in range(100)]
+    rules = ["*filter", ":FORWARD ACCEPT [0:0]", *lines, "-A FORWARD ! -d 10.0.0.0/8 -j DROP"]
+    (found,) = of_iptables("\n".join([*rules, "COMMIT", ""]), "iptables-nft")
+    drops = DropRules(dropped(found))
+    assert drops.rule(ip_address("10.1.0.7"), 80, TCP).endswith("10.1.0.7/32 -j DROP")
+    assert drops.rule(ip_address(VIP), 80, TCP) and not drops.rule(ip_address("10.2.0.1"), 80, TCP)
+    assert len(asked) == 3
+
+
+def test_chains_that_lead_to_no_drop_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a tenant's policies, which a CNI asks for each pod."""
+    read, is_for = set[str](), Rule.is_for
+
+    def noted(self: Rule, protocol: int) -> bool:
+        read.add(self.text)
+        return is_for(self, protocol)
+
+    monkeypatch.setattr(Rule, "is_for", noted)
+    heads = [":FORWARD ACCEPT [0:0]", ":policy - [0:0]", *(f":pod{n} - [0:0]" for n in range(9))]
+    jumps = [f"-A FORWARD -d 10.1.0.{n}/32 -j pod{n}\n-A pod{n} -j policy" for n in range(9)]
+    drops = [f"-A pod{n} -j REJECT" for n in range(9)]
+    rules = [*jumps, *drops, "-A policy -s 10.2.0.0/16 -j RETURN"]
+    (found,) = of_iptables("\n".join(["*filter", *heads, *rules]), "iptables-nft")
+    assert len(list(dropped(found))) == 9
+    assert "-j REJECT" in read and "-s 10.2.0.0/16 -j RETURN" not in read
