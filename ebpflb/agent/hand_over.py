@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 
 from ebpflb.agent.loop import Inbox, Part, Turn
-from ebpflb.agent.service_sync import ServiceSync
+from ebpflb.agent.service_sync import Budget, ServiceSync
 from ebpflb.errors import EbpflbError
 from ebpflb.kernel.handing import BITS, Handing, HopEntry, Loaded
 from ebpflb.model import addresses
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 NOTING_SECONDS = 10.0  # in which a Service's open connections are noted before it is handed over
 MOST_PUTTING = 0.01  # seconds of a turn: a tenant may have many tables
+LEFT_SECONDS = 60.0  # that what a former agent has left waits for tenants with endless changes
 _PAST = "{}: its requests are not handed over, past this rule"
 ATTACHED_AGAIN = 30.0  # seconds: somebody may have removed the program, or put another before it
 
@@ -62,11 +63,13 @@ class HandOver(Part):
         self._stations: dict[tuple[Family, str], str] = {}  # MAC addresses of nodes
         self._awaited: Values | None = None  # what the Services are not yet planned by
         self._changed: dict[str, set[PortName]] = {}  # by namespace, in the order of their turns
-        self._all_changed = self._leftovers = False
+        self._all_changed = False
+        self._left_until = math.inf  # when they go at the latest
         self._waits = True  # for another turn of the loop
         self._noting: dict[PortName, float] = {}  # until when
         self._lacking: frozenset[PortName] = frozenset()
-        self._attach_due = self._retry_due = self._load_due = -math.inf
+        self._attach_due = self._retry_due = self._load_due = self._put_due = -math.inf
+        self._budget = Budget(clock)
         self._attached: object = None
 
     @property
@@ -74,9 +77,9 @@ class HandOver(Part):
         """When the loop calls ``observe`` at the latest, by which everything is done."""
         if self._waits:
             return math.inf
-        if self._planner is None or self._changed:
+        if self._planner is None:
             return self._retry_due
-        due = min(self._planner.due, self._attach_due, *self._noting.values())
+        due = min(self._planner.due, self._attach_due, self._put_due, *self._noting.values())
         return max(due, self._retry_due)
 
     def observe(self, turn: Turn) -> None:
@@ -101,7 +104,7 @@ class HandOver(Part):
             self._handing = self._make()
         handing, now = self._handing, self._clock()
         if self._planner is None:
-            self._planner = HandingPlanner(handing.capacity, self._share, *handing.read())
+            self._planner = HandingPlanner(handing.room, self._share, *handing.read())
             full, self._hops = True, None
             self.dropped.clear()
         planner = self._planner
@@ -109,10 +112,13 @@ class HandOver(Part):
             self._take_hops(handing, hops)
             full = True
         self._all_changed |= full
-        self._leftovers |= full
+        if full:
+            self._left_until = min(self._left_until, now + LEFT_SECONDS)
         if self._awaited not in (None, self._services.cluster.observed[Fact.HANDED_NODES]):
             return
         self._awaited = None
+        if now >= self._attach_due:
+            self._note(planner.lacking)  # there may be room by now
         self._put(planner)
         plan = planner.take(now)
         if plan:
@@ -132,33 +138,50 @@ class HandOver(Part):
         self._inbox.put(Observed(Fact.HANDED_NODES, self._awaited))
 
     def _put(self, planner: HandingPlanner) -> None:
-        """Plan the service ports that were written, not those that are about to be planned again:
-        what they have now may be for other hops. What a former agent has left goes after them.
+        """Plan the service ports that were written; what a former agent has left goes after them,
+        or after LEFT_SECONDS, because a tenant may change Services without end.
         """
-        wanted, backlog = self._services.planner.claims.desired, self._services.backlog
-        waiting = self._services.cluster.changed_services
+        wanted, now = self._services.planner.claims.desired, self._clock()
         if self._all_changed:
             self._note(it for it in wanted if it in planner or wanted[it].handed_to is not None)
-        self._all_changed, now = False, self._clock()
+        self._all_changed = False
         noted = [name for name, until in self._noting.items() if until <= now]
         for name in noted:
             del self._noting[name]
         self._note(noted)
-        until = now + MOST_PUTTING
-        while self._changed and self._clock() < until:
+        self._put_due = self._put_in_turns(planner, now)
+        waiting = self._changed or self._services.backlog or self._services.cluster.changed_services
+        if self._left_until < math.inf and (not waiting or now >= self._left_until):
+            planner.only(wanted)
+            self._left_until = math.inf
+
+    def _put_in_turns(self, planner: HandingPlanner, now: float) -> float:
+        """Plan one service port of each namespace, and so on; return when there are more to plan.
+
+        Not those that are about to be planned again: what they have may be for other hops.
+        """
+        wanted, backlog = self._services.planner.claims.desired, self._services.backlog
+        at, held = now, dict[str, set[PortName]]()  # those that have used their processor time
+        while self._changed and at < now + MOST_PUTTING:
             namespace = next(iter(self._changed))
             names = self._changed.pop(namespace)
+            if self._budget.held_until(namespace) > now:
+                held[namespace] = names
+                continue
             name = names.pop()
             if names:
                 self._changed[namespace] = names
             desired = wanted.get(name)
             is_known = name in planner or name in self.dropped
             is_ours = is_known or (desired and desired.handed_to is not None)
-            if is_ours and name.owner not in backlog and name.owner not in waiting:
+            changed = self._services.cluster.changed_services
+            if is_ours and name.owner not in backlog and name.owner not in changed:
                 planner.put(name, self._noted(planner, name, self._handed(name), now))
-        if self._leftovers and not (self._changed or backlog or waiting):
-            planner.only(wanted)
-            self._leftovers = False
+            begun, at = at, self._clock()
+            self._budget.spend(namespace, at - begun)
+        due = -math.inf if self._changed else math.inf
+        self._changed |= held
+        return min([due, *map(self._budget.held_until, held)])
 
     def _noted(
         self, planner: HandingPlanner, name: PortName, handed: Handed | None, now: float

@@ -17,7 +17,7 @@ from ebpflb.kernel.programs import compiler, loader, precompile
 from ebpflb.kernel.programs.loader import Program, ProgramSet
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.devices import Device
-from ebpflb.plan.handing import HandedFrontend, HandedPlace, HandingPlan
+from ebpflb.plan.handing import HandedFrontend, HandedPlace, HandingPlan, Room
 
 _FAMILIES = ffi.typeof("enum hop_family").relements
 BITS = {Family.IPV4: _FAMILIES["HOP_IPV4"], Family.IPV6: _FAMILIES["HOP_IPV6"]}
@@ -48,7 +48,8 @@ class Handing:
     def __init__(self, datapath: Datapath, cache: Path) -> None:
         self._datapath, self._cache = datapath, cache
         self._maps = datapath.state.open_maps(HANDED)
-        self.capacity = self._maps["handed_places"].spec.entries
+        sizes = [self._maps[it].spec.entries for it in ("handed_places", "handed_frontends")]
+        self.room = Room(*sizes)
         self._program: Program | None = None
         self._made_for: ProgramSet | None = None  # None: the usual programs
         self._hops = {mac: HopEntry(*it) for mac, it in self._maps["hops"].items()}

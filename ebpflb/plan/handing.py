@@ -6,8 +6,8 @@ says: by Maglev's hashing, so that few flows change their node when the nodes ch
 every node. Frontends with equal tables share a block. A block is written before the first frontend
 has it, and rests for a second after the last.
 
-A Service of a tenant may have any number of different tables: the places of one namespace have a
-bound, and what does not fit is not handed over.
+A Service of a tenant may have any number of different tables, and of addresses: the places of one
+namespace have a bound, and its frontends. What does not fit is not handed over.
 """
 
 import math
@@ -91,26 +91,35 @@ class _Block(NamedTuple):
 _NONE = _Block(0, Range(0, 0), ())
 
 
+class Room(NamedTuple):
+    """Entries of the maps handed_places and handed_frontends."""
+
+    places: int
+    frontends: int
+
+
 class HandingPlanner:
-    """``found``, ``places``, ``members``: what the maps hold; of the places those that a frontend
-    has.
+    """``room``: of the maps; one namespace has a ``share`` of each. ``found``, ``places``,
+    ``members``: what the maps hold; of the places those that a frontend has.
     """
 
     def __init__(
         self,
-        capacity: int,
+        room: Room,
         share: float,
         found: Mapping[Frontend, HandedFrontend] | None = None,
         places: Mapping[int, HandedPlace] | None = None,
         members: Iterable[HandedPlace] = (),
     ) -> None:
-        self._slots = SlotAllocator(capacity)
-        self._most = int(capacity * share)  # places of one namespace
+        self._slots = SlotAllocator(room.places)
+        self._room, self._most = room, Room(*(int(it * share) for it in room))
         self._quarantine = Quarantine()
         self._blocks: dict[Table, _Block] = {}
         self._users: Counter[int] = Counter()  # block -> frontends
         self._used: Counter[str] = Counter()  # namespace -> places
-        self._ports: dict[PortName, tuple[Table, tuple[Frontend, ...]]] = {}
+        self._has: Counter[str] = Counter()  # namespace -> frontends
+        self._sharing: Counter[tuple[str, int]] = Counter()  # namespace, block -> service ports
+        self._ports: dict[PortName, tuple[_Block, tuple[Frontend, ...]]] = {}
         self._entries: dict[Frontend, tuple[PortName | None, _Block, HandedFrontend]] = {}
         self._last = 0
         self.lacking: set[PortName] = set()  # those that do not fit
@@ -155,19 +164,45 @@ class HandingPlanner:
 
     def put(self, name: PortName, handed: Handed | None) -> None:
         """Plan a service port; None, or without frontends: it is not handed over."""
-        former_table, former = self._ports.pop(name, ((), ()))
-        self._used[name.namespace] -= len(former_table)
+        former_block, former = self._ports.pop(name, (_NONE, ()))
+        self._has[name.namespace] -= len(former)
         self.lacking.discard(name)
+        if handed and not self._fits(name.namespace, handed.frontends):
+            self.lacking.add(name)
+            handed = None
         if handed and handed.frontends:  # a block without any would never be left
             block = self._block(name, handed.nodes)
-            self._ports[name] = block.table, handed.frontends
-            self._used[name.namespace] += len(block.table)
+            self._ports[name] = block, handed.frontends
+            self._has[name.namespace] += len(handed.frontends)
+            self._count(name.namespace, block, 1)
             for frontend in handed.frontends:
                 self._set(frontend, name, block, by_client=handed.by_client)
+        self._count(name.namespace, former_block, -1)
         kept = set(handed.frontends if handed else ())
         for frontend in former:
             if frontend not in kept:
                 self._drop(frontend, name)
+
+    def _count(self, namespace: str, block: _Block, change: int) -> None:
+        """Count a service port that has, or leaves, a block: places that several of a namespace
+        share count once, and places that none has any more until they have rested.
+        """
+        if block is _NONE:
+            return
+        at, places = (namespace, block.number), {namespace: len(block.table)}
+        if not self._sharing[at]:
+            self._used.update(places)
+        self._sharing[at] += change
+        if not self._sharing[at]:
+            del self._sharing[at]
+            self._quarantine.add(partial(self._used.subtract, places))
+
+    def _fits(self, namespace: str, frontends: tuple[Frontend, ...]) -> bool:
+        """Whether map handed_frontends has room: a plan writes before it removes."""
+        new = sum(it not in self._entries for it in frontends)
+        used = len(self._entries) + len(self._plan.removed_frontends)
+        is_within = self._has[namespace] + len(frontends) <= self._most.frontends
+        return is_within and used + new <= self._room.frontends
 
     def only(self, names: Container[PortName]) -> None:
         """Remove everything else, also what an earlier agent has left."""
@@ -213,10 +248,12 @@ class HandingPlanner:
         table = table_of(nodes)
         if not table:
             return _NONE
-        if len(table) > self._most - self._used[name.namespace]:
+        known = self._blocks.get(table)
+        is_shared = known and (name.namespace, known.number) in self._sharing
+        if not is_shared and len(table) > self._most.places - self._used[name.namespace]:
             self.lacking.add(name)
             return _NONE
-        if known := self._blocks.get(table):
+        if known:
             return known
         found = self._slots.allocate(len(table))
         if found is None:

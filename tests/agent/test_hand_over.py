@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from ebpflb.agent.hand_over import HandOver
+from ebpflb.agent.hand_over import ATTACHED_AGAIN, LEFT_SECONDS, HandOver
 from ebpflb.agent.loop import Turn
+from ebpflb.agent.service_sync import BURST
 from ebpflb.entries.services import Frontend
 from ebpflb.errors import KernelError
 from ebpflb.kernel.handing import HopEntry
@@ -17,7 +18,7 @@ from ebpflb.model.addresses import Family
 from ebpflb.model.facts import Fact, Observed
 from ebpflb.model.hand_over import Hop, Hops
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.handing import HandedFrontend, HandedPlace, HandingPlan
+from ebpflb.plan.handing import HandedFrontend, HandedPlace, HandingPlan, Room
 
 UPLINK: Any = SimpleNamespace(index=2, mac="02:00:00:00:00:01")
 TWO = Hop("two", ip_address("192.0.2.2"), UPLINK, bytes([2, 0, 0, 0, 0, 2]))
@@ -38,9 +39,10 @@ class Node:
         self.members: set[HandedPlace] = set()
         self.known: dict[str, HopEntry] = {}
         self.devices: list[Any] = []
-        self.fails, self.rules = False, dict[str, str]()
+        self.fails, self.rules, self.cost = False, dict[str, str](), 0.0
         # As ServiceSync, its planner, the cluster state, and Handing.
-        self.capacity, self.variant, self.is_loaded, self.node_name = 1000, None, True, "one"
+        self.room, self.variant, self.is_loaded = Room(1000, 1000), None, True
+        self.node_name = "one"
         self.planner = SimpleNamespace(claims=self, actual=self.actual)
         self.options, self.namespace_share = self, 1.0
         self.node_sync, self.cluster, self.drop_rules = self, self, self
@@ -56,6 +58,7 @@ class Node:
         return self.now
 
     def rule(self, address: Any, *_: Any) -> str:
+        self.now += self.cost
         return self.rules.get(str(address), "")
 
     def take_written(self) -> set[PortName]:
@@ -172,6 +175,39 @@ def test_many_tables_of_a_namespace_delay_no_other(node: Node) -> None:
     assert len(node.frontends) == 101
 
 
+def test_a_namespace_without_end_of_work_gets_a_part_of_the_time(node: Node) -> None:
+    """So the loop sleeps, and others go on."""
+    node.cost = BURST / 4
+    for number in range(1, 11):
+        node.serve("many", number, {"two": 1})
+    for _ in range(20):
+        node.turn()
+    assert 4 <= len(node.frontends) < 7 and node.part.due > node.now
+    node.serve("shop", 200, {"two": 1})
+    before = len(node.frontends)
+    node.turn()
+    assert len(node.frontends) == before + 1
+    node.now = node.part.due
+    node.turn()
+    assert len(node.frontends) == before + 2
+
+
+def test_what_lacks_space_is_tried_again() -> None:
+    """Whoever has made room."""
+    node = Node()
+    node.room = Room(1000, 1)
+    node.turn(full=True)
+    first, second = node.serve("shop", 1, {"two": 1}), node.serve("other", 2, {"two": 1})
+    node.turn()
+    (has,) = node.frontends
+    namespace, number = ("shop", 1) if has == first else ("other", 2)
+    node.serve(namespace, number, None)
+    node.turn()
+    node.now += ATTACHED_AGAIN
+    node.turn()
+    assert node.frontends.keys() == {first, second} - {has}
+
+
 def test_after_a_failed_write_all_is_written_again(node: Node) -> None:
     frontend, node.fails = node.serve("shop", 1, {"two": 1}), True
     with pytest.raises(KernelError):
@@ -194,8 +230,9 @@ def test_it_waits_while_nothing_is_served(node: Node) -> None:
     assert frontend in node.frontends
 
 
-def test_a_new_agent_keeps_what_is_there_until_all_is_planned(node: Node) -> None:
-    """Then what nobody wants any more goes."""
+@pytest.mark.parametrize("endless", [False, True])
+def test_a_new_agent_keeps_what_is_there_until_all_is_planned(node: Node, *, endless: bool) -> None:
+    """Then what nobody wants any more goes; in any case after some time, whoever has changes."""
     frontend, gone = node.serve("shop", 1, {"two": 1}), node.serve("shop", 2, {"two": 1})
     node.turn()
     for table in (node.desired, node.actual):
@@ -206,6 +243,9 @@ def test_a_new_agent_keeps_what_is_there_until_all_is_planned(node: Node) -> Non
     node.backlog.add("something")
     node.turn(full=True)
     assert {frontend, gone} == node.frontends.keys()
-    node.backlog.clear()
+    if endless:
+        node.now += LEFT_SECONDS
+    else:
+        node.backlog.clear()
     node.turn()
     assert {frontend} == node.frontends.keys()

@@ -20,13 +20,14 @@ from ebpflb.plan.handing import (
     HandedPlace,
     HandingPlan,
     HandingPlanner,
+    Room,
     Station,
     table_of,
 )
 
 NODES = [Station(f"node-{n}", f"02:00:00:00:00:{n:02x}") for n in range(1, 5)]
 HERE = Station("here", THIS_NODE)
-CAPACITY = 4 * SIZES[1]
+ROOM = Room(4 * SIZES[1], 100)
 
 
 def name(number: int, namespace: str = "shop") -> PortName:
@@ -99,12 +100,12 @@ def changes(draw: st.DrawFn) -> Change:
 @given(st.lists(changes(), max_size=30))
 def test_every_write_leaves_whole_blocks(made: list[Change]) -> None:
     """In the end all is as wanted, and nothing else is left."""
-    maps, planner, now = Maps(), HandingPlanner(CAPACITY, 1.0), 0.0
+    maps, planner, now = Maps(), HandingPlanner(ROOM, 1.0), 0.0
     wanted = dict[PortName, Handed]()
     for change in made:
         now += change.passed
         if change.is_new:
-            planner = HandingPlanner(CAPACITY, 1.0, maps.frontends, maps.places, maps.members)
+            planner = HandingPlanner(ROOM, 1.0, maps.frontends, maps.places, maps.members)
             for each, handed in wanted.items():
                 planner.put(each, handed)
             planner.only(wanted)
@@ -124,7 +125,7 @@ def test_every_write_leaves_whole_blocks(made: list[Change]) -> None:
 
 
 def test_a_block_is_written_before_it_is_used_and_rests_afterwards() -> None:
-    planner = HandingPlanner(SIZES[0] + 1, 1.0)
+    planner = HandingPlanner(Room(SIZES[0] + 1, 9), 1.0)
     planner.put(name(1), Handed((at(1),), spread(1, 1)))
     assert planner.take(0.0).places
     planner.written(0.0)
@@ -143,7 +144,7 @@ def test_a_block_is_written_before_it_is_used_and_rests_afterwards() -> None:
 def test_a_frontend_moves_to_another_service_port() -> None:
     """In whatever order both are planned."""
     for order in ((1, 2), (2, 1)):
-        planner, maps = HandingPlanner(CAPACITY, 1.0), Maps()
+        planner, maps = HandingPlanner(ROOM, 1.0), Maps()
         planner.put(name(1), Handed((at(1),), spread(1)))
         maps.apply(planner.take(0.0))
         new: dict[int, Handed | None] = {1: None, 2: Handed((at(1),), spread(0, 1))}
@@ -155,7 +156,7 @@ def test_a_frontend_moves_to_another_service_port() -> None:
 
 def test_a_namespace_has_a_share() -> None:
     """What does not fit is not handed over, and the other namespaces' is."""
-    planner, maps = HandingPlanner(CAPACITY, 0.5), Maps()
+    planner, maps = HandingPlanner(ROOM, 0.5), Maps()
     for number in range(20):
         planner.put(name(number), Handed((at(number),), spread(number + 1, 100)))
     planner.put(name(1, "other"), Handed((at(100),), spread(1, 1)))
@@ -170,7 +171,48 @@ def test_a_namespace_has_a_share() -> None:
     for number in kept:
         planner.put(name(number), None)
     planner.put(name(19), Handed((at(19),), spread(20, 100)))
+    assert name(19) in planner.lacking, "what rests counts: a namespace that changes has its share"
+    maps.apply(planner.take(0.0))
+    planner.written(0.0)
+    planner.take(QUARANTINE_SECONDS)
+    planner.put(name(19), Handed((at(19),), spread(20, 100)))
     assert name(19) not in planner.lacking
+
+
+def test_places_that_service_ports_share_count_once() -> None:
+    """As those of many Services with an endpoint on each node; they go with the last of them."""
+    planner, maps = HandingPlanner(ROOM, 0.5), Maps()
+    for number in range(20):
+        planner.put(name(number), Handed((at(number),), spread(1, 1)))
+    maps.apply(planner.take(0.0))
+    assert not planner.lacking and len(maps.places) == SIZES[0]
+    for number in range(20):
+        planner.put(name(number), Handed((at(number),), spread(number % 2 + 1, 100)))
+    assert not planner.lacking
+
+
+def test_no_plan_has_more_frontends_than_the_map() -> None:
+    """One write that fails would end the hand-overs of all. A namespace has its share, also of what
+    an earlier agent has left.
+    """
+    room, maps = Room(ROOM.places, 10), Maps()
+    planner = HandingPlanner(room, 0.6)
+    for number in range(4):
+        own = (at(10 * number), at(10 * number + 1))
+        planner.put(name(number, "many"), Handed(own, spread(1)))
+    planner.put(name(1, "other"), Handed((at(100),), spread(1)))
+    maps.apply(planner.take(0.0))
+    assert planner.lacking == {name(3, "many")} and len(maps.frontends) == 7
+    planner = HandingPlanner(room, 0.6, maps.frontends, maps.places, maps.members)
+    planner.put(name(2, "other"), Handed(tuple(map(at, range(200, 204))), spread(1)))
+    assert planner.lacking == {name(2, "other")}
+    planner.only([])
+    planner.put(name(2, "other"), Handed(tuple(map(at, range(200, 204))), spread(1)))
+    assert planner.lacking, "a plan writes before it removes"
+    maps.apply(planner.take(1.0))
+    planner.put(name(2, "other"), Handed(tuple(map(at, range(200, 204))), spread(1)))
+    maps.apply(planner.take(2.0))
+    assert not planner.lacking and len(maps.frontends) == 4
 
 
 def test_nodes_get_places_by_their_weights() -> None:
