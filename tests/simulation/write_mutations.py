@@ -16,7 +16,7 @@ from ebpflb.kernel import map_writer
 from ebpflb.kernel.attach.cgroup_links import HeldLinks
 from ebpflb.kernel.map_writer import MapWriter
 from ebpflb.kernel.maps.service_places import ServicePlaces
-from ebpflb.model import cluster_state, devices, endpoints, services
+from ebpflb.model import devices, endpoints, services
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.endpoints import Selection, uses_cluster, uses_local
 from ebpflb.model.events import Key, Kind
@@ -182,7 +182,7 @@ def weight_zero_counts() -> Any:
         weighted = [structs.replace(each, weight=each.weight or 1) for each in endpoints]
         return _select(tuple(weighted), topology)
 
-    return patch.object(cluster_state, "select", select)
+    return patch.object(endpoints, "select", select)
 
 
 _select = endpoints.select
