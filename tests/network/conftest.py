@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster for each file of tests, removed after its last test."""
+"""A cluster for each file of tests, or group of files, removed after its last test."""
 
 import os
 from collections.abc import Iterator
@@ -14,22 +14,38 @@ from tests.kit import beside_kube_proxy, both_proxies, needs, two_nodes
 from tests.kit.beside_kube_proxy import BesideKubeProxy
 from tests.kit.both_proxies import Both
 from tests.kit.cluster import Cluster, running
+from tests.kit.groups import KeptCluster, group
 from tests.kit.sockets import Sockets
 from tests.kit.stale_udp import Changes
 from tests.kit.two_nodes import TwoNodes
+
+IN_LANE = "EBPFLB_TEST_SHARED" in os.environ
+KEPT = KeptCluster()
 
 
 def breadth(fixture_name: str, config: pytest.Config) -> Literal["session", "module"]:
     """Let the files that a lane names share a cluster, because a cluster takes 20 s or more in the
     kernel lab.
     """
-    return "session" if "EBPFLB_TEST_SHARED" in os.environ else "module"
+    return "session" if IN_LANE else "module"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Remove the cluster after the last test of a group."""
+    try:
+        return (yield)
+    finally:
+        is_last = nextitem is None or group(nextitem.nodeid) != group(item.nodeid)
+        if is_last and not IN_LANE:
+            KEPT.remove()
 
 
 @pytest.fixture(scope=breadth)
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running(tmp_path_factory.mktemp("cluster")) as made:
-        yield made
+    yield KEPT.get("cluster", lambda: running(tmp_path_factory.mktemp("cluster")))
+    if IN_LANE:
+        KEPT.remove()
 
 
 @pytest.fixture
@@ -81,9 +97,10 @@ def two(
     flow tables.
     """
     engine = getattr(request, "param", Engine.FLOWS)
-    folder = tmp_path_factory.mktemp("two")
-    with two_nodes.running(folder, *two_nodes.CLUSTER_CIDR, engine=engine) as made:
-        yield made
+    folder, options = tmp_path_factory.mktemp("two"), two_nodes.CLUSTER_CIDR
+    yield KEPT.get(engine, lambda: two_nodes.running(folder, *options, engine=engine))
+    if IN_LANE:
+        KEPT.remove()
 
 
 @pytest.fixture(scope="module", params=list(Engine))
