@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load balancer addresses on three nodes: from the pool to the first request, and when nodes fail
-(docs/load-balancer-addresses.md).
+(docs/load-balancer-addresses.md). All tests use the same nodes, in this order.
 
     one, two, three  nodes with an agent, and a pod each that answers
     outside          a client beyond the router, which asks the segment for an address
@@ -146,11 +146,11 @@ class ThreeNodes(LabCluster):
         return made
 
 
-@pytest.fixture
-def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreeNodes]:
-    with Lab(PREFIX) as lab:
-        cluster = ThreeNodes(lab, tmp_path)
-        monkeypatch.setenv("NO_PROXY", cluster.place.v4)
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeNodes]:
+    with Lab(PREFIX) as lab, pytest.MonkeyPatch.context() as patch:
+        cluster = ThreeNodes(lab, tmp_path_factory.mktemp("three"))
+        patch.setenv("NO_PROXY", cluster.place.v4)
         try:
             with served(cluster.place) as api:
                 cluster.begin(api)
@@ -217,24 +217,42 @@ def test_agents_are_killed(three: ThreeNodes) -> None:
     assert [three.status(node).address_moves for node in range(3)] == [0, 0, 0], moves
 
 
-def test_a_policy_local_service_and_a_node_that_takes_no_part(three: ThreeNodes) -> None:
-    """The node with an endpoint answers for it. An agent without the option leaves neither program
-    nor map, the others take its addresses; `cleanup` removes what one with the option has left.
+FLOOD = """
+import socket, sys, time
+out = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+out.bind(("eth0", 0x806))
+mac = out.getsockname()[4]
+arp = b"\\0\\1\\x08\\0\\6\\4\\0\\1" + mac + bytes([192, 0, 2, 77]) + bytes(6)
+frame = b"\\xff" * 6 + mac + b"\\x08\\x06" + arp + socket.inet_aton(sys.argv[1])
+print("begun", flush=True)
+while True:
+    begun = time.monotonic()
+    for _ in range(100):
+        out.send(frame)
+    time.sleep(max(0, begun + 0.01 - time.monotonic()))
+"""
+
+
+def test_a_stranger_with_an_address_and_a_flood(three: ThreeNodes) -> None:
+    """A machine on the segment that has an address of the pool: no node takes the address while it
+    has, and the condition names its MAC address. Ten thousand questions a second lose no request.
     """
-    three.add_service("local", 2, among=("two",), externalTrafficPolicy="Local")
-    wait_until("it has an address", lambda: bool(three.addresses("local")), 60)
-    (local, _) = three.addresses("local")
-    assert three.wait_for_owner(local) == NAMES.index("two")
-    assert three.asks(local, anew=True) == "pod-two"
-    pins = three.agents[0].paths.state / "devices" / "answer"
-    assert [*pins.iterdir()]
-    three.take_no_part(0)
-    assert not [*pins.iterdir()]
-    assert not [*three.agents[0].paths.state.rglob("answered")]
-    three.wait_for_owner(FIRST[0], (1, 2))
-    wait_until("requests are served", lambda: three.answers(FIRST[0], anew=True), 60)
-    three.clean_up(1)
-    assert three.answers(local, anew=True) is False
+    wait_until("the Service has addresses", lambda: three.addresses("web") == [*FIRST], 60)
+    taken = "192.0.2.207"
+    stranger = three.neighbour("stranger", 77, f"{taken}/24")
+    three.add_service("late", 5, loadBalancerIP=taken)
+    wait_until("it has it", lambda: taken in three.addresses("late"), 60)
+
+    def conflict() -> bool:
+        return any(taken in three.status(node).address_conflicts for node in range(3))
+
+    wait_until("the stranger is named", conflict, 60)
+    stranger.ip(f"address delete {taken}/24 dev eth0")
+    wait_until("a node answers for it", lambda: three.answers(taken, anew=True), 60)
+    words = [*stranger.enter, sys.executable, "-IS", "-c", FLOOD, FIRST[0]]
+    flood = three.lab.keep_ready(subprocess.Popen(words, text=True, stdout=subprocess.PIPE))
+    assert [three.answers(FIRST[0], anew=True) for _ in range(20)] == [True] * 20
+    flood.kill()
 
 
 def test_what_a_tenant_must_not_get(three: ThreeNodes) -> None:
@@ -258,38 +276,21 @@ def test_what_a_tenant_must_not_get(three: ThreeNodes) -> None:
     assert three.answers(FIRST[0], anew=True)
 
 
-def test_a_stranger_with_an_address_and_a_flood(three: ThreeNodes) -> None:
-    """A machine on the segment that has an address of the pool: no node takes the address while it
-    has, and the condition names its MAC address. Ten thousand questions a second lose no request.
+def test_a_policy_local_service_and_a_node_that_takes_no_part(three: ThreeNodes) -> None:
+    """The node with an endpoint answers for it. An agent without the option leaves neither program
+    nor map, the others take its addresses; `cleanup` removes what one with the option has left.
     """
-    wait_until("the Service has addresses", lambda: three.addresses("web") == [*FIRST], 60)
-    taken = "192.0.2.207"
-    stranger = three.neighbour("stranger", 77, f"{taken}/24")
-    three.add_service("late", 5, loadBalancerIP=taken)
-    wait_until("it has it", lambda: taken in three.addresses("late"), 60)
-
-    def conflict() -> bool:
-        return any(taken in three.status(node).address_conflicts for node in range(3))
-
-    wait_until("the stranger is named", conflict, 60)
-    stranger.ip(f"address delete {taken}/24 dev eth0")
-    wait_until("a node answers for it", lambda: three.answers(taken, anew=True), 60)
-    words = [*stranger.enter, sys.executable, "-IS", "-c", FLOOD, FIRST[0]]
-    three.lab.keep_ready(subprocess.Popen(words, text=True, stdout=subprocess.PIPE))
-    assert [three.answers(FIRST[0], anew=True) for _ in range(20)] == [True] * 20
-
-
-FLOOD = """
-import socket, sys, time
-out = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
-out.bind(("eth0", 0x806))
-mac = out.getsockname()[4]
-arp = b"\\0\\1\\x08\\0\\6\\4\\0\\1" + mac + bytes([192, 0, 2, 77]) + bytes(6)
-frame = b"\\xff" * 6 + mac + b"\\x08\\x06" + arp + socket.inet_aton(sys.argv[1])
-print("begun", flush=True)
-while True:
-    begun = time.monotonic()
-    for _ in range(100):
-        out.send(frame)
-    time.sleep(max(0, begun + 0.01 - time.monotonic()))
-"""
+    three.add_service("local", 10, among=("two",), externalTrafficPolicy="Local")
+    wait_until("it has an address", lambda: bool(three.addresses("local")), 60)
+    (local, _) = three.addresses("local")
+    assert three.wait_for_owner(local) == NAMES.index("two")
+    assert three.asks(local, anew=True) == "pod-two"
+    pins = three.agents[0].paths.state / "devices" / "answer"
+    assert [*pins.iterdir()]
+    three.take_no_part(0)
+    assert not [*pins.iterdir()]
+    assert not [*three.agents[0].paths.state.rglob("answered")]
+    three.wait_for_owner(FIRST[0], (1, 2))
+    wait_until("requests are served", lambda: three.answers(FIRST[0], anew=True), 60)
+    three.clean_up(1)
+    assert three.answers(local, anew=True) is False
