@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from ipaddress import ip_address
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 from pyroute2 import netns
 
 from ebpflb.entries.services import Frontend
+from ebpflb.errors import NodeError, NotFound
 from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab import manifests
@@ -28,6 +30,8 @@ from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.manifests import Manifest
 from ebpflb.model.packet_path import Engine
 from ebpflb.serve import status
+from ebpflb.serve.service_page import USED
+from ebpflb.tools import ask
 from tests.kit import https_load
 from tests.kit.api_server import FakeApiServer
 from tests.kit.certificates import self_signed
@@ -42,6 +46,7 @@ PAUSE = paused(0.05)  # seconds between two requests of a client
 PATIENCE = max(5.0, 60 * PAUSE)  # seconds that a client waits for an answer
 SERVICE = [{"name": "https", "port": VIP_PORT, "protocol": "TCP"}]
 SLICE = [{"name": "https", "port": API_PORT, "protocol": "TCP"}]
+_numbers = count(1)  # of Services
 DEAD = "chain {0} {{\ntype filter hook {0} priority -300; policy drop;\n}}\n"
 
 
@@ -84,15 +89,18 @@ class Servers:
         wait_until("the agent knows", lambda: used(self.cluster) == {pod.v4 for pod in pods})
 
 
-@pytest.fixture(params=ENGINES, ids=str)
-def cluster(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Cluster]:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("servers")
+
+
+@pytest.fixture(scope="module", params=ENGINES, ids=str)
+def cluster(request: pytest.FixtureRequest, folder: Path) -> Iterator[Cluster]:
     engine: Engine = request.param
     require(engine)
-    with Lab(PREFIX) as lab:
-        made = Cluster(lab, tmp_path, engine=engine)
-        monkeypatch.setenv("NO_PROXY", ",".join(pod.v4 for pod in made.web))
+    with Lab(PREFIX) as lab, pytest.MonkeyPatch.context() as patch:
+        made = Cluster(lab, folder / engine, engine=engine)
+        patch.setenv("NO_PROXY", ",".join(pod.v4 for pod in made.web))
         try:
             yield made
         finally:
@@ -100,17 +108,17 @@ def cluster(
             made.close()
 
 
-@pytest.fixture
-def servers(cluster: Cluster, tmp_path: Path) -> Iterator[Servers]:
+@pytest.fixture(scope="module")
+def servers(cluster: Cluster, folder: Path) -> Iterator[Servers]:
     with ExitStack() as stack:
-        made = Servers(cluster, tmp_path, stack)
+        made = Servers(cluster, folder, stack)
         made.put(
             manifests.service("kubernetes", [VIP], SERVICE),
             manifests.node("node", cluster.node.v4),
         )
         first = made.start(made.pods[0])
         cluster.agent.options = (
-            *("--kubeconfig", str(first.kubeconfig(tmp_path))),
+            *("--kubeconfig", str(first.kubeconfig(folder))),
             *("--api-server", f"{made.pods[0].v4}:{API_PORT}"),
             *("--local-api-server", "{}:{}".format(*LOCAL)),
             *("--socket-translation", "host"),
@@ -122,16 +130,14 @@ def servers(cluster: Cluster, tmp_path: Path) -> Iterator[Servers]:
         yield made
 
 
-def page(cluster: Cluster) -> Any:
-    """Return the page of default/kubernetes, or {} while no agent answers."""
-    done = cluster.ebpflb("services", "get", "default/kubernetes", "-o", "json")
-    return json.loads(done.stdout) if done.returncode == 0 and done.stdout else {}
-
-
 def used(cluster: Cluster) -> set[str]:
-    """Return the addresses of the API servers that get new connections."""
-    rows = [row for port in page(cluster).get("ports", ()) for row in port["endpoints"]]
-    return {row["endpoint"].partition(":")[0] for row in rows if row["state"] == "used"}
+    """Return the addresses of the API servers that get new connections; none without an agent."""
+    try:
+        ports = ask.service(cluster.agent.paths, "default", "kubernetes").ports
+    except (NodeError, NotFound):
+        return set()
+    rows = [row for port in ports for row in port.endpoints]
+    return {row.endpoint.partition(":")[0] for row in rows if row.state == USED}
 
 
 def loads(cluster: Cluster, *pods: Host, pause: float) -> "list[subprocess.Popen[str]]":
@@ -174,6 +180,69 @@ def test_replaced_one_after_the_other(cluster: Cluster, servers: Servers) -> Non
     assert failed(running) == []
 
 
+@pytest.mark.parametrize("kind", ["externalIPs", "status.loadBalancer"])
+def test_no_service_hides_an_api_server(cluster: Cluster, servers: Servers, kind: str) -> None:
+    """If a Service claims the API servers' addresses and port, agent, node and pod still reach
+    them, even if an earlier agent's maps gave these to the Service.
+    """
+    addresses, agent, group = [pod.v4 for pod in servers.pods], cluster.agent, cluster.node.cgroup
+    assert agent.process
+    (group / "cgroup.procs").write_text(str(agent.process.pid))  # where sockets are translated
+    taken: dict[str, Any] = {"externalIPs": addresses}
+    if kind == "status.loadBalancer":
+        taken = {"type": "LoadBalancer", "ingress": addresses}
+    port = [{"name": "https", "port": API_PORT, "protocol": "TCP"}]
+    closed = [manifests.endpoint(cluster.node.v4, node="node", target="thief")]
+    servers.put(
+        manifests.endpoint_slice("thief", "IPv4", closed, [{**port[0], "port": 9}]),
+        manifests.service("thief", ["10.96.0.66"], port, **taken),
+    )
+    wait_until("the agent knows the thief", lambda: "default/thief" in listed(cluster))
+    follows(cluster, servers, f"first-{len(kind)}")
+    last = status.read(agent.paths)
+    assert last and last.claimed_twice == {
+        f"{address}:{API_PORT}/TCP": "an API server has it, not default/thief"
+        for address in addresses
+    }
+    shown = cluster.ebpflb("services", "get", "default/thief", "-o", "wide").stdout
+    assert shown.count("this agent reaches an API server there") == len(addresses)
+    agent.stop()
+    let_in(cluster, addresses)
+    assert not asks(cluster.node, addresses[0])
+    agent.under = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
+    agent.start()
+    follows(cluster, servers, f"second-{len(kind)}")
+    servers.put(manifests.service("thief", ["10.96.0.66"], port))
+    agent.stop()
+    agent.under = ()
+    agent.start()
+
+
+def let_in(cluster: Cluster, addresses: list[str]) -> None:
+    """Write the frontends of the claiming Service, as an earlier version did."""
+    maps = cluster.maps
+    own = maps["services"].get(Frontend(ip_address("10.96.0.66"), API_PORT, 6))
+    taken = own._replace(flags=own.flags | {"external"})
+    maps["services"].write([(Frontend(ip_address(it), API_PORT, 6), taken) for it in addresses])
+    maps["no_frontends"].write([(at, 0) for at in range(maps["no_frontends"].spec.entries)])
+
+
+def follows(cluster: Cluster, servers: Servers, name: str) -> None:
+    """Check that the agent connects to an API server again, and that node and pod can."""
+    for api in servers.live.values():
+        api.hang_up()
+    servers.put(manifests.service(name, [f"10.96.1.{next(_numbers)}"], SERVICE))
+    wait_until("the agent hears of a change", lambda: f"default/{name}" in listed(cluster))
+    for pod in servers.pods:
+        assert asks(cluster.node, pod.v4) and asks(cluster.client, pod.v4)
+
+
+def asks(host: Host, address: str) -> bool:
+    """Whether a process of the host has a connection to the API server."""
+    connect = f"import socket; socket.create_connection(('{address}', {API_PORT}), 2)"
+    return host.start([sys.executable, "-IS", "-c", connect]).wait(10) == 0
+
+
 def test_one_dies_unannounced(cluster: Cluster, servers: Servers) -> None:
     """The dead server is set aside after three clients failed, and no other connection fails. The
     agent, whose only own server it was, uses the remaining servers, also after a reboot.
@@ -194,8 +263,8 @@ def test_one_dies_unannounced(cluster: Cluster, servers: Servers) -> None:
     assert "Loopback of default/kubernetes" in explained, explained
 
 
-def listed(cluster: Cluster) -> str:
-    return cluster.ebpflb("services", "list").stdout
+def listed(cluster: Cluster) -> list[str]:
+    return [row.service for row in ask.services(cluster.agent.paths, ("*",), 100).services]
 
 
 def reboot(cluster: Cluster) -> None:
@@ -207,62 +276,3 @@ def reboot(cluster: Cluster) -> None:
     agent.start()
     last = status.read(agent.paths)
     assert last and last.lists_complete
-
-
-@pytest.mark.parametrize("kind", ["externalIPs", "status.loadBalancer"])
-def test_no_service_hides_an_api_server(cluster: Cluster, servers: Servers, kind: str) -> None:
-    """If a Service claims the API servers' addresses and port, agent, node and pod still reach
-    them, even if an earlier agent's maps gave these to the Service.
-    """
-    addresses, agent, group = [pod.v4 for pod in servers.pods], cluster.agent, cluster.node.cgroup
-    assert agent.process
-    (group / "cgroup.procs").write_text(str(agent.process.pid))  # where sockets are translated
-    taken: dict[str, Any] = {"externalIPs": addresses}
-    if kind == "status.loadBalancer":
-        taken = {"type": "LoadBalancer", "ingress": addresses}
-    port = [{"name": "https", "port": API_PORT, "protocol": "TCP"}]
-    closed = [manifests.endpoint(cluster.node.v4, node="node", target="thief")]
-    servers.put(
-        manifests.endpoint_slice("thief", "IPv4", closed, [{**port[0], "port": 9}]),
-        manifests.service("thief", ["10.96.0.66"], port, **taken),
-    )
-    wait_until("the agent knows the thief", lambda: "default/thief" in listed(cluster))
-    follows(cluster, servers, "first")
-    last = status.read(agent.paths)
-    assert last and last.claimed_twice == {
-        f"{address}:{API_PORT}/TCP": "an API server has it, not default/thief"
-        for address in addresses
-    }
-    shown = cluster.ebpflb("services", "get", "default/thief", "-o", "wide").stdout
-    assert shown.count("this agent reaches an API server there") == len(addresses)
-    agent.stop()
-    let_in(cluster, addresses)
-    assert not asks(cluster.node, addresses[0])
-    agent.under = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
-    agent.start()
-    follows(cluster, servers, "second")
-
-
-def let_in(cluster: Cluster, addresses: list[str]) -> None:
-    """Write the frontends of the claiming Service, as an earlier version did."""
-    maps = cluster.maps
-    own = maps["services"].get(Frontend(ip_address("10.96.0.66"), API_PORT, 6))
-    taken = own._replace(flags=own.flags | {"external"})
-    maps["services"].write([(Frontend(ip_address(it), API_PORT, 6), taken) for it in addresses])
-    maps["no_frontends"].write([(at, 0) for at in range(maps["no_frontends"].spec.entries)])
-
-
-def follows(cluster: Cluster, servers: Servers, name: str) -> None:
-    """Check that the agent connects to an API server again, and that node and pod can."""
-    for api in servers.live.values():
-        api.hang_up()
-    servers.put(manifests.service(name, [f"10.96.0.{90 + len(name)}"], SERVICE))
-    wait_until("the agent hears of a change", lambda: f"default/{name}" in listed(cluster))
-    for pod in servers.pods:
-        assert asks(cluster.node, pod.v4) and asks(cluster.client, pod.v4)
-
-
-def asks(host: Host, address: str) -> bool:
-    """Whether a process of the host has a connection to the API server."""
-    connect = f"import socket; socket.create_connection(('{address}', {API_PORT}), 2)"
-    return host.start([sys.executable, "-IS", "-c", connect]).wait(10) == 0
