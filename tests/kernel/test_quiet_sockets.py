@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections are ended between two requests, and never within one, by real sockets."""
 
+import ctypes
 import errno
 import random
 import shutil
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +37,8 @@ NAMES = MAP, "failed_openings", "socket_places", "sockets"
 IDLE = 0.05  # seconds
 USED = READY - 1
 REQUEST, RESPONSE = b"POST / HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"
+BODY = b"{}"
+SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27  # Linux's numbers; Python has no names for them
 LOST = {errno.ECONNABORTED, errno.EPIPE, errno.ECONNRESET}
 
 
@@ -212,6 +216,26 @@ def is_stalled(connection: Connection) -> None:
             connection.client.send(bytes(1 << 16))
 
 
+def has_a_gap(connection: Connection) -> None:
+    """HTTP's 100 has come, then the body of a response whose head is lost again and again."""
+    connection.asks()
+    time.sleep(0.02)  # more than a jiffy
+    answers(connection)
+    # Load the first byte of data, and drop an "H".
+    lines = (0x30, 0, 0, 32), (0x15, 0, 1, ord("H")), (6, 0, 0, 0), (6, 0, 0, 1 << 16)
+    lost = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in lines))
+    program = struct.pack("HP", len(lines), ctypes.addressof(lost))
+    connection.client.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+    connection.server.sendall(RESPONSE)
+    connection.server.sendall(BODY)
+
+
+def reads_all(connection: Connection) -> None:
+    connection.client.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
+    whole = RESPONSE + BODY
+    assert connection.client.recv(len(whole), socket.MSG_WAITALL) == whole
+
+
 def nothing(_: Connection) -> None:
     pass
 
@@ -222,6 +246,7 @@ SITUATIONS = {
     "a transaction": Situation(transacts, answers),
     "a response that waits": Situation(has_a_response, reads),
     "an upload that waits": Situation(is_stalled, nothing),
+    "a response with a gap": Situation(has_a_gap, reads_all),
 }
 
 
@@ -269,6 +294,7 @@ RULES = {
     "direction": ("after > 0 || ", "true || ", "a response that takes long"),
     "direction, transaction": ("after > 0 || ", "true || ", "a transaction"),
     "all was read": ("now->received == now->read && ", "", "a response that waits"),
+    "all is in order": (" && !now->out_of_order", "", "a response with a gap"),
 }
 
 

@@ -24,6 +24,6 @@ def eventually(holds: Callable[[], object]) -> bool:
     asynchronously.
     """
     until = time.monotonic() + 60
-    while not holds() and time.monotonic() < until:
+    while not (is_so := holds()) and time.monotonic() < until:
         time.sleep(0.01)
-    return bool(holds())
+    return bool(is_so)
