@@ -359,9 +359,7 @@ class Options:
     )
     nodeport_addresses: tuple[str, ...] = PRIMARY
     guard_nodeports: bool = option(
-        True,
-        "--guard-nodeports",
-        "Make bind() to a NodePort fail in the node's network namespace.",
+        True, "--guard-nodeports", "Make bind() to a NodePort fail in the node's network namespace."
     )
     devices: tuple[str, ...] = option(
         (),

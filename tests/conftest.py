@@ -31,10 +31,7 @@ from tests.kit.failing import Failing  # noqa: E402
 from tests.load import scaled  # noqa: E402
 
 settings.register_profile(
-    "patient",
-    deadline=None,
-    max_examples=scaled(100),
-    suppress_health_check=[HealthCheck.too_slow],
+    "patient", deadline=None, max_examples=scaled(100), suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("patient")
 # SIGTERM is for all processes of a run what SIGINT is: fixtures clean up.

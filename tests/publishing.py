@@ -10,14 +10,7 @@ from collections.abc import Mapping, Sequence
 from ipaddress import IPv6Address, ip_address
 from typing import Any
 
-from ebpflb.entries.services import (
-    FIRST_BACKENDS,
-    NO_TABLE,
-    Backend,
-    Frontend,
-    Range,
-    ServiceEntry,
-)
+from ebpflb.entries.services import FIRST_BACKENDS, NO_TABLE, Backend, Frontend, Range, ServiceEntry
 from ebpflb.model.addresses import Address
 
 PROTOCOLS = {"icmp": 1, "tcp": 6, "udp": 17, "sctp": 132}

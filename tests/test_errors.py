@@ -53,10 +53,7 @@ OF_THE_SYSTEM = {"OSError", "HTTPError", "TimeoutExpired", "PermissionError", "F
             ProtocolError("Connection broken: IncompleteRead(0 bytes read)", IncompleteRead(b"")),
             "Connection broken: 0 bytes read: 0 bytes read",
         ),
-        (
-            subprocess.TimeoutExpired(["/usr/bin/python3", "-m", "x"], 60),
-            "not ended after 60 s",
-        ),
+        (subprocess.TimeoutExpired(["/usr/bin/python3", "-m", "x"], 60), "not ended after 60 s"),
         (ValueError("two\n  lines"), "two lines"),
         (ValueError(), "ValueError"),
         (NodeError("of our own"), "of our own"),

@@ -97,10 +97,7 @@ class UnreleasedSockets(MissedEnds):
     reason = "sockets that were closed without notice cannot be removed from the map"
 
     def __init__(
-        self,
-        maps: Mapping[str, Map],
-        cache: Path,
-        each_namespace: _EachNamespace | None = None,
+        self, maps: Mapping[str, Map], cache: Path, each_namespace: _EachNamespace | None = None
     ) -> None:
         super().__init__(maps, cache)
         self.each_namespace = each_namespace or Namespaces().each

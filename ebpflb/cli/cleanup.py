@@ -9,11 +9,7 @@ from ebpflb.cli import common
 from ebpflb.errors import NodeError
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.attach.device_programs import attached_devices, unpin_all
-from ebpflb.kernel.maps.state_dir import (
-    StateDir,
-    StateLock,
-    why_hidden,
-)
+from ebpflb.kernel.maps.state_dir import StateDir, StateLock, why_hidden
 from ebpflb.kernel.netfilter import flowtable, nft, watch
 from ebpflb.kernel.netfilter.table import TABLE
 from ebpflb.kernel.node import kube_proxy as kube_proxy_leftovers

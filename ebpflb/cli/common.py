@@ -59,12 +59,8 @@ def namespace(command: Command) -> Command:
     """Add ``-n``; "" means all namespaces, which is the default because these tools are about a
     node.
     """
-    return click.option(
-        "-n",
-        "--namespace",
-        default="",
-        help="Only Services of this namespace.",
-    )(command)
+    text = "Only Services of this namespace."
+    return click.option("-n", "--namespace", default="", help=text)(command)
 
 
 def is_in(namespace: str, service: str) -> bool:

@@ -27,11 +27,7 @@ from ebpflb.tools.pins import paths
 DEMO_PREFIX = "ebpflb-demo"
 RUN = Path("/run")
 HOSTS = {"node": "node", "client": "node", "outside": "."}  # -> the cgroup of its processes
-COMMANDS = (
-    "status",
-    f"services get default/{WEB}",
-    f"explain {V4}:{PORT} --from 10.244.1.2",
-)
+COMMANDS = ("status", f"services get default/{WEB}", f"explain {V4}:{PORT} --from 10.244.1.2")
 
 
 @click.group(invoke_without_command=True)

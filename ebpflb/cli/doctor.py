@@ -42,11 +42,7 @@ from ebpflb.tools.node_status import facts_of
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing about what is ok.")
 @list_option
 def doctor(
-    cgroup_root: Path | None,
-    paths: Paths,
-    output: Output,
-    canary: bool,
-    quiet: bool,
+    cgroup_root: Path | None, paths: Paths, output: Output, canary: bool, quiet: bool
 ) -> None:
     """Look for everything that can be wrong on this node, and say what to do.
 

@@ -153,10 +153,7 @@ def print_table(rows: Sequence[Row], output: Output) -> None:
 
 
 def table_lines(
-    rows: Sequence[Row],
-    *,
-    headers: bool = True,
-    least: Mapping[str, int] | None = None,
+    rows: Sequence[Row], *, headers: bool = True, least: Mapping[str, int] | None = None
 ) -> Iterator[str]:
     """Yield the lines of a table; none without rows.
 

@@ -164,21 +164,13 @@ def services() -> None:
 
 
 @services.command("list")
-@click.argument(
-    "patterns",
-    metavar="[NAME|NAMESPACE/NAME]...",
-    nargs=-1,
-)
+@click.argument("patterns", metavar="[NAME|NAMESPACE/NAME]...", nargs=-1)
 @common.namespace
 @limit_option
 @common.agents_paths
 @list_option
 def list_(
-    patterns: tuple[str, ...],
-    namespace: str,
-    limit: int | None,
-    paths: Paths,
-    output: Output,
+    patterns: tuple[str, ...], namespace: str, limit: int | None, paths: Paths, output: Output
 ) -> None:
     """Print a row for each Service, of all namespaces.
 
@@ -196,20 +188,11 @@ def list_(
 
 
 @services.command()
-@click.argument(
-    "service",
-    metavar="NAMESPACE/NAME",
-    callback=common.parsed(common.parse_service),
-)
+@click.argument("service", metavar="NAMESPACE/NAME", callback=common.parsed(common.parse_service))
 @limit_option
 @common.agents_paths
 @list_option
-def get(
-    service: tuple[str, str],
-    limit: int | None,
-    paths: Paths,
-    output: Output,
-) -> None:
+def get(service: tuple[str, str], limit: int | None, paths: Paths, output: Output) -> None:
     """Print one Service: frontends, endpoints with their share, and why other endpoints are unused.
 
     A share is the chance of a new connection. Exit status 0 if every frontend leads to an endpoint,

@@ -160,10 +160,7 @@ class ListWatch:
         return decoding.read_list(self._server.page(self._kind, self._query | which), add)
 
     def _watch(self) -> None:
-        query = self._query | {
-            "resourceVersion": self._version,
-            "allowWatchBookmarks": "true",
-        }
+        query = self._query | {"resourceVersion": self._version, "allowWatchBookmarks": "true"}
         asked = self._loop.monotonic()
         with self._server.watch(self._kind, query) as lines:
             self._loop.clear_error()

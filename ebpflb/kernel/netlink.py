@@ -89,11 +89,7 @@ def route_socket() -> socket.socket:
 
 
 def dump(
-    kind: int,
-    content: bytes,
-    protocol: int = socket.NETLINK_ROUTE,
-    *,
-    strict: bool = False,
+    kind: int, content: bytes, protocol: int = socket.NETLINK_ROUTE, *, strict: bool = False
 ) -> list[bytes]:
     """Return the content of each object that the kernel lists, at one time. Raises OSError.
 

@@ -99,10 +99,7 @@ class PrivateMaps:
             }
             for private in made.values():
                 opened.callback(private.close)
-            self.maps: Mapping[str, Map] = {
-                **{name: self.pinned[name] for name in SHARED},
-                **made,
-            }
+            self.maps: Mapping[str, Map] = {**{name: self.pinned[name] for name in SHARED}, **made}
             self._opened = opened.pop_all()
 
     def __enter__(self) -> "PrivateMaps":

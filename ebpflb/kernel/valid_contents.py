@@ -113,10 +113,7 @@ def _any(_key: object, _value: object) -> bool:
 
 
 def valid_items(
-    opened: Map,
-    is_valid: Callable[[Any, Any], bool] = _any,
-    *,
-    repair: bool = True,
+    opened: Map, is_valid: Callable[[Any, Any], bool] = _any, *, repair: bool = True
 ) -> Iterator[tuple[Any, Any]]:
     """Yield a hash's valid entries; the others are left out, and deleted if ``repair``.
 

@@ -176,10 +176,7 @@ class SlotAllocator:
             base = max(gap.base, taken.base)
             taken_parts.append(Range(base, min(sum(gap), end) - base))
             before = Range(gap.base, min(gap.size, taken.base - gap.base))
-            after = Range(
-                max(end, gap.base),
-                gap.base + gap.size - max(end, gap.base),
-            )
+            after = Range(max(end, gap.base), gap.base + gap.size - max(end, gap.base))
             still_free += [part for part in (before, after) if part.size > 0]
         self.free_ranges[first:last] = still_free
         self.available -= sum(part.size for part in taken_parts)

@@ -210,10 +210,7 @@ class Planner:
     """
 
     def __init__(
-        self,
-        capacity: Capacity,
-        contents: MapContents | None = None,
-        shares: Shares = UNLIMITED,
+        self, capacity: Capacity, contents: MapContents | None = None, shares: Shares = UNLIMITED
     ) -> None:
         self.capacity = capacity
         self.actual: dict[PortName, ServiceEntries] = {}

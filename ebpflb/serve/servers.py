@@ -99,12 +99,7 @@ class HttpServers:
             2 * options.sync_period, families, on_response=on_response, waiting=waiting
         )
         self.service_health = ServiceHealth(
-            self._thread,
-            lambda: self.health.serves,
-            events,
-            options.node_name,
-            families,
-            retry,
+            self._thread, lambda: self.health.serves, events, options.node_name, families, retry
         )
         self._local: LocalSocket | None = None
         if local:

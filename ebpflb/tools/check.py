@@ -122,10 +122,7 @@ def _stale_sockets() -> Iterator[node_checks.CheckResult]:
     """Yield whether sockets of removed endpoints can be ended (kube-proxy.md 11.1, on-removal)."""
     lost = "connected UDP sockets keep a removed endpoint (modprobe udp_diag)"
     yield node_checks.feature(
-        "destroying UDP sockets",
-        sock_diag.can_destroy(),
-        "4.9, INET_DIAG_DESTROY",
-        lost,
+        "destroying UDP sockets", sock_diag.can_destroy(), "4.9, INET_DIAG_DESTROY", lost
     )
     lost = "with on-removal: reset, TCP sockets keep a removed endpoint (modprobe tcp_diag)"
     ends_tcp = sock_diag.can_destroy(Protocol.TCP)

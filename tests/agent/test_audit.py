@@ -11,13 +11,7 @@ from ebpflb.agent import audit
 from ebpflb.agent.audit import Audit, Check, TableCheck
 from ebpflb.errors import KernelError
 from ebpflb.lab.agents import wait_until
-from ebpflb.model.events import (
-    Disturbed,
-    Drift,
-    Kind,
-    Part,
-    in_force,
-)
+from ebpflb.model.events import Disturbed, Drift, Kind, Part, in_force
 from ebpflb.options import REPORT
 from ebpflb.serve.conditions import not_ready
 from tests.agent.fakes import Harness, changed, slices, value

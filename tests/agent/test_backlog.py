@@ -83,13 +83,7 @@ def test_a_step_larger_than_a_slice_delays_no_other_one() -> None:
     taken = []
     while backlog:
         taken.append([(name.namespace, name.port) for name in backlog.take_slice(NOW)])
-    assert taken == [
-        [("a", "0"), ("b", "0")],
-        [("a", "1")],
-        [("b", "1")],
-        [("a", "2")],
-        [],
-    ]
+    assert taken == [[("a", "0"), ("b", "0")], [("a", "1")], [("b", "1")], [("a", "2")], []]
 
 
 def test_what_changes_meanwhile_is_planned_once_more() -> None:

@@ -101,10 +101,7 @@ def test_a_full_map(harness: Harness, asked: Handler, small: dict[str, int]) -> 
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [
-        ({"shadow": True}, "--shadow"),
-        ({"namespaces": frozenset({"default"})}, "--namespaces"),
-    ],
+    [({"shadow": True}, "--shadow"), ({"namespaces": frozenset({"default"})}, "--namespaces")],
 )
 def test_not_with_these_options(
     harness: Harness, asked: Handler, options: dict[str, Any], said: str

@@ -12,13 +12,7 @@ from ebpflb.agent import node_readiness
 from ebpflb.agent.node_readiness import BURST, BURST_SECONDS, HEARTBEAT, NodeReadiness
 from ebpflb.cluster.event_recorder import server_factory
 from ebpflb.cluster.source import ServerOptions, Timing
-from ebpflb.model.nodes import (
-    CONDITION,
-    CONDITION_TYPE,
-    OFF,
-    TAINT,
-    TAINT_KEY,
-)
+from ebpflb.model.nodes import CONDITION, CONDITION_TYPE, OFF, TAINT, TAINT_KEY
 from ebpflb.model.objects import Node
 from ebpflb.options import Options, Paths
 from tests.kit.api_history import Json

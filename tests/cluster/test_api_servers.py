@@ -47,11 +47,7 @@ def test_where_they_are_reached_is_told_when_it_changes(monkeypatch: pytest.Monk
             servers.find(url)
             servers.failed(url)
     one = "192.0.2.1:6443"
-    assert told == [
-        {one},
-        {one, "192.0.2.9:443"},
-        {one, "192.0.2.8:443", "[2001:db8::8]:443"},
-    ]
+    assert told == [{one}, {one, "192.0.2.9:443"}, {one, "192.0.2.8:443", "[2001:db8::8]:443"}]
 
 
 class Clock:

@@ -22,11 +22,7 @@ def observed() -> list[Observed]:
 
 
 def test_a_source_tells_of_lists_and_watches(
-    api: FakeApiServer,
-    events: EventLog,
-    watch: Start,
-    observed: list[Observed],
-    tmp_path: Path,
+    api: FakeApiServer, events: EventLog, watch: Start, observed: list[Observed], tmp_path: Path
 ) -> None:
     """Each request is reported once, with method, server and status; a watch at its answer."""
     server = ServerOptions(

@@ -87,7 +87,7 @@ def test_it_is_known_when_each_kind_was_last_received(
     """
     now, set_by = [1000.0], [0.0]
     source = watch(
-        timing=quick(clock=lambda: now[0] + set_by[0], monotonic=lambda: now[0], watch_timeout=600),
+        timing=quick(clock=lambda: now[0] + set_by[0], monotonic=lambda: now[0], watch_timeout=600)
     )
     for kind in Kind:
         events.next(kind)

@@ -51,11 +51,7 @@ def test_primary_family_unsupported() -> None:
 
 @pytest.mark.parametrize(
     ("supported", "mode", "fatal"),
-    [
-        (BOTH, "ClusterCIDR", False),
-        ({V4}, "ClusterCIDR", True),
-        ({V4}, "NodeCIDR", False),
-    ],
+    [(BOTH, "ClusterCIDR", False), ({V4}, "ClusterCIDR", True), ({V4}, "NodeCIDR", False)],
 )
 def test_cluster_cidr_of_the_other_family(supported: set[Family], mode: str, fatal: bool) -> None:
     """A cluster CIDR of the other family is fatal only if the node is single-stack and the mode

@@ -21,10 +21,7 @@ from tests.deploy.helm import DEPLOY, Object, Values
 VERSIONS = [f"1.{minor}" for minor in range(30, 38)]
 VARIANTS: list[Values] = [
     {},
-    {
-        "apiServer": {"host": "192.0.2.1"},
-        "rights": {"lockMemory": False, "enterPods": False},
-    },
+    {"apiServer": {"host": "192.0.2.1"}, "rights": {"lockMemory": False, "enterPods": False}},
     {"mountBpffs": True, "cleanup": "kube-proxy", "podLabels": {"a": "b"}},
     {"cleanup": "ebpflb", "image": {"pullSecrets": ["one"]}},
     {

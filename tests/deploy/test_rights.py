@@ -150,20 +150,13 @@ def test_answers_of_another_boot_are_not_believed(tmp_path: Path) -> None:
 
 def test_only_needed_rights_are_granted() -> None:
     """There are three rights for everything, one for old kernels, and one for pods' namespaces."""
-    assert granted_by_the_chart(**LEAST) == (
-        "CAP_BPF",
-        "CAP_NET_ADMIN",
-        "CAP_PERFMON",
-    )
+    assert granted_by_the_chart(**LEAST) == ("CAP_BPF", "CAP_NET_ADMIN", "CAP_PERFMON")
     assert set(namespaces.NEEDED_CAPABILITIES) == set(granted_by_the_chart(**LEAST))
     more = set(granted_by_the_chart()) - set(namespaces.NEEDED_CAPABILITIES)
     assert more == {"CAP_SYS_RESOURCE", "CAP_SYS_ADMIN"}
     admin = {"CAP_SYS_ADMIN"}
     assert set(granted_to(probe_container())) == {*namespaces.NEEDED_CAPABILITIES, *admin}
-    assert set(granted_by_the_unit()) == {
-        *namespaces.NEEDED_CAPABILITIES,
-        "CAP_SYS_ADMIN",
-    }
+    assert set(granted_by_the_unit()) == {*namespaces.NEEDED_CAPABILITIES, "CAP_SYS_ADMIN"}
 
 
 @pytest.mark.parametrize("lost", namespaces.NEEDED_CAPABILITIES)

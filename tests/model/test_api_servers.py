@@ -79,12 +79,7 @@ def test_an_outage_does_not_empty_them(how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        b'{"endpoints": [["x", 443]]}',
-        b'{"endpoints": [["192.0.2.1", 65536]]}',
-        b"{}",
-    ],
+    "text", [b'{"endpoints": [["x", 443]]}', b'{"endpoints": [["192.0.2.1", 65536]]}', b"{}"]
 )
 def test_a_damaged_file_is_an_error(text: bytes) -> None:
     with pytest.raises(msgspec.ValidationError):

@@ -128,13 +128,7 @@ def test_served_with_a_second_port(kind: str, patterns: tuple[str, ...]) -> None
 
 
 @pytest.mark.parametrize(
-    ("programmed", "names"),
-    [
-        ((), "br0"),
-        ((7,), "br0 eth1"),
-        ((9,), "br0"),
-        ((7, 9), "br0"),
-    ],
+    ("programmed", "names"), [((), "br0"), ((7,), "br0 eth1"), ((9,), "br0"), ((7, 9), "br0")]
 )
 def test_a_port_keeps_its_programs_until_its_master_has_them(
     programmed: tuple[int, ...], names: str

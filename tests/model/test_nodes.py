@@ -11,9 +11,7 @@ import pytest
 from ebpflb.lab import manifests
 from ebpflb.model import nodes, objects, services
 from ebpflb.model.addresses import Family
-from ebpflb.model.annotations import (
-    NODE_LOCAL_ANNOTATION,
-)
+from ebpflb.model.annotations import NODE_LOCAL_ANNOTATION
 from ebpflb.model.events import Key
 from ebpflb.model.nodes import MOST, Listener, NodeLocalPorts, listener
 from ebpflb.model.services import Admission, ParsedService, Protocol

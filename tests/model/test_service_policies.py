@@ -99,11 +99,7 @@ def _affinity(seconds: int) -> dict[str, Any]:
 
 
 def _health_check(port: int) -> dict[str, Any]:
-    return {
-        "type": "LoadBalancer",
-        "externalTrafficPolicy": "Local",
-        "healthCheckNodePort": port,
-    }
+    return {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": port}
 
 
 TIMEOUT = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"

@@ -224,8 +224,7 @@ SPECIAL = {
 def test_special_addresses_are_not_served(text: str, what: str) -> None:
     """Special addresses are not served as external or load balancer IPs, but named."""
     service = builders.dual_stack(
-        externalIPs=["192.0.2.1", text],
-        ingress=[{"ip": text}, {"ip": "198.51.100.1"}],
+        externalIPs=["192.0.2.1", text], ingress=[{"ip": text}, {"ip": "198.51.100.1"}]
     )
     (four, six), warnings = services.parse(service)
     assert (four.external_ips, six.external_ips) == (ips("192.0.2.1"), ())

@@ -13,11 +13,7 @@ from ebpflb.model.endpoints import Endpoint, LeftOut, Topology, UnusedReason, Us
 from ebpflb.model.services import ServicePort
 from tests.model import builders
 from tests.model.builders import entry
-from tests.model.policies import (
-    ENDPOINTS,
-    HERE,
-    POLICIES,
-)
+from tests.model.policies import ENDPOINTS, HERE, POLICIES
 
 
 def uses(port: ServicePort, *found: Endpoint, topology: Topology = HERE) -> list[Use]:

@@ -64,8 +64,7 @@ def test_node_port(node_port: NativeNode, netns: int, to: str, goes: str) -> Non
 
 @pytest.mark.parametrize("netns", [HOST, POD])
 @pytest.mark.parametrize(
-    "to",
-    ["192.0.2.2:30080", "[2001:db8::2]:30080", "[::ffff:192.0.2.2]:30080", "192.0.2.1:30081"],
+    "to", ["192.0.2.2:30080", "[2001:db8::2]:30080", "[::ffff:192.0.2.2]:30080", "192.0.2.1:30081"]
 )
 def test_node_port_elsewhere(node_port: NativeNode, netns: int, to: str) -> None:
     """Another node's NodePort is left to that node."""

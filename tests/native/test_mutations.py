@@ -129,9 +129,7 @@ OF_PACKETS = {
         (".last_used = opened", ".last_used = 0"),
         ("{ .address = *client, .service", "{ .service"),
     ],
-    "frontend": [
-        ("SETTING_UNKNOWN_PORTS))", "SETTING_UNKNOWN_PORTS) || 1)"),
-    ],
+    "frontend": [("SETTING_UNKNOWN_PORTS))", "SETTING_UNKNOWN_PORTS) || 1)")],
     "policy": [
         ("SERVICE_EXTERNAL) && is_local_client", "SERVICE_EXTERNAL) && true"),
         (".service = service->id,", ""),

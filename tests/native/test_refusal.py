@@ -146,12 +146,7 @@ DENIED = [
     ("protocol", "hook"), [("tcp", "connect"), ("udp", "connect"), ("udp", "sendmsg")]
 )
 def test_a_call_that_kube_proxy_would_drop_fails_at_once(
-    node: NativeNode,
-    to: str,
-    frontends: Mapping[str, str],
-    verdict: str,
-    protocol: str,
-    hook: str,
+    node: NativeNode, to: str, frontends: Mapping[str, str], verdict: str, protocol: str, hook: str
 ) -> None:
     """The node's own call is denied at the socket, a pod's packets are dropped at its device."""
     flags = {f"{place}/{protocol}": words for place, words in frontends.items()}

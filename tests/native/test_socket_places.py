@@ -87,7 +87,7 @@ def test_place_that_is_taken_meanwhile(serving: NativeNode, protocol: str) -> No
     one.release()
     key = one.cookie % PLACES
     serving.kernel.afterwards["socket_places"] = [
-        partial(serving.kernel.put, "socket_places", key, place),
+        partial(serving.kernel.put, "socket_places", key, place)
     ]
     other.connect(frontend)
     assert not serving.kernel.afterwards["socket_places"]

@@ -81,13 +81,7 @@ def filter_bridged(node: Host) -> None:
         node.sysctl(f"net.bridge.bridge-nf-call-{table}", 1)
 
 
-EVERYTHING = (
-    strict_reverse_path,
-    drop_invalid,
-    drop_forwarded,
-    masquerade_pods,
-    filter_bridged,
-)
+EVERYTHING = (strict_reverse_path, drop_invalid, drop_forwarded, masquerade_pods, filter_bridged)
 
 
 def touched(node: Host) -> dict[str, int]:

@@ -113,8 +113,7 @@ def servers(cluster: Cluster, folder: Path) -> Iterator[Servers]:
     with ExitStack() as stack:
         made = Servers(cluster, folder, stack)
         made.put(
-            manifests.service("kubernetes", [VIP], SERVICE),
-            manifests.node("node", cluster.node.v4),
+            manifests.service("kubernetes", [VIP], SERVICE), manifests.node("node", cluster.node.v4)
         )
         first = made.start(made.pods[0])
         cluster.agent.options = (

@@ -68,12 +68,7 @@ def test_pods_whose_route_a_mark_of_prerouting_chooses(two: TwoNodes, v6: bool, 
             }
         assert is_lost(two, send, v6=v6)
     finally:
-        two.near.ip(
-            "rule del priority 100",
-            "rule del priority 200",
-            "route flush table 77",
-            v6=v6,
-        )
+        two.near.ip("rule del priority 100", "rule del priority 200", "route flush table 77", v6=v6)
 
 
 @families

@@ -80,8 +80,7 @@ def test_devices_that_come_and_go_fail_no_connection(two: TwoNodes) -> None:
     before = len(list(two.maps["devices"].items()))
     two.near.ip(*(f"link add {name} up type veth peer name {name}b" for name in names))
     wait_until(
-        "they are served",
-        lambda: len(list(two.maps["devices"].items())) >= before + 2 * DEVICES,
+        "they are served", lambda: len(list(two.maps["devices"].items())) >= before + 2 * DEVICES
     )
     two.near.ip(*(f"link del {name}" for name in names))
     for client in clients:

@@ -29,19 +29,11 @@ SETUPS: dict[str, tuple[cni.Cni, Iterable[Callable[[Host], None]], Engine]] = {
     "bridge": (cni.Bridge(), hardening.EVERYTHING, Engine.FLOWS),
     "routed": (Routed(), hardening.EVERYTHING, Engine.FLOWS),
     "overlay": (Overlay(), hardening.EVERYTHING, Engine.FLOWS),
-    "overlay, nothing tracked": (
-        Overlay(),
-        (),
-        Engine.FLOWS,
-    ),  # nor are fragments reassembled
+    "overlay, nothing tracked": (Overlay(), (), Engine.FLOWS),  # nor are fragments reassembled
     # As kube-proxy, netfilter needs hairpin mode (test_hairpin_mode).
     "netfilter bridge": (cni.Bridge(hairpin=True), hardening.EVERYTHING, Engine.NETFILTER),
     "netfilter routed": (Routed(), hardening.EVERYTHING, Engine.NETFILTER),
-    "netfilter overlay": (
-        Overlay(hairpin=True),
-        hardening.EVERYTHING,
-        Engine.NETFILTER,
-    ),
+    "netfilter overlay": (Overlay(hairpin=True), hardening.EVERYTHING, Engine.NETFILTER),
 }
 NETWORKS = {
     "ptp": pod_networks.Ptp(),

@@ -22,10 +22,7 @@ from tests.kit.pod_networks import Routed
 from tests.kit.sockets import Socket
 from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes, address
 
-NETWORKS: dict[Engine, cni.Cni] = {
-    Engine.FLOWS: cni.Bridge(),
-    Engine.NETFILTER: Routed(),
-}
+NETWORKS: dict[Engine, cni.Cni] = {Engine.FLOWS: cni.Bridge(), Engine.NETFILTER: Routed()}
 NARROW = 1280  # bytes, the least that IPv6 allows
 HERE, THERE = Frontends(10), Frontends(20)
 IP_MTU_DISCOVER, IP_PMTUDISC_DO, IPV6_MTU_DISCOVER = 10, 2, 23  # linux/in.h, linux/in6.h

@@ -7,17 +7,7 @@ from math import gcd
 
 from tests.kit import chances, requests
 from tests.kit.parameters import both_engines
-from tests.kit.scheduled import (
-    ENDPOINTS,
-    SENDS,
-    WEB,
-    dial,
-    kinds,
-    met,
-    service,
-    slices,
-    weighted,
-)
+from tests.kit.scheduled import ENDPOINTS, SENDS, WEB, dial, kinds, met, service, slices, weighted
 from tests.kit.two_nodes import TwoNodes
 
 pytestmark = both_engines

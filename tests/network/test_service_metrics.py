@@ -12,15 +12,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.manifests import Manifest
 from ebpflb.model.packet_path import Engine
 from tests.kit import requests
-from tests.kit.cluster import (
-    NODEPORT,
-    VIP,
-    VIP6,
-    ServingOutside,
-    endpoint,
-    serving_outside,
-    web,
-)
+from tests.kit.cluster import NODEPORT, VIP, VIP6, ServingOutside, endpoint, serving_outside, web
 from tests.kit.lab_cluster import PORT, TARGET
 from tests.kit.two_nodes import require
 

@@ -22,13 +22,7 @@ from ebpflb.model.services import Protocol
 from tests.kernel.node import answering, nodes
 from tests.kit import kube_proxy_node, requests
 from tests.kit.cluster import NODEPORT, PORT, VIP, Cluster, endpoint, web
-from tests.kit.kube_proxy_node import (
-    NAMES,
-    KubeProxyNode,
-    iptables_legacy,
-    iptables_nft,
-    nftables,
-)
+from tests.kit.kube_proxy_node import NAMES, KubeProxyNode, iptables_legacy, iptables_nft, nftables
 from tests.kit.sockets import Socket
 
 Load = Callable[[Cluster], None]

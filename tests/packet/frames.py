@@ -81,11 +81,7 @@ def segment(source: str, destination: str, flags: str = "S", **fields: Any) -> P
     The client's SYN has the number 1000, the backend's 5000 (``reply``).
     """
     payload = fields.pop("payload", b"")
-    fields = {
-        "seq": 1000 if "S" in flags else 1001,
-        "ack": 5001 if "A" in flags else 0,
-        **fields,
-    }
+    fields = {"seq": 1000 if "S" in flags else 1001, "ack": 5001 if "A" in flags else 0, **fields}
     header = TCP(sport=port_of(source), dport=port_of(destination), flags=flags, **fields)
     return stacked(carrier(host_of(source), host_of(destination)), header, Raw(payload))
 

@@ -5,18 +5,7 @@ from typing import Any
 
 from scapy.layers.inet6 import ICMPv6EchoRequest
 
-from tests.packet.frames import (
-    ICMP,
-    Packet,
-    Raw,
-    at,
-    built,
-    carrier,
-    ends,
-    opening,
-    reply,
-    segment,
-)
+from tests.packet.frames import ICMP, Packet, Raw, at, built, carrier, ends, opening, reply, segment
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
 

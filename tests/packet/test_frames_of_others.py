@@ -64,12 +64,7 @@ def test_frames_to_all(node: PacketNode, places: Places, protocol: str, mac: str
     ids=["the bridge", "another machine", "own addresses are unknown", "another switch"],
 )
 def test_port_of_a_switch(
-    node: PacketNode,
-    places: Places,
-    protocol: str,
-    words: list[str],
-    own: list[str],
-    verdict: str,
+    node: PacketNode, places: Places, protocol: str, words: list[str], own: list[str], verdict: str
 ) -> None:
     """At a bridge's port a frame for another device of this node is translated. At another switch's
     port all frames are translated: the switch may be a router without a device, like Open vSwitch.

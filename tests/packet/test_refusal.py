@@ -7,17 +7,7 @@ import pytest
 
 from ebpflb.kernel.maps.bpf_map import Counters
 from tests.packet.budgets import allow
-from tests.packet.frames import (
-    ICMP,
-    TCP,
-    Packet,
-    at,
-    ends,
-    host_of,
-    network,
-    opening,
-    segment,
-)
+from tests.packet.frames import ICMP, TCP, Packet, at, ends, host_of, network, opening, segment
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import KINDS, serve

@@ -8,15 +8,7 @@ import pytest
 
 from ebpflb.errors import KernelError
 from tests.packet.errors import KINDS, error
-from tests.packet.frames import (
-    at,
-    datagram,
-    ends,
-    fragments,
-    opening,
-    quoted,
-    reply,
-)
+from tests.packet.frames import at, datagram, ends, fragments, opening, quoted, reply
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import serve

@@ -45,10 +45,7 @@ def test_a_ping_to_a_cluster_ip_is_refused(node: PacketNode, places: Places, siz
     request = ping(places, places.cluster_ip, size)
     came = node.ingress(request, "pods")
     assert (came.action, came.verdicts) == ("redirect", {"refused": 1})
-    assert (network(came.packet).src, network(came.packet).dst) == (
-        places.cluster_ip,
-        places.pod,
-    )
+    assert (network(came.packet).src, network(came.packet).dst) == (places.cluster_ip, places.pod)
     error = bytes(network(came.packet).payload)
     assert tuple(error[:2]) == ((3, 3) if places.version == 4 else (1, 4))
     assert bytes(network(request)).startswith(error[8:]) and len(error) >= 36

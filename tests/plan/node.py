@@ -324,10 +324,7 @@ def _check_ids(node: PlannedNode) -> None:
 
 def _quarantined(planner: Planner) -> Iterator[partial[None]]:
     quarantine = planner.quarantine
-    batches: list[list[Release]] = [
-        quarantine.pending,
-        *(batch for _, batch in quarantine.waiting),
-    ]
+    batches: list[list[Release]] = [quarantine.pending, *(batch for _, batch in quarantine.waiting)]
     for batch in batches:
         for call in batch:
             assert isinstance(call, partial)

@@ -9,12 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from ebpflb.entries.services import Range
-from ebpflb.plan.allocators import (
-    QUARANTINE_SECONDS,
-    IdAllocator,
-    Quarantine,
-    SlotAllocator,
-)
+from ebpflb.plan.allocators import QUARANTINE_SECONDS, IdAllocator, Quarantine, SlotAllocator
 from tests.load import scaled
 
 SLOTS = 24

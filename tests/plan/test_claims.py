@@ -100,8 +100,7 @@ def test_without_an_age_who_has_it_keeps_it(ages: tuple[str, str]) -> None:
 def test_the_canary_keeps_nothing_from_a_service_without_age() -> None:
     """The canary came first and has the first name; still the Service gets the frontend."""
     canary = replace(
-        desired("canary", [1], [1], created="~"),
-        name=name("canary")._replace(namespace=NAMESPACE),
+        desired("canary", [1], [1], created="~"), name=name("canary")._replace(namespace=NAMESPACE)
     )
     service = replace(
         desired("web", [1], [2], created=""), name=name("web")._replace(namespace="shop")

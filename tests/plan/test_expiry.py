@@ -6,14 +6,7 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebpflb.entries.flows import (
-    Entries,
-    FlowKind,
-    FlowState,
-    Timeouts,
-    chosen_port,
-    state,
-)
+from ebpflb.entries.flows import Entries, FlowKind, FlowState, Timeouts, chosen_port, state
 from ebpflb.model.services import Protocol
 from tests.load import scaled
 from tests.plan.flow_builders import NOW, REPLY, REQUEST, SECOND, Made

@@ -3,9 +3,7 @@
 
 import pytest
 
-from ebpflb.entries.flows import (
-    gather,
-)
+from ebpflb.entries.flows import gather
 from ebpflb.model.services import Protocol
 from tests.plan.flow_builders import Made
 

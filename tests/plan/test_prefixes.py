@@ -6,11 +6,7 @@ from ipaddress import ip_network
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.entries.services import (
-    NO_PREFIX,
-    CoveringPrefixes,
-    prefix_of,
-)
+from ebpflb.entries.services import NO_PREFIX, CoveringPrefixes, prefix_of
 from ebpflb.model.addresses import Address, Family, Network
 
 addresses = some.ip_addresses()

@@ -143,12 +143,7 @@ def test_healthz_is_200_iff_healthy_and_eligible(health: Health, time: Time) -> 
             taints = [{"key": nodes.DELETION_TAINT}] if doomed else None
             health.set_node(builders.node(taints=taints))
             found[late, doomed] = get(health).status
-    assert found == {
-        (False, False): 200,
-        (False, True): 503,
-        (True, False): 503,
-        (True, True): 503,
-    }
+    assert found == {(False, False): 200, (False, True): 503, (True, False): 503, (True, True): 503}
 
 
 def test_deleted_node_is_kept_as_it_was(health: Health) -> None:

@@ -14,10 +14,7 @@ import pytest
 from ebpflb.cluster import event_recorder
 from ebpflb.errors import NodeError
 from ebpflb.lab.agents import wait_until
-from ebpflb.serve.listener import (
-    ServerThread,
-    run_beside,
-)
+from ebpflb.serve.listener import ServerThread, run_beside
 from tests.serve.conftest import NODE, SECONDS, FakeRecorder, Serve, ask
 
 PORTS = {"healthz_address": "0.0.0.0:10256", "metrics_address": "127.0.0.1:10249"}
@@ -123,7 +120,7 @@ def test_starting_is_told_on_the_node(serve: Serve, fake_recorder: FakeRecorder)
     """The Event is kube-proxy's: Normal, Starting, StartKubeProxy, no note (kube-proxy.md 17)."""
     serve()
     assert fake_recorder.events == [
-        (event_recorder.node(NODE), "Normal", "Starting", "StartKubeProxy", ""),
+        (event_recorder.node(NODE), "Normal", "Starting", "StartKubeProxy", "")
     ]
 
 

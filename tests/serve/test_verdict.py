@@ -211,11 +211,7 @@ def test_a_starting_agent_is_down_until_it_serves() -> None:
     [
         ({"hangs": True}, Cause.NO_ANSWER, "the agent (pid 7) does not answer: changes"),
         ({"pulse": Pulse(silent=45.0)}, Cause.STALLED, "loop has not run for 45 s: changes"),
-        (
-            {"pulse": Pulse(waiting=12.4)},
-            Cause.LATE,
-            "late: the oldest has waited for 12 s",
-        ),
+        ({"pulse": Pulse(waiting=12.4)}, Cause.LATE, "late: the oldest has waited for 12 s"),
     ],
 )
 def test_an_agent_that_does_not_apply_changes_now(

@@ -21,10 +21,7 @@ from ebpflb.agent.engine import EngineChoice
 from ebpflb.agent.loop import Agent
 from ebpflb.agent.missed_ends import EndedConnections
 from ebpflb.agent.node_sync import NodeSync, ProgramLoader
-from ebpflb.agent.reporter import (
-    Publisher,
-    Reporter,
-)
+from ebpflb.agent.reporter import Publisher, Reporter
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.sync import Sync
 from ebpflb.entries.flows import Timeouts

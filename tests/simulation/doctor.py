@@ -18,14 +18,7 @@ from ebpflb.model.events import Key
 from ebpflb.plan.canary import ENDPOINT_PORT, CanaryLease
 from tests.simulation.expected import Wrong
 from tests.simulation.oracle import Served, View
-from tests.simulation.places import (
-    AT_LOOPBACK,
-    FAMILIES,
-    NODE_ADDRESS,
-    NUMBERS,
-    SENDERS,
-    of_family,
-)
+from tests.simulation.places import AT_LOOPBACK, FAMILIES, NODE_ADDRESS, NUMBERS, SENDERS, of_family
 
 if TYPE_CHECKING:
     from tests.simulation.node import SimNode

@@ -165,11 +165,7 @@ def _kept(place: Path, found: dict[str, str]) -> Compiled | None:
 
 
 def entry(
-    folder: Path,
-    source: str,
-    flags: tuple[str, ...],
-    version: str,
-    sources: Path = layout.SOURCES,
+    folder: Path, source: str, flags: tuple[str, ...], version: str, sources: Path = layout.SOURCES
 ) -> Path:
     """Return the file in a folder, named by everything that the bytecode is made from."""
     made_from = (source, flags, version, sys.byteorder, MAP_NUMBERS, EXCHANGE)

@@ -222,10 +222,7 @@ class MapFacts:
 
 NODE_CLIENT, POD_CLIENT, OUTSIDE_CLIENT = "node", "pod", "outside"
 # Addresses for documentation (RFC 5737, 3849, 9637): unused, and reached by the default route.
-_NOBODY = {
-    4: ("198.51.100.77", "203.0.113.77", "192.0.2.77"),
-    6: ("2001:db8:ffff::77", "3fff::77"),
-}
+_NOBODY = {4: ("198.51.100.77", "203.0.113.77", "192.0.2.77"), 6: ("2001:db8:ffff::77", "3fff::77")}
 UNKNOWN_COOKIE = 2**64 - 1  # for a pod, if the kernel has no option for it (before 5.14)
 FORMS = "a pod (NAME or NAMESPACE/NAME), an address, node or outside"
 

@@ -49,12 +49,7 @@ def left() -> set[int]:
 
 @pytest.mark.parametrize(
     ("to", "is_stale"),
-    [
-        (SERVING, False),
-        (REMOVED, True),
-        (f"{ELSEWHERE.address}:9090", True),
-        ("", True),
-    ],
+    [(SERVING, False), (REMOVED, True), (f"{ELSEWHERE.address}:9090", True), ("", True)],
     ids=["serving", "removed", "former target port", "never translated"],
 )
 def test_by_its_backend(net: Namespace, world: World, to: str, is_stale: bool) -> None:

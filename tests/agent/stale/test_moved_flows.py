@@ -102,10 +102,7 @@ def test_a_flow_that_is_reported_often(world: World, report: Report) -> None:
 
 
 def test_the_search_deletes_what_a_report_could_not(
-    world: World,
-    report: Report,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    world: World, report: Report, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If deleting a reported entry fails, this is logged, the thread goes on, and the search
     deletes the entry.

@@ -21,14 +21,7 @@ from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.stale import Watched
 from tests.agent.stale.tracked import GONE, REMOVED, entries, tracked
-from tests.agent.stale.world import (
-    HERE,
-    VIP,
-    World,
-    is_ended,
-    removed,
-    settle,
-)  # fmt: skip
+from tests.agent.stale.world import HERE, VIP, World, is_ended, removed, settle  # fmt: skip
 from tests.kernel.attach.device_namespace import Namespace
 from tests.kernel.variants import eventually, needs_root
 

@@ -70,11 +70,7 @@ def first(ns: Namespace) -> Devices:
 
 
 def test_the_caller_does_not_wait(
-    beside: Beside,
-    ns: Namespace,
-    at: At,
-    packets: list[Program],
-    monkeypatch: pytest.MonkeyPatch,
+    beside: Beside, ns: Namespace, at: At, packets: list[Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A first start waits only for the most important devices; the remaining ones follow in
     groups.

@@ -17,16 +17,7 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.netfilter.probe import internet_checksum
 from ebpflb.kernel.programs.loader import Program
 from tests.kernel.attach import device_namespace
-from tests.kernel.attach.device_namespace import (
-    ALL,
-    DROP,
-    NONE,
-    Agent,
-    At,
-    Namespace,
-    ids,
-    pair,
-)
+from tests.kernel.attach.device_namespace import ALL, DROP, NONE, Agent, At, Namespace, ids, pair
 from tests.kernel.variants import eventually, needs_root, open_files
 from tests.load import scaled
 

@@ -128,11 +128,7 @@ def foreign_link(ns: Namespace, other_program: Program) -> Iterator[int]:
 
 
 def test_with_tcx_ours_run_first(
-    home: StateDir,
-    ns: Namespace,
-    foreign_link: int,
-    other_program: Program,
-    packets: list[Program],
+    home: StateDir, ns: Namespace, foreign_link: int, other_program: Program, packets: list[Program]
 ) -> None:
     """With tcx our programs run before those of other software, which cannot hide packets from
     ours.
@@ -216,11 +212,7 @@ def test_a_qdisc_ingress_is_shared(
 
 
 def test_a_new_pods_device_is_left_to_plugins_first(
-    home: StateDir,
-    ns: Namespace,
-    by: str,
-    packets: list[Program],
-    monkeypatch: pytest.MonkeyPatch,
+    home: StateDir, ns: Namespace, by: str, packets: list[Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If both qdiscs cannot coexist, the device of a new pod waits; the node's devices and earlier
     ones do not.

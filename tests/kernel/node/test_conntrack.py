@@ -142,10 +142,7 @@ def test_failure_is_fatal(sysctls: Sysctls, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EOPNOTSUPP])
 def test_size_of_another(
-    sysctls: Sysctls,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    number: int,
+    sysctls: Sysctls, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
     """The size belongs to the machine: in other namespaces it stays, and this is only logged."""
     refuse(monkeypatch, number, "nf_conntrack_max", "hashsize")

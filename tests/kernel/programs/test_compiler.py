@@ -56,12 +56,7 @@ def test_each_program_becomes_bytecode(compiled: Compiled) -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new", "complaint"),
     [
-        (
-            "rules/frontend.h",
-            "enum found found = ABSENT;",
-            "enum found found = nil;",
-            "'nil'",
-        ),
+        ("rules/frontend.h", "enum found found = ABSENT;", "enum found found = nil;", "'nil'"),
         ("hooks/socket.c", "hooks at the sockets", "hooks */ nonsense /*", "'nonsense'"),
         (
             "layout/service.h",
@@ -119,8 +114,7 @@ class TestNotCached:
         assert self.is_compiled(cache, layout.SOURCES, "-DMORE")
 
     @pytest.mark.parametrize(
-        "file",
-        [SOURCE, "layout.h", "layout/flow.h", "core/counters.h", "stub/include/asm/page.h"],
+        "file", [SOURCE, "layout.h", "layout/flow.h", "core/counters.h", "stub/include/asm/page.h"]
     )
     def test_a_changed_source_changes_the_key(self, cache: Path, sources: Path, file: str) -> None:
         """A changed character in any file, stub headers included, changes the key."""

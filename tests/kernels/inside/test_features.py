@@ -17,13 +17,7 @@ NEVER = BPFFS / f"ebpflb-never-{os.getpid()}"
 
 # What Debian's kernels lack; each has a way round it.
 LACKS = {
-    "5.10": {
-        "coarse clock",
-        "errno from hooks",
-        "SO_NETNS_COOKIE",
-        "source of a route",
-        "tcx",
-    },
+    "5.10": {"coarse clock", "errno from hooks", "SO_NETNS_COOKIE", "source of a route", "tcx"},
     "6.1": {"tcx"},  # it has the source of a route from a stable update
     "6.12": set(),
 }

@@ -55,10 +55,7 @@ NOT_INVALID = [
 
 
 def found(
-    chain: str,
-    *texts: str,
-    before: str = "",
-    lines: Callable[[Table], Iterator[str]] = each_packet,
+    chain: str, *texts: str, before: str = "", lines: Callable[[Table], Iterator[str]] = each_packet
 ) -> list[str]:
     """Return the findings for these rules of a chain; chain "before" has rules too."""
     saved = "".join(f"-A {chain} {text}\n" for text in texts)
