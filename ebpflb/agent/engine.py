@@ -24,7 +24,7 @@ from ebpflb.kernel.map_writer import NETFILTER
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import columns, names
 from ebpflb.kernel.maps.readers import Translations
-from ebpflb.kernel.netfilter import table, watch
+from ebpflb.kernel.netfilter import held_ports, table, watch
 from ebpflb.kernel.netfilter.elements import Change, Elements, read_backends, unpack
 from ebpflb.kernel.netfilter.flowtable import FlowtableSync, flowtable_obstacle
 from ebpflb.kernel.netfilter.probe import can_translate_sctp, left_answers, netfilter_obstacle
@@ -69,6 +69,7 @@ class NetfilterSync:
         self._either = [
             table_options(options, sctp=sctp, beside_flows=each) for each in (False, True)
         ]
+        self._masquerade_ports = options.masquerade_ports
         self._keeps_flows = options.scheduler == LEAST_CONNECTIONS
         # Whether the flow tables may open or have flows: then the rules leave them their ports.
         self.beside_flows = False
@@ -135,14 +136,14 @@ class NetfilterSync:
             protocols = {protocol for (protocol,) in _PROTOCOL.iter_unpack(keys)}
             if Protocol.SCTP in protocols and not self._translates_sctp:
                 return True
-        tables = (self._maps[name] for name in ("tcp_flows", "other_flows"))
-        return any(keys for table in tables for keys, _ in table.slices())
+        return held_ports.has_flows(self._maps)
 
     def _leave_ports(self, plan: Plan) -> None:
         """Leave the flow tables' ports to them before the plan lets them open a first flow."""
         opens = any(self._is_for_flows(*each) for each in plan.services)
         if opens and not self.beside_flows:
             self._set_options(beside_flows=True, is_liberal=self.is_liberal)
+            self.hold_ports()
 
     def _is_for_flows(self, frontend: Frontend, entry: ServiceEntry) -> bool:
         is_untranslatable = frontend.protocol == Protocol.SCTP and not self._translates_sctp
@@ -152,6 +153,11 @@ class NetfilterSync:
         """Note it if the flow tables have no flows any more, and open none. Raises NodeError."""
         if self.active and self.beside_flows and not self._may_have_flows():
             self._set_options(beside_flows=False, is_liberal=self.is_liberal)
+            held_ports.let_go(self._maps)
+
+    def hold_ports(self) -> None:
+        """Keep open connections' ports from the flow tables, before they open a first flow."""
+        held_ports.hold(self._maps, *self._masquerade_ports)
 
     def let_be_liberal(self, *, wanted: bool) -> None:
         """Have conntrack accept segments out of the window, then remove the chain that drops them;

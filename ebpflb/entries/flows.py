@@ -233,7 +233,7 @@ def _has_been_seen(side: Collection[Flags]) -> bool:
 # Connections in the kernel's conntrack: their translation and their state.
 
 # enum ip_conntrack_status of include/uapi/linux/netfilter/nf_conntrack_common.h
-SEEN_REPLY, DESTINATION_NAT = 1 << 1, 1 << 5
+SEEN_REPLY, ASSURED, SOURCE_NAT, DESTINATION_NAT = 1 << 1, 1 << 2, 1 << 4, 1 << 5
 
 # enum tcp_conntrack of include/uapi/linux/netfilter/nf_conntrack_tcp.h
 TCP_STATES = (

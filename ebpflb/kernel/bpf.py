@@ -210,9 +210,12 @@ def map_lookup(map_fd: int, key: bytes, value_size: int) -> bytes | None:
     return None if find(_LOOKUP, "map look-up", attr) is None else bytes(value)
 
 
-def map_update(map_fd: int, key: bytes, value: bytes, *, known: bool = False) -> None:
-    """Insert or replace. Errors: E2BIG: full; ENOENT: ``known`` key missing."""
-    bpf(_UPDATE, "map update", _element(map_fd, key, value, 2 * known)[0])
+NOEXIST, EXIST = 1, 2  # BPF_*
+
+
+def map_update(map_fd: int, key: bytes, value: bytes, flags: int = 0) -> None:
+    """Insert or replace. Errors: E2BIG: full; ENOENT: missing, with EXIST; EEXIST: with NOEXIST."""
+    bpf(_UPDATE, "map update", _element(map_fd, key, value, flags)[0])
 
 
 def map_delete(map_fd: int, key: bytes) -> bool:

@@ -241,6 +241,8 @@ class Datapath(MapWriter):
 
     def _end_attaching(self) -> None:
         if self.flows_wait and self._needs_egress and self.devices.has_egress:
+            if self.netfilter:
+                self.netfilter.hold_ports()
             self._set_flags(NO_FLAGS)
 
     def _set_flags(self, flags: Flags) -> None:

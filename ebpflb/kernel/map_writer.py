@@ -157,6 +157,8 @@ class Translations(TypingProtocol):
 
     def read_former(self) -> list[services.Translation]: ...
 
+    def hold_ports(self) -> None: ...
+
 
 class MapWriter:
     """The open maps; ``host_netns`` is the cookie of the node's network namespace, 0 if unknown."""

@@ -14,6 +14,7 @@ import pytest
 from ebpflb.kernel.attach.device_programs import attacher
 from ebpflb.kernel.attach.tcx import Tcx
 from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.netfilter import held_ports
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.model.packet_path import Engine
@@ -29,7 +30,6 @@ from tests.load import paused, scaled
 pytestmark = netfilter
 
 NOBODY = Frontends(20)
-LOCAL = ("here", "twin")
 DATAGRAMS = 40
 OTHERS = 10  # at most so many packets of the kernel itself, such as neighbour solicitations
 
@@ -43,7 +43,7 @@ def at_egress(two: TwoNodes) -> set[str]:
 
 
 def has_flow(two: TwoNodes) -> bool:
-    return any(True for _ in two.maps_of(two.agents[0])["tcp_flows"].items())
+    return held_ports.has_flows(two.maps_of(two.agents[0]))
 
 
 def ways(two: TwoNodes) -> list[tuple[Host, tuple[str, int]]]:
@@ -63,10 +63,8 @@ def dial(two: TwoNodes, opened: ExitStack) -> list[Socket]:
 
 @pytest.fixture
 def pressed(two: TwoNodes) -> Iterator[None]:
-    """By clients whose connections and datagrams must not fail meanwhile. No endpoint is on far:
-    of masqueraded flows two may get one port (docs/limits.md).
-    """
-    two.publish(service(two, "random", *LOCAL))
+    """By clients whose connections and datagrams must not fail meanwhile."""
+    two.publish(service(two, "random"))
     pressing = [
         two.start_client(who, protocol, *where, pause=paused(0.01))
         for who, where in ways(two)
@@ -85,11 +83,11 @@ def test_a_service_of_the_flow_tables_comes_and_goes(
     wait_until("no program is at egress", lambda: not at_egress(two))
     clients = dial(two, opened)
     assert not has_flow(two)
-    two.publish(service(two, "least-connections", *LOCAL))
+    two.publish(service(two, "least-connections"))
     while not has_flow(two):
         clients += dial(two, opened)
     assert at_egress(two)
-    two.publish(service(two, "random", *LOCAL))
+    two.publish(service(two, "random"))
     clients += dial(two, opened)
     assert all(requests.lives(each) for each in clients)
     assert at_egress(two)
@@ -115,7 +113,7 @@ def test_the_engine_changes(two: TwoNodes, opened: ExitStack, pressed: None) -> 
         agent.start()
         assert all(requests.lives(each) for each in clients)
         clients += dial(two, opened)
-    two.publish(service(two, "least-connections", *LOCAL))
+    two.publish(service(two, "least-connections"))
     assert all(requests.lives(each) for each in clients)
 
 

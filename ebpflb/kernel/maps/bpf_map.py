@@ -255,10 +255,17 @@ class Map:
 
     def replace(self, key: Any, value: Any) -> bool:
         """Write an existing key; return False, without writing, if the key does not exist."""
+        return self._update(key, value, bpf.EXIST, errno.ENOENT)
+
+    def add(self, key: Any, value: Any) -> bool:
+        """Write a new key; return False, without writing, if the key exists."""
+        return self._update(key, value, bpf.NOEXIST, errno.EEXIST)
+
+    def _update(self, key: Any, value: Any, flags: int, refused: int) -> bool:
         try:
-            bpf.map_update(self.fd, *self.packed(key, value), known=True)
+            bpf.map_update(self.fd, *self.packed(key, value), flags)
         except KernelError as error:
-            if error.errno != errno.ENOENT:
+            if error.errno != refused:
                 raise
             return False
         return True

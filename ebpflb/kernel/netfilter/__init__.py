@@ -9,6 +9,7 @@ probe        whether netfilter translates by such a table, and whether requests 
              it with the program's choice
 watch        puts the table back when others remove it
 flowtable    the kernel's flowtable (--fast-forward)
+held_ports   masquerade ports in use, which no flow of the flow tables gets
 
 The state of netfilter as other programs left it:
 

@@ -17,7 +17,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
-from ebpflb.entries.flows import Connection, Ends
+from ebpflb.entries.flows import DESTINATION_NAT, SOURCE_NAT, Connection, Ends
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netlink import (
     ACK,
@@ -131,13 +131,13 @@ def endpoint_filter(protocol: Protocol, address: Address, port: int) -> bytes:
     return nested(REPLY, answers.content) + nested(FILTER, kept)
 
 
-def status_filter(without: int) -> bytes:
-    """Return the attributes of a filter for entries with none of these bits in their status.
+def status_filter(without: int = 0, having: int = 0) -> bytes:
+    """Return the attributes of a filter by the status: none of these bits, and all of those.
 
-    A kernel that does not know this filter ignores it and lists all entries. ``without`` is not 0.
+    A kernel that does not know this filter ignores it and lists all entries. One is not 0.
     """
-    unset, mask = (struct.pack(">I", bits) for bits in (0, without))
-    return attribute(_STATUS, unset) + attribute(_STATUS_MASK, mask)
+    wanted, mask = (struct.pack(">I", bits) for bits in (having, without | having))
+    return attribute(_STATUS, wanted) + attribute(_STATUS_MASK, mask)
 
 
 # Called with the original destination: protocol, packed address (4 or 16 bytes), port.
@@ -166,7 +166,12 @@ _TO_DO = {
     errno.EPERM: ": CAP_NET_ADMIN is needed",
 }
 _FAMILIES: Sequence[int] = (socket.AF_INET, socket.AF_INET6)
+_ALL_PORTS = range(1 << 16)
 _DELETED_AT_ONCE = 128  # all acknowledgements must fit into the socket's buffer
+
+
+def _any(*_: object) -> bool:
+    return True
 
 
 def count() -> int:
@@ -184,7 +189,7 @@ def connections(
     protocol: Protocol | None = None,
     *,
     without: int = 0,
-    may_be: MayBe = lambda *_: True,
+    may_be: MayBe = _any,
     endpoint: tuple[Address, int] | None = None,
 ) -> Iterator[Connection]:
     """Yield the entries of TCP, UDP and SCTP whose original destination is wanted.
@@ -205,6 +210,15 @@ def connections(
 
     listed = (entry for each in families for entry in _listed(kept, each, is_wanted, may_be))
     return (entry for entry in listed if not entry.status & without)
+
+
+def masqueraded(first: int, last: int) -> Iterator[Connection]:
+    """Yield the entries whose destination and source are translated, the source to one of these
+    ports. Raises NodeError.
+    """
+    both, taken = SOURCE_NAT | DESTINATION_NAT, range(first, last + 1)
+    listed = _listed(status_filter(having=both), socket.AF_UNSPEC, _any, _any, taken)
+    return (entry for entry in listed if entry.status & both == both)
 
 
 def find(flows: Iterable[tuple[int, Ends]], direction: int = ORIGINAL) -> Iterator[Connection]:
@@ -283,10 +297,11 @@ def _about(entry: Connection, kind: int, more: bytes = b"") -> bytes:
     return request(kind, REQUEST | ACK, attributes_sent, family(entry.original.source))
 
 
-def _listed(kept: bytes, family: int, wanted: Wanted, may_be: MayBe) -> Iterator[Connection]:
-    """Yield the wanted entries; ``kept`` is the kernel's filter, ignored by older kernels.
-
-    Raises NodeError.
+def _listed(
+    kept: bytes, family: int, wanted: Wanted, may_be: MayBe, answered: range = _ALL_PORTS
+) -> Iterator[Connection]:
+    """Yield the wanted entries; ``kept`` is the kernel's filter, ignored by older kernels, and
+    ``answered`` the ports to which replies go. Raises NodeError.
     """
     if not count():
         return
@@ -297,8 +312,8 @@ def _listed(kept: bytes, family: int, wanted: Wanted, may_be: MayBe) -> Iterator
                 _, to, number, _, port = layout.unpack_from(data, at)
                 if not wanted(number, to, port):
                     continue
-                source, _, _, source_port, _ = layout.unpack_from(data, at + layout.size)
-                if may_be(number, to, port, source, source_port):
+                source, _, _, source_port, own = layout.unpack_from(data, at + layout.size)
+                if own in answered and may_be(number, to, port, source, source_port):
                     yield _connection(data, at, end)
     except OSError as error:
         raise NodeError(f"conntrack cannot be listed: {_reason(error)}") from error
