@@ -6,7 +6,8 @@
 A client beyond a router, which leads everything to node `entry`; the only endpoint is on node
 `far`. First what a packet of an established connection costs `entry`, one way (see ``node_cost``):
 routed to the pod's own address, handed over, and masqueraded. Then the rates of whole exchanges
-through both Services, in random order; a ratio compares two rates of the same round.
+through both Services, in random order; a ratio compares two rates of the same round. And what the
+program costs a packet for others.
 """
 
 import argparse
@@ -15,14 +16,18 @@ import socket
 import subprocess
 from collections import defaultdict
 from contextlib import ExitStack
+from ipaddress import ip_address
 from pathlib import Path
+from struct import pack
 from typing import NamedTuple
 
-from bench import flow_frames, node_cost, targets
+from bench import flow_frames, hooks, node_cost, packets, targets
 from bench.nodeport_lab import BURST, Client, Where, build
 from bench.report import Lines, row_of
 from bench.result import run_bench
 from bench.temporary_lab import print_step, temporary_lab
+from ebpflb.kernel.attach import uplink_program
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node.namespaces import call_in
 from ebpflb.lab import cni, manifests
 from ebpflb.lab.agents import LabAgent, wait_until
@@ -40,6 +45,7 @@ COMMANDS = {
     "datagrams": ("volley", BURSTS, 2 * BURST),
 }
 SECOND = 1e9
+_OTHER = ip_address("2001:db8::c000:209")
 
 
 class HandOverLab(NamedTuple):
@@ -51,6 +57,7 @@ class HandOverLab(NamedTuple):
     far: Host
     pod: Host
     client: Client
+    state: Path  # of the entry's agent
 
     def target(self, way: str) -> Where:
         return (self.pod.v4, TARGET) if way == DIRECT else (VIPS[way], PORT)
@@ -67,6 +74,7 @@ def _measured(wanted: argparse.Namespace) -> Lines:
         yield from _costs(made, wanted.streams)
         print_step("measuring the whole way")
         yield from _rates(made, wanted.rounds)
+        yield from _for_others(StateDir(made.state))
 
 
 def _lab(lab: Lab, folder: Path, stack: ExitStack) -> HandOverLab:
@@ -83,9 +91,9 @@ def _lab(lab: Lab, folder: Path, stack: ExitStack) -> HandOverLab:
     for network in ("203.0.113.0/24", f"{pod.v4}/32"):
         lab.router.lead(network, entry.v4)
     client = Client(lab, lab.outside("client", 1), folder)
-    made = HandOverLab(lab, folder, entry, far, pod, client)
-    for node in (entry, far):
-        agent = LabAgent(lab, node, folder)
+    agents = [LabAgent(lab, node, folder) for node in (entry, far)]
+    made = HandOverLab(lab, folder, entry, far, pod, client, agents[0].paths.state)
+    for agent in agents:
         words = "--packet-path=netfilter", "--hand-over=auto"
         agent.defaults = *words, "--cluster-cidr", ",".join(cni.NETWORKS)
         manifests.write(agent.manifests / "all.yaml", _objects(made))
@@ -148,6 +156,24 @@ def _costs(made: HandOverLab, rounds: int) -> Lines:
             target = targets.HANDED_PACKET if way == HANDED else None
             ratios = [one / direct for one, direct in pairs]
             yield row_of(f"{way} / {DIRECT}, {protocol}", ratios, "x", target)
+
+
+def _for_others(state: StateDir) -> Lines:
+    """Yield the cost of a packet for an address that is not handed over, by test runs."""
+    (pin,) = uplink_program.HAND_OVER.pinned(state).values()
+    program = hooks.at_device("ingress", pin)
+    sizes = "!HHIIBBHHH", "!BBHHHBBH4s4s", "!IHBB16s16s"
+    yield "the program that hands over, a packet for others; less what an empty program shows"
+    with hooks.Counted([packets.empty_program(), program]) as both:
+        for flags, name in ((2, "a SYN"), (16, "an ACK")):
+            tcp = pack(sizes[0], 40000, 80, 1, 1, 5 << 4, flags, 512, 0, 0)
+            v4 = pack(sizes[1], 69, 0, 40, 1, 0, 64, 6, 0, *(_OTHER.packed[12:],) * 2)
+            v6 = pack(sizes[2], 6 << 28, len(tcp), 6, 64, *(_OTHER.packed,) * 2)
+            for kind, head in (("IPv4", b"\x08\0" + v4), ("IPv6", b"\x86\xdd" + v6)):
+                nothing, took = (
+                    packets.test_run(it, bytes(12) + head + tcp) for it in both.programs
+                )
+                yield row_of(f"{name}, {kind}", [took - nothing], "ns", targets.NOT_HANDED)
 
 
 def _socket(made: HandOverLab, protocol: str) -> socket.socket:

@@ -71,10 +71,10 @@ class Packets(Counted):
 
     def __init__(self, state: StateDir) -> None:
         ends = {pin.name.partition("-")[2]: pin for pin in state.devices_directory.iterdir()}
-        super().__init__([_at_device(name, pin) for name, pin in sorted(ends.items())])
+        super().__init__([at_device(name, pin) for name, pin in sorted(ends.items())])
 
 
-def _at_device(name: str, pin: Path) -> Program:
+def at_device(name: str, pin: Path) -> Program:
     """Return the program of a pin. Raises NodeError if it is not a tcx link."""
     link = bpf.get(str(pin)) if pin.is_file() else None
     if link is None:

@@ -50,7 +50,7 @@ def costs(lab: NodePortLab) -> Lines:
 
 def clock_cost() -> float:
     """Return the nanoseconds that the kernel counts for an empty program."""
-    with Counted([_empty_program()]) as empty:
+    with Counted([empty_program()]) as empty:
         (program,) = empty.programs
         ran = empty.per_call(lambda: loader.run_program(program.fd, _frame(6), repeat=REPEAT))
     return ran[program.name]
@@ -106,27 +106,25 @@ def _net(runs: Runs, clock: float) -> float:
 
 def _test_runs(programs: Packets) -> Lines:
     """Return the times of test runs without statistics; an empty program's is subtracted."""
-    with Counted([_empty_program()]) as empty:
-        nothing = _test_run(empty.programs[0], 6)
+    with Counted([empty_program()]) as empty:
+        nothing = test_run(empty.programs[0], _frame(6))
     for name, protocol in (("UDP", 17), ("TCP", 6)):
         for each in programs.programs:
-            took = _test_run(each, protocol) - nothing
+            took = test_run(each, _frame(protocol)) - nothing
             yield Row(
                 f"{name}, for no service, {each.name}, test run", took, "ns", targets.NO_SERVICE
             )
 
 
-def _test_run(program: Program, protocol: int) -> float:
+def test_run(program: Program, frame: bytes) -> float:
     runs = [
-        loader.run_program(
-            program.fd, _frame(protocol), repeat=REPEAT, ingress_ifindex=1
-        ).nanoseconds
+        loader.run_program(program.fd, frame, repeat=REPEAT, ingress_ifindex=1).nanoseconds
         for _ in range(ROUNDS)
     ]
     return median(runs)
 
 
-def _empty_program() -> Program:
+def empty_program() -> Program:
     fd = bpf.prog_load(name="empty", program_type=SCHED_CLS, attach_type=0, code=_EMPTY, log=None)
     return Program("empty", fd, 0)
 

@@ -39,6 +39,7 @@ FAILOVER, FAILOVER_WORST = 1.5, 3.0
 
 # Requests that are handed over: a packet against one that is routed, rates against masqueraded ones
 HANDED_PACKET, HANDED_RATE = 1.0, 1.1
+NOT_HANDED = 2  # nanoseconds of a packet for others
 
 # The agent: MB, seconds, milliseconds
 MEMORY_IDLE, MEMORY_LARGE = 60, 160

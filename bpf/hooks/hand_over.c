@@ -158,6 +158,8 @@ int hand_over(struct __sk_buff *ctx)
 	__u64 begun = monitor_time();
 	int action;
 
+	if (!packet_may_be_handed(ctx))
+		return GO_ON;
 	if (ctx->pkt_type || vlan_is_foreign(ctx))	/* not PACKET_HOST: for others, or for many */
 		return GO_ON;
 	if (glance(ctx, &tuple))

@@ -177,6 +177,38 @@ static __always_inline bool handing_find(struct __sk_buff *ctx, struct handing *
 	return to->node != THIS_NODE;
 }
 
+/*
+ * Whether requests to an address that ends in these words may be handed over; as bit_of in
+ * ebpflb/kernel/handing.py. The agent sets a bit before it writes the first frontend of its addresses,
+ * and clears it after the last one.
+ */
+static __always_inline bool address_may_be_handed(__u32 words)
+{
+	__u32 bit = words * 0x9e3779b1 >> 17;
+	__u64 *word = LOOKUP_NUMBER(__u64, handed_addresses, bit / 64);
+
+	return word && *word >> bit % 64 & 1;
+}
+
+/*
+ * Whether the packet is of any interest here; so all others cost little. Those with one hop left may be
+ * tests (path/leg_test.h), and what lies in pieces is read whole.
+ */
+static __always_inline bool packet_may_be_handed(struct __sk_buff *ctx)
+{
+	const void *at = (void *)(long)ctx->data + LINK, *end = (void *)(long)ctx->data_end;
+	const struct ipv4 *v4 = at;
+	const struct ipv6 *v6 = at;
+
+	if (ctx->protocol == BE16(ETHERTYPE_IPV4))
+		return (const void *)(v4 + 1) > end || v4->ttl == 1 ||
+		       address_may_be_handed(v4->destination);
+	if (ctx->protocol == BE16(ETHERTYPE_IPV6))
+		return (const void *)(v6 + 1) > end || v6->hops == 1 ||
+		       address_may_be_handed(v6->destination.word[2] ^ v6->destination.word[3]);
+	return ctx->protocol == BE16(ETHERTYPE_VLAN) || ctx->protocol == BE16(ETHERTYPE_SERVICE_VLAN);
+}
+
 static __always_inline const struct handed_frontend *handed_find(const struct frontend *frontend)
 {
 	return frontend_may_exist(frontend)

@@ -5,8 +5,12 @@ It outlives the agent: what is handed over then is what the agent has written la
 """
 
 import os
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import reduce
+from operator import xor
 from pathlib import Path
+from struct import iter_unpack
 from typing import NamedTuple
 
 from ebpflb.entries.services import Frontend
@@ -42,6 +46,12 @@ class Loaded(NamedTuple):
     made_for: ProgramSet | None
 
 
+def bit_of(address: Address) -> int:
+    """Return the bit of an address in map handed_addresses (bpf/path/hand_over.h)."""
+    folded: int = reduce(xor, (word for (word,) in iter_unpack("=I", address.packed[-8:])))
+    return (folded * 0x9E3779B1 & 0xFFFFFFFF) >> 17
+
+
 class Handing:
     """The program of one state directory. Raises NodeError or KernelError for an unusable map."""
 
@@ -53,6 +63,9 @@ class Handing:
         self._program: Program | None = None
         self._made_for: ProgramSet | None = None  # None: the usual programs
         self._hops = {mac: HopEntry(*it) for mac, it in self._maps["hops"].items()}
+        self._frontends: set[Frontend] = set()
+        self._bits: Counter[int] = Counter()  # of their addresses
+        self._words: list[int] = []
 
     def close(self) -> None:
         """Close the descriptors; the program stays."""
@@ -68,7 +81,29 @@ class Handing:
         used = {at for it in found.values() for at in range(it.base, it.base + it.size)}
         places = self._maps["handed_places"]
         members = [HandedPlace(*it) for it, _ in self._maps["handed_members"].items()]
+        self._know(found)
         return found, {at: HandedPlace(*places.get(at)) for at in sorted(used)}, members
+
+    def _know(self, frontends: Collection[Frontend]) -> None:
+        """Write the bits of the frontends that the map has, and no others."""
+        addresses = self._maps["handed_addresses"]
+        self._frontends = set(frontends)
+        self._bits = Counter(bit_of(it.address) for it in self._frontends)
+        self._words = [0] * addresses.spec.entries
+        for bit in self._bits:
+            self._words[bit // 64] |= 1 << bit % 64
+        addresses.write([*enumerate(self._words)])
+
+    def _flip(self, frontends: set[Frontend], change: Callable[[Iterable[int]], None]) -> None:
+        """Count the bits of these frontends, and write those that are in use or free now."""
+        bits = [bit_of(it.address) for it in frontends]
+        before = {bit for bit in bits if self._bits[bit]}
+        change(bits)
+        flipped = {bit for bit in bits if bool(self._bits[bit]) != (bit in before)}
+        for bit in flipped:
+            self._words[bit // 64] ^= 1 << bit % 64
+        words = {bit // 64 for bit in flipped}
+        self._maps["handed_addresses"].write([(at, self._words[at]) for at in words])
 
     def set_hops(self, hops: Mapping[str, HopEntry]) -> None:
         """Write the nodes of the segment, by MAC address, and remove all others."""
@@ -83,8 +118,14 @@ class Handing:
         """Write a plan in its order."""
         self._maps["handed_places"].write(plan.places)
         self._maps["handed_members"].write([(it, 1) for it in plan.members])
+        new = plan.frontends.keys() - self._frontends
+        self._flip(new, self._bits.update)
+        self._frontends |= new
         self._maps["handed_frontends"].write(list(plan.frontends.items()))
         self._maps["handed_frontends"].delete(list(plan.removed_frontends))
+        gone = self._frontends.intersection(plan.removed_frontends)
+        self._frontends -= gone
+        self._flip(gone, self._bits.subtract)
         self._maps["handed_members"].delete(plan.removed_members)
 
     @property

@@ -13,7 +13,7 @@ import pytest
 from scapy.layers.inet import IPOption_NOP
 from scapy.layers.l2 import Dot1Q
 
-from ebpflb.kernel.handing import HopEntry
+from ebpflb.kernel.handing import HopEntry, bit_of
 from ebpflb.kernel.maps.layout import HANDED
 from ebpflb.kernel.programs import compiler
 from ebpflb.kernel.programs.precompile import HAND_OVER
@@ -74,6 +74,8 @@ class Node(PacketNode):
         entry = HandedFrontend(block, base, SIZE if macs else 0, by_client)
         for protocol in ("tcp", "udp"):
             self.put("handed_frontends", frontend(f"{self.where}/{protocol}"), entry)
+        bit = bit_of(frontend(f"{self.where}/tcp").address)
+        self.put("handed_addresses", bit // 64, 1 << bit % 64)
 
     def run(self, packet: Packet | bytes, device: str = "uplink") -> Outcome:
         return self._run("hand_over", bytes(packet), device, None, 0)
