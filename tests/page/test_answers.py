@@ -16,6 +16,7 @@ import pytest
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.history.records import Change, ServiceChange
 from ebpflb.lab.agents import wait_until
+from ebpflb.serve.status import AgentStatus
 from ebpflb.version import VERSION
 from tests.page.asgi import Node, get, guarded, no_such_service, page_of, row, survey_of
 
@@ -104,6 +105,13 @@ def test_the_page_shows_fields_that_changes_have() -> None:
     text = (STATIC / "pages/history.js").read_text()
     shown = set(re.findall(r'", "(\w+)"\]', text[text.index("SIGNS =") : text.index("SOME =")]))
     assert shown and shown <= {*ServiceChange.__struct_fields__}
+
+
+def test_the_overview_shows_fields_that_a_status_has() -> None:
+    """Every fact that the overview names itself exists; load balancer addresses are among them."""
+    shown = set(re.findall(r"status\.(\w+)", (STATIC / "pages/overview.js").read_text()))
+    of_node = {"agent", "now", "reasons", "verdict", "version"}
+    assert {"addresses", "hand_over"} <= shown <= of_node | {*AgentStatus.__struct_fields__}
 
 
 def test_history_can_be_of_one_service(node: Node) -> None:

@@ -98,7 +98,7 @@ export const show = (body, { signal, tell }) => {
     says.className = status.verdict;
     reasons.replaceChildren(...status.reasons.map((it) => el("li", {}, el("strong", { class: it.verdict }, it.verdict), ` ${it.text}`)));
     const runs = status.agent === "runs", age = (Date.parse(status.now) - Date.parse(status.started)) / 1000;
-    const pairs = [["Agent", runs && status.started ? `running for ${span(age)}` : runs ? "running" : "not running"], ["Version", status.version], ["Engine", engine(status)], ["Services from", status.source ?? "unknown"]];
+    const pairs = [["Agent", runs && status.started ? `running for ${span(age)}` : runs ? "running" : "not running"], ["Version", status.version], ["Engine", engine(status)], ["Services from", status.source ?? "unknown"], ["Addresses", status.addresses], ["Handed over", status.hand_over]].filter(([, it]) => it);
     about.replaceChildren(...pairs.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
     latest = [status, runs];
     showFreshness(received, ...latest);
