@@ -190,6 +190,7 @@ class Readings:
         paths = self._paths()
         state = StateDir(paths.state)
         found = answer.explain(state, paths.cache, asked.to, asked.sender, asked.port)
+        found.notes += answer.agents_notes(paths, found)
         return found.as_data()
 
     def history(

@@ -7,13 +7,9 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.output import Output, limit_option, output_option, percent, print_as, print_table
-from ebpflb.entries.services import Frontend, service_of
-from ebpflb.errors import EbpflbError
+from ebpflb.entries.services import Frontend
 from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.model.hand_over import COMES_IN
 from ebpflb.options import Paths
-from ebpflb.serve import status
-from ebpflb.tools import ask
 from ebpflb.tools.explain import answer
 from ebpflb.tools.explain.answer import Explained
 from ebpflb.tools.explain.asking import NamedService, parse_question
@@ -66,14 +62,7 @@ def explain(
     $ ebpflb explain 192.0.2.1:30080 --from outside
     """
     found = answer.explain(StateDir(paths.state), paths.cache, to, sender, from_port)
-    published = status.read(paths)
-    if published and (aside := published.set_aside.get(found.service)):
-        found.notes.append(f"set aside, as they do not answer this node: {aside}")
-    address = str(found.asked.address)
-    if published and (owner := published.address_owners.get(address)):
-        found.notes.append(f"{address} is answered for by node {owner}")
-    if published and published.hand_over:
-        found.notes += _hand_overs(paths, found.service)
+    found.notes += answer.agents_notes(paths, found)
     if output.is_data:
         print_as(output, found.as_data())
     else:
@@ -81,16 +70,6 @@ def explain(
     for note in found.notes:
         click.echo(f"note: {note}", err=True)
     sys.exit(found.status)
-
-
-def _hand_overs(paths: Paths, port: str) -> list[str]:
-    """Return what the agent says of packets from outside for the Service; nothing without one."""
-    namespace, _, name = service_of(port).partition("/")
-    try:
-        page = ask.service(paths, namespace, name)
-    except EbpflbError:
-        return []
-    return [note for note in page.notes if note.startswith(COMES_IN)]
 
 
 def _print_tables(explained: Explained, most: int, output: Output) -> None:

@@ -3,21 +3,25 @@
 
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from ebpflb.entries.services import Frontend
+from ebpflb.entries.services import Frontend, service_of
+from ebpflb.errors import EbpflbError
 from ebpflb.kernel.attach import cgroup_links, tcx
 from ebpflb.kernel.maps import layout, records
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node import namespaces
 from ebpflb.kernel.recording import Answer, PrivateMaps, RecordingPrograms
+from ebpflb.model.hand_over import COMES_IN
 from ebpflb.model.services import Protocol
-from ebpflb.tools import pins
+from ebpflb.options import Paths
+from ebpflb.serve import status as agent_status
+from ebpflb.tools import ask, pins
 from ebpflb.tools.explain.asking import (
     OUTSIDE_CLIENT,
     Client,
@@ -107,6 +111,25 @@ def explain(
         asked = find_frontend(maps.pinned, to) if isinstance(to, NamedService) else to
         node = pins.node_namespace(maps.pinned)
         return namespaces.call_in(node, lambda: _explain(state, maps, cache, asked, sender, port))
+
+
+def agents_notes(paths: Paths, found: Explained) -> Iterator[str]:
+    """Yield what an agent knows of the destination: endpoints set aside, who answers for a load
+    balancer address, and to whom packets from outside are handed.
+    """
+    published = agent_status.read(paths)
+    if published is None:
+        return
+    if aside := published.set_aside.get(found.service):
+        yield f"set aside, as they do not answer this node: {aside}"
+    address = str(found.asked.address)
+    if owner := published.address_owners.get(address):
+        yield f"{address} is answered for by node {owner}"
+    if published.hand_over and found.service:
+        namespace, _, name = service_of(found.service).partition("/")
+        with suppress(EbpflbError):  # without an agent nobody knows
+            notes = ask.service(paths, namespace, name).notes
+            yield from (note for note in notes if note.startswith(COMES_IN))
 
 
 def _explain(
