@@ -54,6 +54,7 @@ class Served(Topology):
         for place, proxy, pod in zip(self._places, self._proxies, pods, strict=True):
             for ip in MARKER:
                 self._until_followed(place, proxy, partial(self.is_served, pod, (ip, port)))
+            self._until_followed(place, proxy, partial(self._target.ready, place))
 
     def delete_all_flows(self) -> None:
         self.delete_connections()

@@ -10,17 +10,21 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Formatter
 
 import yaml
 
+from ebpflb.kernel.attach import uplink_program
 from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
 from ebpflb.lab import cni
 from ebpflb.lab.hosts import Host
-from tests.kit.cells import REFUSED, UNANSWERED, Row
+from ebpflb.options import Paths
+from ebpflb.serve import status
+from tests.kit import cells
+from tests.kit.cells import REFUSED, SILENT, UNANSWERED, Row
 
 
 @dataclass(frozen=True)
@@ -40,23 +44,26 @@ def _nothing(place: Place) -> None:
 class Target:
     """``clean`` removes what the proxy leaves outside its namespace. ``differs`` returns the
     proxy's own cell of a row, for a client and a kind of frontend, if the proxy is known to differ.
+    ``ready``: whether it has found out about the network what it must know.
     """
 
     command: Callable[[Place], list[str]]
     clean: Callable[[Place], None] = _nothing
     differs: Callable[[Row, str, str], str] = lambda row, who, kind: ""
+    ready: Callable[[Place], bool] = lambda place: True
+
+
+def _state(place: Place) -> Path:
+    return BPFFS / place.node.netns
 
 
 def ebpflb(packet_path: str, *more: str) -> Target:
-    def state(place: Place) -> Path:
-        return BPFFS / place.node.netns
-
     def command(place: Place) -> list[str]:
         options = {
             "kubeconfig": place.kubeconfig,
             "node-name": place.node.name,
             "cgroup-root": place.node.cgroup,
-            "state-dir": state(place),
+            "state-dir": _state(place),
             "run-dir": place.folder / "run",
             "packet-path": packet_path,
             "cluster-cidr": ",".join(cni.NETWORKS),
@@ -67,7 +74,24 @@ def ebpflb(packet_path: str, *more: str) -> Target:
     def differs(row: Row, who: str, kind: str) -> str:
         return row.cell if row.kube_proxy else ""
 
-    return Target(command, lambda place: unpin_all(StateDir(state(place))), differs)
+    return Target(command, lambda place: unpin_all(StateDir(_state(place))), differs)
+
+
+def handing_over() -> Target:
+    """Return the target with hand-over: no node drops for policy Local what another one serves."""
+    usual = ebpflb("netfilter", "--hand-over=auto")
+
+    def differs(row: Row, who: str, kind: str) -> str:
+        is_local = (row.number, row.cell) == (cells.POLICIES["external local"][0], SILENT)
+        is_handed = is_local and who == "outside" and kind in ("external", "balancer")
+        return "there=client" if is_handed else usual.differs(row, who, kind)
+
+    def ready(place: Place) -> bool:
+        said = status.read(Paths(_state(place), place.folder / "run"))
+        programs = uplink_program.HAND_OVER.pinned(StateDir(_state(place)))
+        return bool(programs and said and said.hand_over.startswith("to 1 "))
+
+    return replace(usual, differs=differs, ready=ready)
 
 
 def kube_proxy(mode: str) -> Target:
@@ -127,6 +151,7 @@ TARGETS = {
     "ebpflb-netfilter": ebpflb("netfilter"),
     "ebpflb-flows": ebpflb("flows"),
     "ebpflb-masquerading": ebpflb("netfilter", "--masquerade-local-backends"),
+    "ebpflb-hand-over": handing_over(),
     "kube-proxy-nftables": kube_proxy("nftables"),
     "kube-proxy-iptables": kube_proxy("iptables"),
 }

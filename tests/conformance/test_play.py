@@ -20,6 +20,14 @@ def test_ours_pass(target: str) -> None:
     assert not [result for result in results if result.seen]
 
 
+def test_hand_over_serves_policy_local_everywhere() -> None:
+    """By load balancer and external addresses, with the client's address; NodePorts as ever."""
+    cases = {name: CASES[name] for name in ("zones", "endpoints elsewhere")}
+    results = [it for it in play("ebpflb-hand-over", cases) if it.seen]
+    assert {it.asked.split()[2] for it in results} == {"balancer", "external"}
+    assert len(results) == 8 and all(it.on_purpose for it in results)
+
+
 def test_a_difference_is_told() -> None:
     """An endpoint here sees an outside client itself; kube-proxy's sees the node."""
     results = list(play("ebpflb-netfilter", {"policies": CASES["policies"]}))
