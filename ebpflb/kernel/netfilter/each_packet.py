@@ -210,8 +210,9 @@ class EachPacketWatch(DescriptorWorker):
         self._changes = 0
         self._due = self._quiet_from = clock()
         tables = netlink.Subscription(_TABLES_GROUP, protocol=netlink.NETFILTER)
-        routing = _ROUTING_RULES + (ways.GROUPS if looks_at_ways else ())
-        self._changed = tables, netlink.Subscription(*routing)
+        routing = netlink.Subscription(*_ROUTING_RULES)
+        others = netlink.Subscription(*(ways.GROUPS if looks_at_ways else ()))
+        self._changed = tables, routing, others
         self._ways = Ways()
         self._others_ways, self._quiet_ways_from = False, clock()
         self._legacy = _legacy()
@@ -226,6 +227,7 @@ class EachPacketWatch(DescriptorWorker):
         while not self.stopped.is_set():
             self.wait(self._changed, _POLL_SECONDS)
             self.look()
+            self.stopped.wait(_GATHER_SECONDS)  # a pod can cause any number of messages
 
     def look(self) -> None:
         """Note a change; read all rules if that is due."""
@@ -244,6 +246,8 @@ class EachPacketWatch(DescriptorWorker):
         if now >= self._due and not self.stopped.is_set():
             self._read()
             self._due = now + _AGAIN_SECONDS
+            if not self._ways.knows_all:
+                self._ways, self._others_ways = Ways(), True
 
     def _read(self) -> None:
         try:
@@ -270,7 +274,12 @@ class EachPacketWatch(DescriptorWorker):
 
     def _news(self) -> list[bool]:
         """Take the messages; return for each about rules whether open connections may meet it."""
-        taken = [each.take() for each in self._changed]
+        *taken, others = [each.take() for each in self._changed]
+        for message in others or ():
+            self._others_ways |= self._ways.changes(*message)
+        if others is None:
+            self._others_ways = True
+            self._ways.forget()
         found = (self._is_met(*it) for messages in taken for it in messages or ())
         lost = [True for messages in taken if messages is None]
         return [it for it in found if it is not None] + lost
@@ -281,7 +290,6 @@ class EachPacketWatch(DescriptorWorker):
         It is about routing, or about nftables rules of another program.
         """
         if kind < _TABLES:
-            self._others_ways |= self._ways.changes(kind, content)
             return False if kind in _OF_ROUTING_RULE else None
         if kind not in _ABOUT_RULES | _OF_ELEMENTS:
             return None
