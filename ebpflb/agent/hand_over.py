@@ -18,7 +18,8 @@ from ebpflb.agent.service_sync import Budget, ServiceSync
 from ebpflb.errors import EbpflbError
 from ebpflb.kernel.handing import BITS, Handing, HopEntry, Loaded
 from ebpflb.model import addresses
-from ebpflb.model.addresses import Family
+from ebpflb.model.addresses import Address, Family
+from ebpflb.model.devices import own_addresses
 from ebpflb.model.events import MAX_LISTED
 from ebpflb.model.facts import Fact, Observed, Values
 from ebpflb.model.hand_over import Hops
@@ -60,6 +61,7 @@ class HandOver(Part):
         self._pool = ThreadPoolExecutor(1, "hand-over")
         self._loading: Future[Loaded] | None = None
         self._hops: Hops | None = None
+        self._own: frozenset[Address] = frozenset()  # this node's addresses
         self._stations: dict[tuple[Family, str], str] = {}  # MAC addresses of nodes
         self._awaited: Values | None = None  # what the Services are not yet planned by
         self._changed: dict[str, set[PortName]] = {}  # by namespace, in the order of their turns
@@ -85,6 +87,10 @@ class HandOver(Part):
     def observe(self, turn: Turn) -> None:
         """Write what has changed. Raises EbpflbError; then everything is read and written again."""
         self._note(self._services.take_written())
+        if turn.node:
+            former, here = self._own, self._services.node_sync.device_list.addresses
+            self._own = own_addresses(here)
+            self._all_changed |= self._own != former
         hops = self._read_hops()
         self._waits = hops is None or not turn.serves
         if hops is None or self._waits or self._clock() < self._retry_due:
@@ -200,7 +206,10 @@ class HandOver(Part):
         return handed._replace(nodes=()) if name in self._noting else handed
 
     def _handed(self, name: PortName) -> Handed | None:
-        """Return what a service port is to have, by what it has in the maps of services."""
+        """Return what a service port is to have, by what it has in the maps of services.
+
+        Nothing at this node's own addresses: answers to its own connections come there, too.
+        """
         self.dropped.pop(name, None)
         desired = self._services.planner.claims.desired.get(name)
         entries = self._services.planner.actual.get(name)
@@ -210,7 +219,7 @@ class HandOver(Part):
             frontend
             for frontend, entry in entries.services.items()
             if "external" in entry.flags and frontend.address != ANY[name.family]
-            if not frontend.address.is_loopback
+            if not (frontend.address.is_loopback or frontend.address in self._own)
         ]
         rule_for = self._services.cluster.drop_rules.rule
         rules = {it: rule for it in external if (rule := rule_for(*it))}

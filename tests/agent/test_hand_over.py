@@ -46,6 +46,7 @@ class Node:
         self.planner = SimpleNamespace(claims=self, actual=self.actual)
         self.options, self.namespace_share = self, 1.0
         self.node_sync, self.cluster, self.drop_rules = self, self, self
+        self.device_list, self.addresses = self, set[Any]()
         self.observed = {Fact.HANDED_NODES: frozenset[Any]()}
         self.backlog: set[Any] = set()
         self.services: dict[Any, Any] = {}
@@ -161,6 +162,19 @@ def test_an_address_that_a_rule_drops_is_named(node: Node) -> None:
     node.serve("shop", 2, None)
     node.turn()
     assert not node.part.dropped and first in node.frontends and second not in node.frontends
+
+
+def test_own_addresses_are_not_handed_over(node: Node) -> None:
+    """A tenant may claim any port of them: answers to the node's own connections come there."""
+    frontend, other = node.serve("shop", 1, {"two": 1}), node.serve("shop", 2, {"two": 1})
+    node.turn()
+    assert node.frontends.keys() == {frontend, other}
+    node.addresses = {frontend.address}
+    node.part.observe(Turn(serves=True, node=True))
+    assert node.frontends.keys() == {other}
+    node.addresses = set()
+    node.part.observe(Turn(serves=True, node=True))
+    assert node.frontends.keys() == {frontend, other}
 
 
 def test_many_tables_of_a_namespace_delay_no_other(node: Node) -> None:
