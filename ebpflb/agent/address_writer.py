@@ -91,6 +91,7 @@ class AddressWriter(PeriodicWorker, Part):
         self._lock = threading.Lock()
         self._waiting: dict[Key, float] = {}  # Services that lack something, and since when
         self._in_vain: set[Key] = set()  # Services that get nothing until something changes
+        self._freed = math.inf  # since when an address may be free for them
         self._ready: dict[str, bool] = {}  # Nodes -> whether load balancers may use them
         self._rank = 0
         self._recheck_due = -math.inf
@@ -119,7 +120,7 @@ class AddressWriter(PeriodicWorker, Part):
         now = self._clock()
         with self._lock:
             if may_be_free:
-                changed |= self._in_vain
+                self._freed = min(self._freed, now)
             for key in changed:
                 self._in_vain.discard(key)
                 if claims.is_settled(key):
@@ -154,6 +155,9 @@ class AddressWriter(PeriodicWorker, Part):
             return
         since = now - self._rank * STAND_IN
         with self._lock:
+            if self._freed <= since:
+                self._waiting = dict.fromkeys(self._in_vain, self._freed) | self._waiting
+                self._in_vain, self._freed = set(), math.inf
             due = {key for key, begun in self._waiting.items() if begun <= since}
         is_recheck = not self._rank and now >= self._recheck_due and bool(self._ready)
         if not (due or is_recheck) or not (self._lists.allows(None) and self._is_useful(due)):

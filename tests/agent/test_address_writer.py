@@ -22,7 +22,7 @@ from ebpflb.cluster.event_recorder import server_factory
 from ebpflb.cluster.source import ServerOptions, Timing
 from ebpflb.lab import manifests
 from ebpflb.model import objects
-from ebpflb.model.claims import WRITER
+from ebpflb.model.claims import WRITER, Claims
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Key, Kind, Replaced
 from ebpflb.model.nodes import EXCLUDED_LABEL
@@ -331,6 +331,26 @@ def test_who_cannot_be_helped_costs_one_list(world: World) -> None:
     for _ in range(9):
         world.turn(after=2 * STAND_IN)
     assert world.api.lists("Service") == lists
+
+
+def test_the_loop_looks_at_what_changed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many Services wait for an address that becomes free."""
+    for number in range(9):
+        world.service(f"s{number}", created=number)
+    for _ in range(2):
+        world.see(OWNER)
+        world.turn(OWNER)
+    asked, is_settled = list[str](), Claims.is_settled
+
+    def noted(self: Claims, key: Key) -> bool:
+        asked.append(key.name)
+        return is_settled(self, key)
+
+    monkeypatch.setattr(Claims, "is_settled", noted)
+    world.api.delete(world.service("s0"))
+    world.see(OWNER)
+    world.turn(OWNER)
+    assert asked == ["s0"] and world.ips()["s4"] == "192.0.2.200"
 
 
 def test_a_service_that_changes_all_the_time(world: World) -> None:
