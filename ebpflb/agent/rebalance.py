@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
 from ebpflb.agent.loop import Inbox, Part, Turn
@@ -34,7 +34,7 @@ from ebpflb.workers import PeriodicWorker
 
 log = logging.getLogger(__name__)
 
-MOST_SERVICES = 256  # that move at a time; others begin when these are done
+MOST_PORTS = 4096  # of Services that move at a time; others begin when these are done
 MOST_WATCHED = 8192  # sockets of this node; as many as the map has entries
 MOST_A_TURN = 10  # ends of this node, about a second
 _SHORTEST, _LONGEST = 0.5, 1.5  # seconds between two turns: nodes do not act in step
@@ -42,15 +42,19 @@ _BUSY = 20  # times a turn's processor time to the next one
 RETRY_SECONDS = 60.0
 
 
-def in_turn(services: Iterable[Key], most: int) -> list[Key]:
-    """Return the first of these Services: one of each namespace, then the next one, and so on."""
+def in_turn(ports: Mapping[Key, int], most: int) -> list[Key]:
+    """Return Services with at most ``most`` ports together: of each namespace one port, then the
+    next one, and so on. ``ports``: how many each has.
+    """
     count = Counter[str]()
 
     def rank(key: Key) -> int:
-        count[key.namespace] += 1
+        count[key.namespace] += ports[key]
         return count[key.namespace]
 
-    return sorted(services, key=rank)[:most]
+    order = sorted(ports, key=rank)
+    totals = accumulate(map(ports.__getitem__, order))
+    return [key for key, total in zip(order, totals, strict=True) if total <= most]
 
 
 class _Port(NamedTuple):
@@ -158,8 +162,9 @@ class Rebalancer(PeriodicWorker):
         actual, found = self._actual(), dict[PortName, _Port]()
         wanting, since = self._cluster.with_rebalance, self._clock() - LONGEST
         self._changed = {it: at for it, at in self._changed.items() if it in wanting and at > since}
-        for key in in_turn(self._changed, MOST_SERVICES):
-            for port in self._cluster.services.get(key, ()):
+        services = {key: self._cluster.services.get(key, ()) for key in self._changed}
+        for key in in_turn({key: len(its) for key, its in services.items()}, MOST_PORTS):
+            for port in services[key]:
                 its = actual.get(port.name)
                 if port.rebalance and its and port.node_local is None:
                     flag = "local" if port.internal_local else "cluster"

@@ -207,9 +207,11 @@ def test_a_connection_whose_owner_is_faster_stays_and_may_end_later(moving: Movi
 
 
 def test_services_of_every_namespace_have_their_turn() -> None:
-    """A tenant with a thousand Services that want it keeps nobody else waiting."""
+    """A tenant with a thousand Services, or ports, that want it keeps nobody else waiting."""
     services = [Key("busy", f"web-{i}") for i in range(1000)] + [Key("quiet", "web")]
-    assert in_turn(services, 3) == [services[0], services[-1], services[1]]
+    assert in_turn(dict.fromkeys(services, 1), 3) == [services[0], services[-1], services[1]]
+    large = {Key(f"busy-{i}", "web"): 1000 for i in range(9)}
+    assert in_turn(large | {services[-1]: 2}, 2010) == [services[-1], *[*large][:2]]
 
 
 def test_a_service_that_wants_it_no_more_leaves_nothing(moving: Moving) -> None:
