@@ -20,7 +20,7 @@ from ebpflb.config import validation
 from ebpflb.config.fields import KubeProxyConfiguration
 from ebpflb.config.validation import NodeFamilies
 from ebpflb.entries.flows import Timeouts
-from ebpflb.entries.services import Prefix, Settings, service_range
+from ebpflb.entries.services import NO_FLAGS, Prefix, Settings, service_range
 from ebpflb.errors import CompileError, KernelError, NodeError, VerifierError
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.netfilter.flowtable import FlowtableSync
@@ -33,8 +33,9 @@ from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.devices import Addresses, Device, Devices
 from ebpflb.model.events import Drift, Kind
+from ebpflb.model.kube_proxy import DEVICE
 from ebpflb.model.nodes import EachPacketRules, why_off
-from ebpflb.options import ConntrackOptions, Options
+from ebpflb.options import HOST_SOCKETS, ConntrackOptions, Options
 from ebpflb.plan.comparison import DIFFERS, NOT_PLANNED, key_text
 from ebpflb.plan.desired import DesiredNode
 from ebpflb.serve.status import CURRENT_PROGRAMS, FORMER_PROGRAMS, log_new
@@ -58,6 +59,9 @@ _NO_EGRESS = (
     "its qdisc ingress, as the CNI plugin bandwidth creates it, has no room for the program at "
     "egress, which the flow tables need: --packet-path=netfilter works there, and Linux 6.6"
 )
+# While IPVS has a connection of a pod to an endpoint, it gives the replies of another one from the
+# same port, by a translated socket, the Service's address: the pod's kernel does not know them.
+_HOST_SOCKETS = frozenset({"host_sockets"})
 _NOT_SERVED = "device %s: %s; its packets are not served"
 
 
@@ -225,7 +229,8 @@ class NodeSync(Part):
 
     def _settings(self, covering: Mapping[Family, Prefix]) -> Settings:
         settings = self._desired.settings(self.options.map_settings, covering)
-        return settings._replace(flags=settings.flags | self.engine.flags)
+        sockets = _HOST_SOCKETS if self.device_list.has_ipvs else NO_FLAGS
+        return settings._replace(flags=settings.flags | self.engine.flags | sockets)
 
     def take_each_packet(self, rules: EachPacketRules) -> None:
         """Take the rules. New ones apply to open connections too, so offloads end.
@@ -312,7 +317,14 @@ class NodeSync(Part):
             "conntrack_liberal": self._liberal_state,
             "attached": self.attached,
             "monitor": monitor,
+            "socket_translation": self._socket_translation,
         }
+
+    @property
+    def _socket_translation(self) -> str:
+        chosen = self.options.socket_translation
+        waits = self.device_list.has_ipvs and chosen != HOST_SOCKETS
+        return f"{HOST_SOCKETS}, until {DEVICE} is gone" if waits else chosen
 
     def require_own_programs(self) -> None:
         """Raise NodeError if no programs of this agent are in force that could be exchanged."""

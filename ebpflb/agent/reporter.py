@@ -272,7 +272,6 @@ class Publisher:
     def __init__(self, options: Options, health: Health, audit: Audit, node_sync: NodeSync) -> None:
         begun = status.initial(node=options.node_name, source=options.source)
         self.status = begun.changed(
-            socket_translation=options.socket_translation,
             left_to_kube_proxy=options.left_to_kube_proxy,
             standalone=bool(options.manifests),
         )

@@ -101,6 +101,17 @@ def test_node_cidr(harness: Harness) -> None:
     assert "detect_local" not in harness.datapath.settings.flags
 
 
+def test_pods_sockets_wait_for_the_end_of_ipvs(harness: Harness) -> None:
+    """While kube-proxy's device of mode ipvs is there, pods' packets are translated instead."""
+    start(harness)
+    harness.send(structs.replace(here(ETH, BRIDGE), has_ipvs=True))
+    assert "host_sockets" in harness.datapath.settings.flags
+    assert harness.status.socket_translation == "host, until kube-ipvs0 is gone"
+    harness.send(here(ETH, BRIDGE))
+    assert "host_sockets" not in harness.datapath.settings.flags
+    assert harness.status.socket_translation == "all"
+
+
 def test_service_ranges(harness: Harness) -> None:
     """Ranges are written only once they are known; covering prefixes contain them."""
     start(harness)

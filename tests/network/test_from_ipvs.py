@@ -2,6 +2,7 @@
 """From kube-proxy's mode ipvs to ebpflb and back, beside another node (docs/migration.md)."""
 
 from collections.abc import Iterator
+from errno import EADDRNOTAVAIL
 from pathlib import Path
 from socket import (
     AF_INET,
@@ -19,7 +20,7 @@ import pytest
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.packet_path import Engine
 from tests.kit import ipvs_nodes, requests
-from tests.kit.cluster import NODEPORT
+from tests.kit.cluster import NODEPORT, PORT, VIP
 from tests.kit.ipvs_nodes import IpvsNodes
 from tests.kit.kube_proxy_node import Way
 from tests.kit.sockets import Socket
@@ -54,24 +55,29 @@ def one_of_each_host(ways: list[Way]) -> list[Way]:
     return [*{host: (host, to) for host, to in ways}.values()]
 
 
-def from_one_port(nodes: IpvsNodes) -> Socket:
-    """Return a connection from outside, always from one port: after another one a second later."""
+def from_one_port(nodes: IpvsNodes, way: Way, kind: int) -> Socket:
+    """Return an answered client, always from one port of its host: by TCP after another one as
+    soon as its kernel allows it, in about a second.
+    """
+    host, to = way
     made: list[Socket] = []
 
     def is_open() -> bool:
-        client = nodes.sockets(nodes.outside).open(AF_INET, SOCK_STREAM)
+        client = nodes.sockets(host).open(AF_INET, kind)
         client.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+        client.bind((host.v4, 40_000))
         try:
-            client.bind((nodes.outside.v4, 40_000))
-            client.connect((nodes.node.v4, NODEPORT))
-        except OSError:
+            client.connect(to)
+        except OSError as error:
             client.close()
+            assert error.errno == EADDRNOTAVAIL
             return False
         made.append(client)
         return True
 
     wait_until("it is open", is_open)
-    assert made[0].recv(64).split()[0].decode() in nodes.names
+    answer = echo(made[0]) if kind == SOCK_DGRAM else made[0].recv(64)
+    assert answer.split()[0].decode() in nodes.names
     return made[0]
 
 
@@ -81,11 +87,14 @@ def test_no_connection_is_lost(nodes: IpvsNodes) -> None:
     knows. Datagrams keep their endpoint: of the node itself always, others with netfilter.
     """
     nodes.add_ipvs()
-    nodes.outside.sysctl("net.ipv4.tcp_tw_reuse", 1)
+    ways = [(nodes.client, (VIP, PORT)), (nodes.outside, (nodes.node.v4, NODEPORT))]
+    again = [(way, kind) for way in ways for kind in (SOCK_STREAM, SOCK_DGRAM)]
+    for host, _ in ways:
+        host.sysctl("net.ipv4.tcp_tw_reuse", 1)
     for name in ("udp_timeout", "udp_timeout_stream"):  # an emulated agent starts slowly
         nodes.node.sysctl(f"net.netfilter.nf_conntrack_{name}", 600)
     streams = nodes.open(SOCK_STREAM, nodes.ways * CONNECTIONS)
-    former = from_one_port(nodes)
+    former = [from_one_port(nodes, *each) for each in again]
     asking = sorted(nodes.ways * CONNECTIONS, key=lambda way: way[0] is nodes.node)
     datagrams = nodes.open(SOCK_DGRAM, asking)
     own = -sum(host is nodes.node for host, _ in asking)
@@ -97,14 +106,16 @@ def test_no_connection_is_lost(nodes: IpvsNodes) -> None:
         kept = nodes.ebpflb("cleanup", "--kube-proxy")
         assert kept.returncode == 0, kept.stderr
         assert "what mode ipvs left is kept while IPVS has connections" in kept.stdout
-        former.close()
-        streams.append(from_one_port(nodes))
+        for _ in range(2 * CONNECTIONS):
+            for each in former:
+                each.close()
+            former = [from_one_port(nodes, *each) for each in again]
         go_on(streams)
     assert set(after) <= nodes.names
     assert after[own:] == before[own:]
     if nodes.flows_stay:
         assert after == before
-    end(nodes, streams, datagrams)
+    end(nodes, [*streams, *former[::2]], [*former[1::2], *datagrams])
 
 
 def end(nodes: IpvsNodes, streams: list[Socket], datagrams: list[Socket]) -> None:

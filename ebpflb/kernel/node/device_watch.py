@@ -49,12 +49,13 @@ _UPLINK_SECONDS, _BRIDGE_SECONDS = 0.25, 5.0
 
 
 class DevicesChanged(msgspec.Struct, frozen=True):
-    """All devices that exist now, except the one of kube-proxy's ipvs mode.
+    """All devices that exist now, except the one of kube-proxy's ipvs mode (``has_ipvs``).
 
     That device has every cluster IP, and none of them is an address of the node.
     """
 
     devices: Devices
+    has_ipvs: bool = False
 
     @property
     def addresses(self) -> frozenset[Address]:
@@ -114,10 +115,11 @@ class DeviceTable:
         changed, self._changed = self._changed, None
         with instead_of_os_error("devices cannot be listed"):
             self._read(changed)
-            devices = tuple(self._devices[index] for index in sorted(self._devices))
+            every = (self._devices[index] for index in sorted(self._devices))
+            devices = tuple(device for device in every if device.name != DEVICE)
             self.poll_seconds = _poll_seconds(devices)
         self._changed = set()
-        return DevicesChanged(devices)
+        return DevicesChanged(devices, has_ipvs=len(devices) < len(self._devices))
 
     def _read(self, changed: set[int] | None) -> None:
         if changed is None:
@@ -135,9 +137,7 @@ class DeviceTable:
         former = self._devices.pop(index, None)
         self._count += former is None
         number = former.number if former else self._count
-        device = _device(link, addresses, number, bridges_call=self._bridges_call)
-        if device.name != DEVICE:
-            self._devices[index] = device
+        self._devices[index] = _device(link, addresses, number, bridges_call=self._bridges_call)
 
 
 def _poll_seconds(devices: Devices) -> float:

@@ -19,8 +19,8 @@ from ebpflb.tools.explain.asking import Client, MapFacts
 # Kind of step, or KIND=VALUE -> "QUESTION: RESULT"; ``it`` is the Words at this step.
 SENTENCES = {
     "foreign": "socket: {it.protocol} sockets are left alone: their packets are translated instead",
-    "left_to_packets": "socket: --socket-translation=host: pods' packets are translated instead of "
-    "their sockets",
+    "left_to_packets": "socket: pods' packets are translated instead of their sockets, by "
+    "--socket-translation=host or while kube-ipvs0 is there",
     "service": "frontend: {it.frontend_kind} of {it.service_name}",
     "address_use=0": "frontend: no frontend, and no address of a service",
     "address_use=1": "frontend: a service has this address, but not this port",

@@ -312,9 +312,12 @@ def test_start_refused(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ipvs_device(ip: Ip) -> None:
     """The device of kube-proxy's ipvs mode holds cluster IPs: none of these is an address of the
-    node.
+    node. It is known whether it is there.
     """
     ip("link add kube-ipvs0 type bridge")
     ip("address add 10.96.0.10 dev kube-ipvs0")
     assert list_devices().addresses == addresses()
     assert "kube-ipvs0" not in devices()
+    assert list_devices().has_ipvs
+    ip("link delete kube-ipvs0")
+    assert not list_devices().has_ipvs
