@@ -119,6 +119,8 @@ class NodeSync(Part):
         self._programmed = frozenset(datapath.recorded_devices)  # devices that have programs now
         self._ports_may_go = False  # whether ports had to wait until their masters had programs
         self._desired = self._desired_node()
+        # Whether mode ipvs's device, there at the start, is still there; None: not known yet.
+        self._follows_ipvs: bool | None = None
         self._own: set[int] = set()  # devices with the Node's addresses, which are to be served
         self._written: object = None  # the inputs of the last ``write``
         self._served: set[int] = set()  # devices that have programs
@@ -150,6 +152,8 @@ class NodeSync(Part):
         Raises KernelError; then ``changed`` stays true.
         """
         inputs, self._desired = self._inputs(), self._desired_node()
+        if self.device_list.devices:
+            self._follows_ipvs = self._follows_ipvs is not False and self.device_list.has_ipvs
         self._own = {it.index for it in devices.of_node(self._desired.served, self.cluster.primary)}
         self._choose_engine()
         self.datapath.wants_egress = self._wants_egress
@@ -229,7 +233,7 @@ class NodeSync(Part):
 
     def _settings(self, covering: Mapping[Family, Prefix]) -> Settings:
         settings = self._desired.settings(self.options.map_settings, covering)
-        sockets = _HOST_SOCKETS if self.device_list.has_ipvs else NO_FLAGS
+        sockets = _HOST_SOCKETS if self._follows_ipvs else NO_FLAGS
         return settings._replace(flags=settings.flags | self.engine.flags | sockets)
 
     def take_each_packet(self, rules: EachPacketRules) -> None:
@@ -323,7 +327,7 @@ class NodeSync(Part):
     @property
     def _socket_translation(self) -> str:
         chosen = self.options.socket_translation
-        waits = self.device_list.has_ipvs and chosen != HOST_SOCKETS
+        waits = self._follows_ipvs and chosen != HOST_SOCKETS
         return f"{HOST_SOCKETS}, until {DEVICE} is gone" if waits else chosen
 
     def require_own_programs(self) -> None:

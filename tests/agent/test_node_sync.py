@@ -102,14 +102,18 @@ def test_node_cidr(harness: Harness) -> None:
 
 
 def test_pods_sockets_wait_for_the_end_of_ipvs(harness: Harness) -> None:
-    """While kube-proxy's device of mode ipvs is there, pods' packets are translated instead."""
-    start(harness)
-    harness.send(structs.replace(here(ETH, BRIDGE), has_ipvs=True))
+    """While the device of kube-proxy's mode ipvs is left, pods' packets are translated instead. One
+    that comes later, on the way back, changes nothing.
+    """
+    with_ipvs = structs.replace(here(ETH, BRIDGE), has_ipvs=True)
+    harness.start()
+    harness.send(with_ipvs, SERVICES, SLICES, NODES)
     assert "host_sockets" in harness.datapath.settings.flags
     assert harness.status.socket_translation == "host, until kube-ipvs0 is gone"
-    harness.send(here(ETH, BRIDGE))
-    assert "host_sockets" not in harness.datapath.settings.flags
-    assert harness.status.socket_translation == "all"
+    for devices in (here(ETH, BRIDGE), with_ipvs):
+        harness.send(devices)
+        assert "host_sockets" not in harness.datapath.settings.flags
+        assert harness.status.socket_translation == "all"
 
 
 def test_service_ranges(harness: Harness) -> None:
