@@ -9,12 +9,13 @@ Without --hand-over nothing of this runs.
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 
 from ebpflb.agent.loop import Inbox, Part, Turn
 from ebpflb.agent.service_sync import Budget, ServiceSync
+from ebpflb.cluster.event_recorder import object_limit
 from ebpflb.errors import EbpflbError
 from ebpflb.kernel.handing import BITS, Handing, HopEntry, Loaded
 from ebpflb.model import addresses
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 NOTING_SECONDS = 10.0  # in which a Service's open connections are noted before it is handed over
 MOST_PUTTING = 0.01  # seconds of a turn: a tenant may have many tables
 LEFT_SECONDS = 60.0  # that what a former agent has left waits for tenants with endless changes
+_NO_SPACE = "no space left to hand over requests to %s: they are served without it"
 _PAST = "{}: its requests are not handed over, past this rule"
 ATTACHED_AGAIN = 30.0  # seconds: somebody may have removed the program, or put another before it
 
@@ -68,8 +70,8 @@ class HandOver(Part):
         self._all_changed = False
         self._left_until = math.inf  # when they go at the latest
         self._waits = True  # for another turn of the loop
-        self._noting: dict[PortName, float] = {}  # until when
-        self._lacking: frozenset[PortName] = frozenset()
+        self._noting: dict[PortName, float] = {}  # until when; the first one ends first
+        self._may_warn = object_limit(clock).allows
         self._attach_due = self._retry_due = self._load_due = self._put_due = -math.inf
         self._budget = Budget(clock)
         self._attached: object = None
@@ -81,7 +83,8 @@ class HandOver(Part):
             return math.inf
         if self._planner is None:
             return self._retry_due
-        due = min(self._planner.due, self._attach_due, self._put_due, *self._noting.values())
+        noting = next(iter(self._noting.values()), math.inf)
+        due = min(self._planner.due, self._attach_due, self._put_due, noting)
         return max(due, self._retry_due)
 
     def observe(self, turn: Turn) -> None:
@@ -130,7 +133,6 @@ class HandOver(Part):
         if plan:
             handing.write(plan)
         planner.written(self._clock())
-        self._lacking = _said(planner.lacking, self._lacking)
         self._attach(handing, hops, now)
 
     def _take_hops(self, handing: Handing, hops: Hops) -> None:
@@ -151,10 +153,9 @@ class HandOver(Part):
         if self._all_changed:
             self._note(it for it in wanted if it in planner or wanted[it].handed_to is not None)
         self._all_changed = False
-        noted = [name for name, until in self._noting.items() if until <= now]
-        for name in noted:
+        while self._noting and self._noting[name := next(iter(self._noting))] <= now:
             del self._noting[name]
-        self._note(noted)
+            self._note([name])
         self._put_due = self._put_in_turns(planner, now)
         waiting = self._changed or self._services.backlog or self._services.cluster.changed_services
         if self._left_until < math.inf and (not waiting or now >= self._left_until):
@@ -182,7 +183,10 @@ class HandOver(Part):
             is_ours = is_known or (desired and desired.handed_to is not None)
             changed = self._services.cluster.changed_services
             if is_ours and name.owner not in backlog and name.owner not in changed:
+                did_lack = name in planner.lacking
                 planner.put(name, self._noted(planner, name, self._handed(name), now))
+                if name in planner.lacking and not did_lack and self._may_warn(namespace):
+                    log.warning(_NO_SPACE, name)
             begun, at = at, self._clock()
             self._budget.spend(namespace, at - begun)
         due = -math.inf if self._changed else math.inf
@@ -202,6 +206,7 @@ class HandOver(Part):
         ports = self._services.cluster.services.get(name.owner, ())
         is_local = any(port.external_local for port in ports[:1])
         if not (is_local or name in planner or planner.knows(handed.frontends)):
+            self._noting.pop(name, None)
             self._noting[name] = now + NOTING_SECONDS
         return handed._replace(nodes=()) if name in self._noting else handed
 
@@ -264,14 +269,6 @@ class HandOver(Part):
         self._pool.shutdown()
         if self._handing:
             self._handing.close()
-
-
-def _said(lacking: Set[PortName], known: frozenset[PortName]) -> frozenset[PortName]:
-    """Log the first of the service ports that have begun to lack space; return all of them."""
-    if new := lacking - known:
-        line = "no space left to hand over requests to %s and %d more: they are served without it"
-        log.warning(line, min(new), len(lacking) - 1)
-    return frozenset(lacking)
 
 
 def _entries(hops: Hops) -> dict[str, HopEntry]:

@@ -206,13 +206,17 @@ def test_a_namespace_without_end_of_work_gets_a_part_of_the_time(node: Node) -> 
     assert len(node.frontends) == before + 2
 
 
-def test_what_lacks_space_is_tried_again() -> None:
-    """Whoever has made room."""
+def test_what_lacks_space_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever has made room; it is named once."""
     node = Node()
     node.room = Room(1000, 1)
     node.turn(full=True)
     first, second = node.serve("shop", 1, {"two": 1}), node.serve("other", 2, {"two": 1})
     node.turn()
+    for _ in range(2):
+        node.now += ATTACHED_AGAIN
+        node.turn()
+    assert len(caplog.messages) == 1 and "no space left" in caplog.text
     (has,) = node.frontends
     namespace, number = ("shop", 1) if has == first else ("other", 2)
     node.serve(namespace, number, None)
