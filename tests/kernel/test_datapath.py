@@ -168,20 +168,6 @@ def test_egress_stays_until_the_last_flow_has_ended(
     unpin_all(datapath.state)
 
 
-def test_flows_during_an_upgrade(
-    directory: Path, cgroup: Path, ns: Namespace, cache: Path, datapath: Datapath
-) -> None:
-    """An agent that replaces another's programs keeps opening flows."""
-    datapath.load(cache)
-    datapath.attach(cgroup, ns.served())
-    newer = Datapath(StateDir(directory))
-    assert newer.is_attached()
-    newer.write_settings(Settings(flags=frozenset({"detect_local"})))
-    assert held(newer, "settings")[0].flags == {"detect_local"}
-    newer.close()
-    unpin_all(datapath.state)
-
-
 @pytest.mark.parametrize("protocol", ["tcp", "other", None])
 def test_no_flow_to_look_up_on_a_new_node(
     cgroup: Path, ns: Namespace, cache: Path, datapath: Datapath, protocol: str | None
@@ -198,14 +184,19 @@ def test_no_flow_to_look_up_on_a_new_node(
     unpin_all(datapath.state)
 
 
-def test_a_program_may_be_opening_a_flow(
+def test_flows_during_an_upgrade(
     directory: Path, cgroup: Path, ns: Namespace, cache: Path, datapath: Datapath
 ) -> None:
-    """While programs are attached, a starting agent does not mark empty tables as empty."""
+    """An agent that replaces another's programs keeps opening flows, and does not mark empty tables
+    as empty: a program may be opening a flow.
+    """
     datapath.load(cache)
     datapath.attach(cgroup, ns.served())
     datapath.maps["flow_gate"].write([(0, gate := (1, 1, 0))])
     with closing(Datapath(StateDir(directory))) as newer:
+        assert newer.is_attached()
+        newer.write_settings(Settings(flags=frozenset({"detect_local"})))
+        assert held(newer, "settings")[0].flags == {"detect_local"}
         newer.load(cache)
         newer.attach(cgroup, ns.served())
         assert held(newer, "flow_gate") == {0: gate}
@@ -320,31 +311,19 @@ def tags(ns: Namespace, device: str) -> dict[str, bytes]:
 
 
 def test_devices_without_a_link_header_have_their_own_programs(
-    datapath: Datapath, ns: Namespace, cache: Path
+    datapath: Datapath, ns: Namespace, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Devices without a link header have separate programs, loaded once a device needs them."""
+    """Devices without a link header have separate programs, compiled at the start, and loaded once
+    a device needs them.
+    """
     datapath.load(cache)
+    monkeypatch.setattr(compiler, "compile_source", lambda *_, **__: 1 / 0)
     assert datapath.attach_devices(ns.served("!tun*")) == {}
     alike = len(datapath.programs)
     assert datapath.attach_devices(ns.served()) == {}
     assert len(datapath.programs) == alike + len(HOOKS)
     assert tags(ns, "v0") == tags(ns, "br0")
     assert all(tags(ns, "v0")[end] != tags(ns, "tun0")[end] for end in HOOKS)
-    unpin_all(datapath.state)
-
-
-def test_no_compiler_at_work(
-    datapath: Datapath, ns: Namespace, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The programs for all kinds of devices are compiled at the start."""
-    datapath.load(cache)
-
-    def fail(*_: object, **__: object) -> None:
-        raise CompileError("no clang")
-
-    monkeypatch.setattr(compiler, "compile_source", fail)
-    assert datapath.attach_devices(ns.served("!tun*")) == {}
-    assert datapath.attach_devices(ns.served()) == {}
     unpin_all(datapath.state)
 
 

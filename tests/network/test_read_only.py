@@ -57,11 +57,22 @@ class AloneCluster(Cluster):
         return agent
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with started(lambda lab: AloneCluster(lab, tmp_path)) as made:
-        made.publish(web(endpoint(made.web[0])))
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with started(lambda lab: AloneCluster(lab, tmp_path_factory.mktemp("alone"))) as made:
         yield made
+
+
+@pytest.fixture
+def cluster(alone: Cluster) -> Cluster:
+    """Return the cluster with a running agent, whose log is new, and one endpoint."""
+    agent = alone.agent
+    agent.log_file.write_text("")
+    alone.close_maps()  # a pin that was removed is another map now
+    if agent.process and agent.process.poll() is not None:
+        agent.start()
+    alone.publish(web(endpoint(alone.web[0])))
+    return alone
 
 
 def folders(agent: LabAgent, which: str) -> list[Path]:
