@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
+from itertools import chain, islice
 
 from ebpflb.agent.loop import Inbox, Part, Turn
 from ebpflb.agent.service_sync import Budget, ServiceSync
@@ -23,7 +23,7 @@ from ebpflb.model.addresses import Address, Family
 from ebpflb.model.devices import own_addresses
 from ebpflb.model.events import MAX_LISTED
 from ebpflb.model.facts import Fact, Observed, Values
-from ebpflb.model.hand_over import Hops
+from ebpflb.model.hand_over import Hops, Hosts
 from ebpflb.model.services import PortName
 from ebpflb.plan.desired import ANY
 from ebpflb.plan.handing import THIS_NODE, Handed, HandingPlanner, Station
@@ -64,6 +64,7 @@ class HandOver(Part):
         self._loading: Future[Loaded] | None = None
         self._hops: Hops | None = None
         self._own: frozenset[Address] = frozenset()  # this node's addresses
+        self._hosts = Hosts(())  # read with each change of the other nodes
         self._stations: dict[tuple[Family, str], str] = {}  # MAC addresses of nodes
         self._awaited: Values | None = None  # what the Services are not yet planned by
         self._changed: dict[str, set[PortName]] = {}  # by namespace, in the order of their turns
@@ -122,6 +123,8 @@ class HandOver(Part):
             full = True
         self._all_changed |= full
         if full:
+            known = self._services.cluster.claims.nodes.values()
+            self._hosts = Hosts(chain.from_iterable((*it.addresses, *it.pods) for it in known))
             self._left_until = min(self._left_until, now + LEFT_SECONDS)
         if self._awaited not in (None, self._services.cluster.observed[Fact.HANDED_NODES]):
             return
@@ -213,7 +216,7 @@ class HandOver(Part):
     def _handed(self, name: PortName) -> Handed | None:
         """Return what a service port is to have, by what it has in the maps of services.
 
-        Nothing at this node's own addresses: answers to its own connections come there, too.
+        Nothing at this node's own addresses, nor at those of other hosts (model/hand_over.py).
         """
         self.dropped.pop(name, None)
         desired = self._services.planner.claims.desired.get(name)
@@ -224,7 +227,8 @@ class HandOver(Part):
             frontend
             for frontend, entry in entries.services.items()
             if "external" in entry.flags and frontend.address != ANY[name.family]
-            if not (frontend.address.is_loopback or frontend.address in self._own)
+            if not frontend.address.is_loopback
+            if frontend.address not in self._own and frontend.address not in self._hosts
         ]
         rule_for = self._services.cluster.drop_rules.rule
         rules = {it: rule for it in external if (rule := rule_for(*it))}

@@ -7,11 +7,12 @@ translates its share to its own endpoints only; so it is in force here only whil
 have endpoints can be handed to, and otherwise requests are masqueraded as without it.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping
+from ipaddress import ip_network
 from typing import NamedTuple
 
-from ebpflb.model.addresses import Address
+from ebpflb.model.addresses import Address, Network
 from ebpflb.model.devices import Device
 from ebpflb.model.endpoint_slices import StoredSlice
 from ebpflb.model.endpoints import Selection, without_set_aside
@@ -43,6 +44,23 @@ class Hops(NamedTuple):
     macs: frozenset[bytes] = frozenset()
     blocked: Mapping[str, str] = {}
     uplinks: tuple[Device, ...] = ()
+
+
+class Hosts:
+    """The addresses of nodes and of their pods. Nothing is handed over there, whoever claims one:
+    answers to their own connections come there, too.
+    """
+
+    def __init__(self, its: Iterable[Address | Network]) -> None:
+        self._found = defaultdict[tuple[int, int], set[int]](set)  # by version and bits behind
+        for each in map(ip_network, its):
+            behind = each.max_prefixlen - each.prefixlen
+            self._found[each.version, behind].add(int(each.network_address) >> behind)
+
+    def __contains__(self, address: Address) -> bool:
+        version, value = address.version, int(address)
+        found = self._found.items()
+        return any(value >> behind in its for (of, behind), its in found if of == version)
 
 
 # Which nodes get a service port's requests.

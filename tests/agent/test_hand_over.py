@@ -2,7 +2,7 @@
 """The part that writes to which nodes requests are handed: in turns, and again after a failure."""
 
 import math
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +15,7 @@ from ebpflb.entries.services import Frontend
 from ebpflb.errors import KernelError
 from ebpflb.kernel.handing import HopEntry
 from ebpflb.model.addresses import Family
+from ebpflb.model.claims import NodeFacts
 from ebpflb.model.facts import Fact, Observed
 from ebpflb.model.hand_over import Hop, Hops
 from ebpflb.model.services import PortName, Protocol
@@ -47,6 +48,7 @@ class Node:
         self.options, self.namespace_share = self, 1.0
         self.node_sync, self.cluster, self.drop_rules = self, self, self
         self.device_list, self.addresses = self, set[Any]()
+        self.claims, self.nodes = self, dict[str, NodeFacts]()
         self.observed = {Fact.HANDED_NODES: frozenset[Any]()}
         self.backlog: set[Any] = set()
         self.services: dict[Any, Any] = {}
@@ -164,10 +166,15 @@ def test_an_address_that_a_rule_drops_is_named(node: Node) -> None:
     assert not node.part.dropped and first in node.frontends and second not in node.frontends
 
 
-def test_own_addresses_are_not_handed_over(node: Node) -> None:
-    """A tenant may claim any port of them: answers to the node's own connections come there."""
+def test_addresses_of_hosts_are_not_handed_over(node: Node) -> None:
+    """A tenant may claim any port of this node and of pods: answers to their own connections come
+    there.
+    """
     frontend, other = node.serve("shop", 1, {"two": 1}), node.serve("shop", 2, {"two": 1})
-    node.turn()
+    node.serve("shop", 64, {"two": 1})
+    pods = NodeFacts(True, True, (), (ip_network("203.0.113.64/27"),))
+    node.nodes["two"] = pods
+    node.turn(full=True)
     assert node.frontends.keys() == {frontend, other}
     node.addresses = {frontend.address}
     node.part.observe(Turn(serves=True, node=True))
