@@ -99,7 +99,7 @@ def _backends(
 ) -> dict[int, list[Rate]]:
     """Return the rows of backends, by the id of their service."""
     found: dict[int, list[Rate]] = {}
-    backends = snapshot.backends()
+    backends = snapshot.backends
     shares = _shares(backends.values())
     for number, backend in backends.items():
         now = after.backends.get(number, _NO_BACKEND)

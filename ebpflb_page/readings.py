@@ -22,8 +22,7 @@ from ebpflb.tools import ask, node_status, pins
 from ebpflb.tools.events import EventFilter, EventNames, EventStream, Teller
 from ebpflb.tools.explain import answer
 from ebpflb.tools.explain.asking import NamedService
-from ebpflb.tools.map_fill import MapFill, map_fill
-from ebpflb.tools.snapshot import require_service
+from ebpflb.tools.snapshot import MapFill, map_fill, require_service
 from ebpflb_page.live_events import ToldBatch, WatchedEvents
 
 # All Services of the node, read at intervals; sorted and filtered for each client.

@@ -13,7 +13,6 @@ ask              what the running agent answers
 events           the events that the agent sends on for `ebpflb monitor`
 dump             every map as rows, with names instead of ids
 snapshot         the maps that the agent writes, to which the rows of `dump` refer
-map_fill         how full the maps are
 explain          why a connection goes where it goes, by asking the programs themselves
 report           one archive of all this, for somebody else
 pseudonyms       replaces names and addresses in the report

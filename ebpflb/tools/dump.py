@@ -270,7 +270,7 @@ def _translations(s: Snapshot) -> list[Row]:
 
     if not nft.exists(TABLE):
         return []
-    backends, names = s.backends(), s.backend_names
+    backends, names = s.backends, s.backend_names
     return [
         {
             "service": s.service(backends[id].service) if id in backends else "",
@@ -308,7 +308,7 @@ ROWS: dict[str, Rows] = {
     "connections": _entries("connections"),
     "backend_loads": lambda s: (
         {"id": id, "endpoint": s.endpoint(id), **s.maps["backend_loads"].get(id)._asdict()}
-        for id in sorted(s.backends())
+        for id in sorted(s.backends)
     ),
     "source_ranges": _entries("source_ranges"),
     "service_ranges": _entries("service_ranges"),

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
-from ipaddress import IPv4Network, IPv6Network, ip_address
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from ebpflb.kernel.maps.records import MonitorEvent
 from ebpflb.kernel.node import namespaces
 from ebpflb.model.addresses import Address, host_port
 from ebpflb.options import Paths
-from ebpflb.tools.snapshot import Snapshot
+from ebpflb.tools.snapshot import Snapshot, services_at
 from ebpflb.workers import readable
 
 # Names for events: services and backends by their ids, pods by namespace and address.
@@ -61,7 +61,8 @@ class EventNames:
 
     def service(self, number: int, frontend: Frontend | None) -> str:
         """Return the service port with this id, or the frontend's if the id is 0; "" if unknown."""
-        number = number or self._service_at(frontend)
+        if frontend and not number:
+            number = next((it.id for it in services_at(self._maps, frontend)), 0)
         return service_name(self._maps["service_names"].get(number), number)
 
     def target(self, backend: int) -> str:
@@ -100,22 +101,10 @@ class EventNames:
             snapshot = Snapshot(self._maps)
             self._pods = {
                 backend.address: snapshot.backend_names[number].target
-                for number, backend in snapshot.backends().items()
+                for number, backend in snapshot.backends.items()
                 if number in snapshot.backend_names
             }
         return self._pods.get(address, "")
-
-    def _service_at(self, frontend: Frontend | None) -> int:
-        """Return the id of the service of this frontend. NodePorts are stored without an
-        address.
-        """
-        if frontend is None:
-            return 0
-        zero = ip_address("0.0.0.0" if frontend.address.version == 4 else "::")
-        for candidate in (frontend, frontend._replace(address=zero)):
-            if found := self._maps["services"].get(candidate):
-                return int(found.id)
-        return 0
 
     def _of_process(self, netns: int, process: int) -> NetnsOwner | None:
         """Find the owner through its process; None if this has ended or its PID was reused."""

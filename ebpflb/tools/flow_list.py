@@ -27,7 +27,6 @@ from ebpflb.entries.services import (
     Backend,
     BackendName,
     Frontend,
-    ServiceEntry,
     protocol_name,
     service_name,
 )
@@ -35,11 +34,10 @@ from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.readers import FrontendKeys
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.kernel.netfilter import conntrack
-from ebpflb.model.addresses import Address, family, host_port
+from ebpflb.model.addresses import Address, host_port
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import PortName
-from ebpflb.plan.desired import ANY
-from ebpflb.tools.snapshot import Row, seconds_since
+from ebpflb.tools.snapshot import Row, seconds_since, services_at
 
 PARTIAL = "partial"
 
@@ -207,9 +205,7 @@ def _joined(maps: Mapping[str, Map]) -> Iterator[_Joined]:
 
 def _find(maps: Mapping[str, Map], frontend: Frontend) -> _Service | None:
     """Return the service of this frontend, or None if it was removed since its key was read."""
-    services, anywhere = maps["services"], ANY[family(frontend.address)]
-    found: ServiceEntry | None = services.get(frontend)
-    found = found or services.get(frontend._replace(address=anywhere))
+    found = next(services_at(maps, frontend), None)
     if found is None:
         return None
     base, size = found.block

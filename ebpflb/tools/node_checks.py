@@ -22,8 +22,7 @@ from ebpflb.kernel.node import namespaces, routes, sysctls
 from ebpflb.kernel.programs import compiler, precompile
 from ebpflb.kernel.programs.loader import HOOK_TYPES, ITER_TCP, SECTIONS
 from ebpflb.model.addresses import format_numbers, parse_numbers
-from ebpflb.tools.map_fill import MapFill, map_fill
-from ebpflb.tools.snapshot import Snapshot
+from ebpflb.tools.snapshot import MapFill, Snapshot, map_fill
 
 # The result of `ebpflb check` for one feature of the node.
 

@@ -1,19 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """The maps that the agent writes: the other maps refer to their entries by number.
 
-Also the format of backends and times in every row, and the error for an unknown Service.
+Also how full maps are, the format of backends and times in every row, and the error for an unknown
+Service.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from ebpflb.entries.services import Backend, BackendName, Frontend, ServiceEntry, service_name
+import msgspec
+
+from ebpflb.entries.services import (
+    Backend,
+    BackendName,
+    Frontend,
+    Range,
+    ServiceEntry,
+    service_name,
+)
 from ebpflb.errors import NotFound, one_line
 from ebpflb.kernel.map_writer import capacity_of
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import ServiceCounters
+from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.kernel.valid_contents import ValidContents
 from ebpflb.model.addresses import host_port
 from ebpflb.model.services import PortName, likely_service
@@ -53,27 +64,29 @@ class Snapshot:
         return service_name(self.service_names.get(number), number)
 
     @cached_property
-    def _backends(self) -> dict[int, Backend]:
-        return {backend.id: backend for backend in self.slots.values()}
-
     def backends(self) -> dict[int, Backend]:
-        """Return the backends with these ids, by id."""
-        return self._backends
+        """The backends by their ids."""
+        return {backend.id: backend for backend in self.slots.values()}
 
     def endpoint(self, number: int) -> str:
         """Return ADDRESS:PORT of the backend with this id."""
-        if backend := self._backends.get(number):
+        if backend := self.backends.get(number):
             return host_port(backend.address, backend.port)
         return f"removed (#{number})" if number else ""
 
     def service_counters(self, number: int) -> Row:
-        return dict(
-            zip(ServiceCounters._fields, self.maps["service_stats"].get(number), strict=True)
-        )
+        return ServiceCounters(*self.maps["service_stats"].get(number))._asdict()
 
     def backend_counters(self, number: int) -> Row:
         opened, closed = self.maps["backend_stats"].get(number)
         return {"opened": opened, "open": max(0, opened - closed)}
+
+
+def services_at(maps: Mapping[str, Map], frontend: Frontend) -> Iterator[ServiceEntry]:
+    """Yield the services of a frontend, by its address, and as a NodePort, which has none."""
+    for where in (frontend, frontend._replace(address=type(frontend.address)(0))):
+        if found := maps["services"].get(where):
+            yield found
 
 
 def require_service(maps: Mapping[str, Map], wanted: str) -> None:
@@ -87,3 +100,41 @@ def require_service(maps: Mapping[str, Map], wanted: str) -> None:
 def seconds_since(timestamp: int) -> float:
     """Return the seconds since a timestamp, which is in nanoseconds of CLOCK_MONOTONIC."""
     return round((time.monotonic_ns() - timestamp) / 1e9, 1)
+
+
+_COUNTED = ("services", "service_names", "backend_names", "source_ranges")
+
+
+class MapFill(msgspec.Struct):
+    """The number of entries in use, and ``limit``, the number that the map can hold."""
+
+    name: str
+    entries: int
+    limit: int
+
+    @property
+    def share(self) -> float:
+        """The used part of the map, from 0 to 1."""
+        return self.entries / self.limit if self.limit else 0.0
+
+
+def map_fill(maps: Mapping[str, Map]) -> list[MapFill]:
+    """Return the fill of the maps that the agent plans, and of the flow tables at the last sweep.
+
+    The fullest map is first. In arrays, only the elements that Services use are counted. Raises
+    KernelError.
+    """
+    services = [entry for _, entry in maps["services"].items()]
+    counts = {
+        **{name: maps[name].count() for name in _COUNTED},
+        "slots": _size(entry.block for entry in services),
+        "choices": _size(entry.tables for entry in services),
+        **{name: FlowTable(maps, name).numbers.entries for name in FLOW_MAPS},
+    }
+    found = [MapFill(name, count, maps[name].spec.entries) for name, count in counts.items()]
+    return sorted(found, key=lambda fill: -fill.share)
+
+
+def _size(ranges: Iterable[Range]) -> int:
+    """Return the total size of all ranges; frontends of a service share a range."""
+    return sum(each.size for each in set(ranges))

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from ebpflb.errors import NotFound
 from ebpflb.serve.service_page import EndpointRow, PortPage, ServicePage, ServiceRow
-from ebpflb.tools.map_fill import MapFill
+from ebpflb.tools.snapshot import MapFill
 
 OURS = "localhost:10251"
 

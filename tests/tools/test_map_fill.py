@@ -6,7 +6,7 @@ from ipaddress import ip_address
 from ebpflb.entries.services import BackendName, Choice, Frontend, Range, ServiceEntry
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import Sweep
-from ebpflb.tools.map_fill import map_fill
+from ebpflb.tools.snapshot import map_fill
 
 
 def test_entries_in_use_are_counted(maps: dict[str, Map]) -> None:

@@ -28,7 +28,7 @@ from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.node import namespaces, routes
 from ebpflb.model.addresses import Address, host_port, parse_address
 from ebpflb.model.services import PROTOCOLS, PortName, Protocol
-from ebpflb.tools.snapshot import require_service
+from ebpflb.tools.snapshot import require_service, services_at
 
 # The destination of a connection: ADDRESS:PORT, and a protocol.
 
@@ -151,9 +151,7 @@ class MapFacts:
 
     def service_ids(self, frontend: Frontend) -> list[int]:
         """Return the ids of services with this frontend, by address or as a NodePort."""
-        nodeport = frontend._replace(address=type(frontend.address)(0))
-        found = (self.service_at(frontend), self.service_at(nodeport))
-        return [service.id for service in found if service]
+        return [service.id for service in services_at(self.maps, frontend)]
 
     def service(self, number: int) -> str:
         return one_line(service_name(self.maps["service_names"].get(number), number))
