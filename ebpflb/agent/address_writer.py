@@ -92,6 +92,7 @@ class AddressWriter(PeriodicWorker, Part):
         self._waiting: dict[Key, float] = {}  # Services that lack something, and since when
         self._in_vain: set[Key] = set()  # Services that get nothing until something changes
         self._freed = math.inf  # since when an address may be free for them
+        self._version = -1  # of the claims and Nodes that were seen last
         self._ready: dict[str, bool] = {}  # Nodes -> whether load balancers may use them
         self._rank = 0
         self._recheck_due = -math.inf
@@ -115,7 +116,9 @@ class AddressWriter(PeriodicWorker, Part):
         claims = self._cluster.claims
         if not (claims.pools and self._cluster.complete):
             return
-        self._note_nodes()
+        if claims.version != self._version:
+            self._version = claims.version
+            self._note_nodes()
         changed, may_be_free = claims.take_changed()
         now = self._clock()
         with self._lock:
