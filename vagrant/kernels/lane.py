@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from vagrant.kernels import archive, arm64, boot_files, machine
 from vagrant.kernels.errors import LabError
-from vagrant.kernels.lane_tests import ALL_TESTS, ARM64_TESTS, BUDGET, IN_TURNS, MORE, TESTS
+from vagrant.kernels.lane_tests import ALL_TESTS, ARM64_TESTS, BUDGET, MORE, NETWORK, PACKET, TESTS
 from vagrant.kernels.listing import Kernel
 
 CACHE = Path(os.environ.get("EBPFLB_KERNELS") or Path.home() / ".cache" / "ebpflb-kernels")
@@ -118,10 +118,15 @@ def test_all(
 
 
 def share(tests: Sequence[str], place: int, count: int) -> Sequence[str]:
-    """Return the kernel's part of TESTS, by its place among this many (lane_tests.IN_TURNS)."""
+    """Return the kernel's part of TESTS, by its place among this many (lane_tests)."""
     if tests != TESTS:
         return tests
-    return *tests, *(f"--in-turns={place}/{count}:{folder}" for folder in IN_TURNS)
+    network = [word for word in tests if word.startswith(NETWORK)]
+    kept = {*network[place::count]}
+    return (
+        *(word for word in tests if word in kept or word not in network),
+        f"--in-turns={place}/{count}:{PACKET}",
+    )
 
 
 def _is_listed(tests: Sequence[str]) -> bool:

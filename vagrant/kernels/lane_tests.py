@@ -14,8 +14,9 @@ release.
 Emulated, Python is twenty times slower and a cluster takes 20 s: so each test runs with few
 of its parameters (parameter_sets.py), loads are a fiftieth (tests/load.py), the files of
 tests/network that can share one cluster do so, and most of those that restart agents often are left
-out. With every change those of LONG are left out too, and second sets of parameters; of the folders
-IN_TURNS each file runs on one of the kernels, and all the others on each.
+out. With every change those of LONG are left out too, and second sets of parameters; each file of
+PACKET and NETWORK runs on one of the kernels, in turns, and all the others on each. The order of
+those of NETWORK is such that the kernels take equally long.
 """
 
 BUDGET = "tests/kernels/inside/test_verifier.py"
@@ -52,8 +53,8 @@ ALL_TESTS = (
     "tests/packet",
     "tests/kernel/node/test_ipvs.py",
     # these share two nodes with each engine
-    "tests/network/test_packets_table.py",
     "tests/network/test_packets_refusal.py",
+    "tests/network/test_packets_table.py",
     "tests/network/test_schedulers.py",
     "tests/network/test_egress.py",
     "tests/network/test_on_removal.py",
@@ -61,14 +62,14 @@ ALL_TESTS = (
     # with a node of its own, where the kernel has what it needs
     "tests/network/test_flowtable.py",
     "tests/network/test_be_liberal.py",
-    # these share one cluster: first those that need it unchanged, last those that change it
-    "tests/network/test_release.py",
-    "tests/network/test_sockets.py",
-    "tests/network/test_stale_udp.py",
     # each with two nodes of its own
     "tests/network/test_killed_amid_changes.py",
     "tests/network/test_sctp.py",
     "tests/network/test_translated_once.py",
+    # these share one cluster: first those that need it unchanged, last those that change it
+    "tests/network/test_release.py",
+    "tests/network/test_sockets.py",
+    "tests/network/test_stale_udp.py",
     # each has a node of its own, with kube-proxy's rules
     "tests/network/test_some_services.py",
     "tests/network/test_shadow.py",
@@ -103,7 +104,7 @@ TESTS = (
     "--parameter-sets=1",
 )
 
-IN_TURNS = ("tests/packet", "tests/network")
+PACKET, NETWORK = "tests/packet", "tests/network/"  # each file of these runs on one kernel
 
 # What runs after ALL_TESTS, in machines started anew.
 MORE = (
