@@ -27,6 +27,7 @@ from tests.kit.sockets import Socket
 
 RETURNED = "is also running (its rules have come back): ebpflb handles packets first"
 CONNECTIONS = 4  # of a client: round-robin leads them to each endpoint
+pytestmark = pytest.mark.timeout(1400)  # emulated, as the kernels with IPVS are
 
 
 @pytest.fixture(params=[Engine.NETFILTER, Engine.FLOWS], ids=str)
