@@ -638,8 +638,10 @@ class ServiceSync(Part):
             node_local = None
         about = self.cluster.primary, node_local, self.cluster.untracked, self.cluster.api_places
         own = self.cluster.node_name
-        handed = handed_to(port, selection, own, self.cluster.observed[Fact.HANDED_NODES])
-        keeps = keeps_here(port, handed, own)
+        handed, keeps = None, False
+        if port.hands_over:
+            handed = handed_to(port, selection, own, self.cluster.observed[Fact.HANDED_NODES])
+            keeps = keeps_here(port, handed, own)
         wanted = yield from desiring(port, selection, *about, handed, keeps_here=keeps)
         grown = wanted, port.slow_start, programmed, self._clock()
         return (yield from self.slow_starts.applying(*grown))

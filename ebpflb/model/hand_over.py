@@ -74,10 +74,11 @@ def handed_to(
 ) -> Weights | None:
     """Return the nodes among which requests to external addresses are spread; None: as ever.
 
-    ``own``: this node; ``believed``: others that may be handed to, with their families. Empty: only
-    flows that have a node already are handed over, all others are treated as ever.
+    ``port``: one that ``hands_over``; ``own``: this node; ``believed``: others that may be handed
+    to, with their families. Empty: only flows that have a node already are handed over, all others
+    are treated as ever.
     """
-    if not port.hands_over or port.name.protocol == Protocol.SCTP:
+    if port.name.protocol == Protocol.SCTP:
         return None
     ready = tuple([each for each in selection.listed if each.ready and each.weight])
     leaving = (each for each in selection.listed if each.serving and each.terminating)

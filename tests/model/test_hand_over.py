@@ -87,9 +87,9 @@ def test_only_endpoints_in_use_count() -> None:
     assert nodes(cluster, structs.replace(on("two"), set_aside=aside)) == {"two": 100}
 
 
-def test_sctp_and_services_without_the_option_are_not_handed_over() -> None:
+def test_sctp_is_not_handed_over() -> None:
     sctp = port("Local", ports=[{"port": 80, "protocol": "SCTP"}])
-    assert nodes(sctp, on("two")) is nodes(port("Local", "off"), on("two")) is None
+    assert nodes(sctp, on("two")) is None
 
 
 def test_who_keeps_requests_in_spite_of_policy_cluster() -> None:

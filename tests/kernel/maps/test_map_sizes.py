@@ -114,7 +114,7 @@ def _entries(state: StateDir) -> int:
 
 # The maps take as much of the kernel's memory as the pages say where a limit is sized.
 
-PAGES = ("docs/scale.md", "docs/install.md", "deploy/chart/ebpflb/values.yaml")
+PAGES = ("docs/scale.md", "deploy/chart/ebpflb/values.yaml")
 FIGURES = re.compile(r"(\d+) MB,? and ([\d.]+) MB for each possible CPU")
 ACCURATE = (6, 3)  # since then the kernel counts what a map really takes
 
