@@ -6,10 +6,12 @@ that answers for addresses costs.
 
 Three nodes, a client beyond a router that opens a connection every 10 ms, and endpoints on the
 nodes that stay. A round pulls the cable of the address's owner and plugs it in again; its figure is
-the time from the last connection that was served to the first one after it.
+the time from the last connection that was served to the first one after it. Then a station asks for
+the address ten thousand times a second, while the client's connections go on.
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import time
@@ -18,7 +20,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from bench import targets
-from bench.report import Lines, row_of
+from bench.report import Line, Lines, Row, row_of
 from bench.result import run_bench
 from bench.temporary_lab import print_step, temporary_lab
 from ebpflb.kernel.attach.answerer import Given
@@ -29,6 +31,7 @@ from ebpflb.kernel.programs.precompile import ANSWER
 from ebpflb.lab import cni, manifests, traffic
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab
+from ebpflb.lab.netns import Namespace
 from ebpflb.lab.router import NODES
 from ebpflb.model.pools import CLASS, ranked
 from ebpflb.options import Paths
@@ -53,6 +56,45 @@ while True:
     time.sleep(float(sys.argv[4]))
 """
 
+RATE, ASKING = 10_000, 10  # questions a second, and seconds
+_STRANGER = 77
+# Each question has another sender, which its answer names; the kernel says when that came.
+_ASKS = """
+import json, socket, struct, sys, time
+target, rate, seconds = socket.inet_aton(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+wire.setsockopt(socket.SOL_SOCKET, 35, 1)  # SO_TIMESTAMPNS
+wire.setsockopt(socket.SOL_SOCKET, 33, 1 << 24)  # SO_RCVBUFFORCE
+wire.bind(("eth0", 0x806))
+wire.setblocking(False)
+mac = wire.getsockname()[4]
+head = b"\\xff" * 6 + mac + b"\\x08\\6\\0\\1\\x08\\0\\6\\4\\0\\1" + mac
+sent, took = {}, {}
+def take():
+    while True:
+        try:
+            frame, told, *_ = wire.recvmsg(2048, 64)
+        except BlockingIOError:
+            return
+        if frame[20:22] == b"\\0\\2" and told:
+            at, more = struct.unpack("qq", told[0][2][:16])
+            number = int.from_bytes(frame[38:42], "big")
+            if number in sent:
+                took.setdefault(number, at * 10**9 + more - sent[number])
+begun = time.monotonic()
+for turn in range(seconds * 1000):
+    for number in range(turn * rate // 1000, (turn + 1) * rate // 1000):
+        sender = 0xC6120000 + number
+        sent[sender] = time.clock_gettime_ns(time.CLOCK_REALTIME)
+        wire.send(head + struct.pack("!I", sender) + bytes(6) + target)
+    take()
+    time.sleep(max(0, begun + (turn + 1) / 1000 - time.monotonic()))
+spent = time.monotonic() - begun
+time.sleep(0.5)
+take()
+print(json.dumps([spent, len(sent), [*took.values()]]))
+"""
+
 
 def main() -> None:
     run_bench(__doc__, _measured, rounds=20)
@@ -63,9 +105,13 @@ def _measured(wanted: argparse.Namespace) -> Lines:
         agents = _cluster(lab, folder, stack)
         client = lab.outside("client", 1)
         away = [_round(lab, client, agents, number) for number in range(wanted.rounds)]
+        wait_until("the owner answers", lambda: _owners(agents) == {OWNER})
+        time.sleep(2)  # until the others have given the address up
+        asked = _asked(lab, client)
     yield "a load balancer address whose owner's cable is pulled: away"
     yield row_of("median", away, "s", targets.FAILOVER)
     yield row_of("worst", away, "s", targets.FAILOVER_WORST, value=max(away))
+    yield from asked
     yield "the program that answers, a packet, by test runs (an empty program takes 26 of them)"
     for name, nanoseconds in _program().items():
         yield row_of(name, [nanoseconds], "ns")
@@ -129,6 +175,34 @@ def _round(lab: Lab, client: Host, agents: list[LabAgent], number: int) -> float
     served = [float(at) for at, is_served in rows if is_served == "1"]
     last = max(at for at in served if at < pulled)
     return min(at for at in served if at > pulled + WAIT) - last
+
+
+def _asked(lab: Lab, client: Host) -> list[Line]:
+    """Ask for the address all the time; return what became of the questions, and of others."""
+    print_step("asking for the address")
+    stranger = Namespace(f"{lab.prefix}-stranger")
+    stranger.create()
+    lab.router.plug(stranger, NODES, _STRANGER)
+    opens = (_CLIENT, ADDRESS, str(PORT), str(1.0), str(WAIT))
+    opening = client.start([sys.executable, "-IS", "-c", *opens], stdout=subprocess.PIPE)
+    asks = (_ASKS, ADDRESS, str(RATE), str(ASKING))
+    said = subprocess.run(
+        [*stranger.enter, sys.executable, "-IS", "-c", *asks],
+        stdout=subprocess.PIPE, text=True, check=True,
+    ).stdout  # fmt: skip
+    opening.kill()
+    assert opening.stdout
+    served = [line.split()[1] for line in opening.stdout if line.endswith("\n")]
+    spent, count, took = json.loads(said)
+    milliseconds = sorted(each / 1e6 for each in took)
+    late = milliseconds[int(len(milliseconds) * 0.99)]
+    return [
+        f"the address is asked for {count / spent:,.0f} times a second, {spent:.0f} s",
+        Row("questions without an answer", count - len(took), f"of {count:,}", 0),
+        row_of("until the answer, median", milliseconds, "ms", targets.ANSWER),
+        row_of("until the answer, p99", milliseconds, "ms", targets.ANSWER, value=late),
+        Row("connections that failed meanwhile", served.count("0"), f"of {len(served):,}", 0),
+    ]
 
 
 def _owners(agents: list[LabAgent]) -> set[str]:

@@ -36,6 +36,7 @@ CHOSEN = {"TCP": 50, "UDP": 100}  # an established packet that netfilter transla
 
 # A load balancer address whose owner's cable is pulled: seconds until another node serves it
 FAILOVER, FAILOVER_WORST = 1.5, 3.0
+ANSWER = 1  # milliseconds, at 10,000 questions a second
 
 # Requests that are handed over: a packet against one that is routed, rates against masqueraded ones
 HANDED_PACKET, HANDED_RATE = 1.0, 1.1

@@ -98,6 +98,15 @@ static __always_inline void advertise(struct neighbour *neighbour, const struct 
 					  sum_of(pseudo, sizeof(*pseudo), 0)));
 }
 
+/* Whether it can be no solicitation: all other packets of IPv6 are to cost little. */
+static __always_inline bool is_other_packet(const struct __sk_buff *ctx)
+{
+	const struct ipv6 *ip = (void *)(long)ctx->data + LINK;
+
+	return (const void *)(ip + 1) <= (const void *)(long)ctx->data_end &&
+	       (ip->next != ICMPV6 || ip->hops != NEIGHBOUR_HOPS);
+}
+
 static __always_inline int answer_solicitation(struct __sk_buff *ctx)
 {
 	const __u32 size = LINK + sizeof(struct ipv6) + sizeof(struct neighbour);
@@ -127,6 +136,8 @@ PROGRAM("tc/ingress")
 int answer(struct __sk_buff *ctx)
 {
 	if (ctx->protocol != BE16(ETHERTYPE_ARP) && ctx->protocol != BE16(ETHERTYPE_IPV6))
+		return NEXT;
+	if (ctx->protocol == BE16(ETHERTYPE_IPV6) && is_other_packet(ctx))
 		return NEXT;
 	if (ctx->vlan_present || ctx->pkt_type == TO_OTHER_HOST)
 		return NEXT;
