@@ -12,6 +12,7 @@ SecondUplink the same, and the pods' addresses belong to a second interface of t
 WireGuard    packets to other nodes' pods are sent in WireGuard
 Vrf          the node's uplink is in a VRF
 Bond         the node's uplink is a member of a bond
+Vlan         the node's uplink is a VLAN's device
 BridgeUplink the node's uplink is the only port of a bridge
 """
 
@@ -407,6 +408,23 @@ class Bond(Routed):
             "link set bond0 up",
         )
         move_addresses(host, node, "eth0", "bond0")
+
+
+class Vlan(Routed):
+    """An uplink at whose cable all frames have a VLAN's tag; ``tag`` sets up the switch's port."""
+
+    def prepare(self, host: Namespace, node: int) -> None:
+        host.ip("link add link eth0 name eth0.5 type vlan id 5", "link set eth0.5 up")
+        move_addresses(host, node, "eth0", "eth0.5")
+
+    @staticmethod
+    def tag(router: Namespace, node: int) -> None:
+        port = f"{NODES.name}{node}"
+        router.ip(
+            f"link set {port} nomaster",
+            f"link add link {port} name {port}.5 type vlan id 5",
+            f"link set {port}.5 master {NODES.name} up",
+        )
 
 
 class BridgeUplink(Routed):
