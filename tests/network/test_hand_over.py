@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from socket import AF_INET, SOCK_STREAM
 
 import pytest
 
@@ -20,7 +21,7 @@ from tests.kit.parameters import families
 from tests.kit.pod_networks import Routed
 
 LATE = ("203.0.113.30", "fd03:113::30")
-NARROW = 1280
+NARROW, HEALTH = 1280, 32100
 
 
 @pytest.fixture(scope="module", params=two_nodes.ENGINES, ids=str)
@@ -134,6 +135,22 @@ def test_only_admitted_clients_are_handed_on(cluster: ThreeNodes, v6: bool) -> N
     cluster.publish(cluster.local("three", loadBalancerSourceRanges=ranges))
     assert cluster.sees(LOCAL[v6])
     assert not cluster.sees(LOCAL[v6], cluster.stranger)
+
+
+def test_the_health_check_still_names_nodes_with_endpoints(cluster: ThreeNodes) -> None:
+    """A load balancer need not know of hand-overs."""
+    cluster.publish(cluster.local("three", healthCheckNodePort=HEALTH))
+
+    def says(node: str) -> bytes:
+        host = cluster.nodes[NAMES.index(node)]
+        with cluster.sockets(cluster.outside).open(AF_INET, SOCK_STREAM) as stream:
+            stream.connect((host.v4, HEALTH))
+            stream.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            return bytes(stream.recv(4096).split()[1])
+
+    wait_until("node one says no", lambda: says("one") == b"503")
+    wait_until("node three says yes", lambda: says("three") == b"200")
+    assert cluster.sees(LOCAL[0])
 
 
 @families
