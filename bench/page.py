@@ -23,7 +23,7 @@ RESULTS = ROOT / "bench/results"
 PAGES = (ROOT / "docs/benchmarks.md", RESULTS / "README.md")
 NOT_MEASURED = "It has not been measured yet."
 _DAY = re.compile(r", (?=\d{4}-\d\d-\d\d; load )")  # a result's machine, and when it ran
-_BLOCK = re.compile(r"(<!-- bench ([a-z]+) -->\n).*?(<!-- end of bench -->)", re.S)
+_BLOCK = re.compile(r"(<!-- bench ([a-z-]+) -->\n).*?(<!-- end of bench -->)", re.S)
 
 Results = dict[str, Result]
 
