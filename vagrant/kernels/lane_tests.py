@@ -120,6 +120,7 @@ MORE = (
     "tests/network/test_route_sources.py",
     "tests/network/test_packet_mark.py",
     "tests/network/test_single_peer_endpoint.py",
+    "tests/network/test_uplink_kinds.py",
     "tests/network/test_other_filters.py",
     "tests/network/test_shapers.py",
 )
