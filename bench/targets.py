@@ -7,7 +7,7 @@ These were targets once. A user does not notice them, or another target has them
 - --fast-forward's cost of a packet as a part of nftables': whether a node spends less than a router
   does, which has no Services at all, is the question; so it is compared with direct routing
 - the connections a second with --fast-forward as a multiple of nftables': it begins at a flow's
-  20th packet, so a short connection can only cost the same
+  17th packet, so a short connection can only cost the same
 - a first datagram's nanoseconds: it is one of thousands that a socket sends
 - what a draw costs more than one at random: some 5 % of a connection at most
 - the seconds of a cold start's map writes: the cold start has them in it
@@ -43,7 +43,7 @@ HANDED_PACKET, HANDED_RATE = 1.0, 1.1
 NOT_HANDED = 2  # nanoseconds of a packet for others
 
 # The agent: MB, seconds, milliseconds
-MEMORY_IDLE, MEMORY_LARGE = 60, 160
+MEMORY_IDLE, MEMORY_LARGE = 55, 160
 FIRST_START = 1
 DEVICES_START, DEVICES_CHANGE, DEVICES_PAIR, DEVICES_IDLE = 5, 50, 15, 5  # with 500 devices
 COLD_START, WARM_RESTART, WARM_WRITES = 4, 4, 0

@@ -431,7 +431,7 @@ class Options:
     fast_forward: str = option(
         FORWARD_OFF,
         "--fast-forward",
-        "Forward packets of established flows, from the 20th on, from device to device by the "
+        "Forward packets of established flows, from the 17th on, from device to device by the "
         "kernel's flowtable, past routing rules, netfilter and conntrack; with auto as long as no "
         "rule on the node acts on each packet or can drop one. Without effect on the packet path "
         "flows.",

@@ -2,13 +2,13 @@
 """The kernel's flowtable, in an nft table of its own (--fast-forward with netfilter).
 
 A connection to one of the ``frontends`` bypasses the stack after its endpoint has answered: at its
-19th packet, both directions counted, or the next one in FORWARD, behind all rules that could drop
+16th packet, both directions counted, or the next one in FORWARD, behind all rules that could drop
 it, it enters the flowtable. From then on the hook of a device sends its packets directly to the
 next device. conntrack does not show who translated a connection. So each family has a set of
 frontends, and the original destination must be in it: connections that other programs translate
 stay in the stack.
 
-The rule asks conntrack how many packets have passed. So the kernel turns on conntrack's accounting
+The rules ask conntrack how many packets have passed. So the kernel turns on conntrack's accounting
 in this network namespace (net.netfilter.nf_conntrack_acct), where it stays on. Connections that
 were opened before have no count, and stay in the stack.
 
@@ -47,13 +47,15 @@ from ebpflb.plan.planner import Plan
 
 TABLE = Name("inet", "ebpflb-fast-forward")
 FLOWTABLE = CHAIN = "fast-forward"
+_LONG = "long"  # of connections
 _PRIORITY = 300  # behind the filters (0) and the tables of SELinux (50 to 225)
 _FORWARD, _INGRESS = 2, 0  # NF_INET_FORWARD, NF_NETDEV_INGRESS
 _AT_ONCE = 1000  # elements in one message, whose attribute has at most 64 KiB
 _DEVICES_AT_ONCE = 128  # of the kernel's maximum of 256 in a message (NFT_NETDEVICE_MAX)
 
 _CT_STATUS, _CT_PROTOCOL, _CT_PORT, _CT_PACKETS, _CT_V4, _CT_V6 = 2, 10, 12, 14, 20, 22  # NFT_CT_*
-_PACKETS = struct.pack(">Q", 19)  # as kindnet and kube-proxy's prototype
+_PACKETS = 16  # about as kindnet and kube-proxy's prototype, which have 20
+_MANY = 0xFFFFFFFF & -_PACKETS  # of a number's lower half, on little-endian; a power of two
 _ANSWERED = SEEN_REPLY | DESTINATION_NAT
 
 
@@ -97,8 +99,8 @@ def read(table: Name) -> Contents | None:
 
     Raises Refused.
     """
-    there = nft.dump(table, nft.GET_RULE, encode({1: to_text(table.table), 2: to_text(CHAIN)}))
-    wanted = [_rule(table, each).tree for each in FRONTEND_SETS]
+    there = nft.dump(table, nft.GET_RULE, encode({1: to_text(table.table)}))
+    wanted = [each.tree for each in _rules(table)]
     devices = _devices(table)
     has_rules = len(there) == len(wanted) and all(map(has_attributes, there, wanted))
     if devices is None or not has_rules:
@@ -134,9 +136,10 @@ def write(table: Name, wanted: Contents) -> None:
     for place, each in enumerate(FRONTEND_SETS, start=1):
         frontends = rules.set_of(each.name, (each.data_type, each.key_size), table=table)
         made.add(nft.NEW_SET, encode({**frontends, 10: to_number(place)}))
+    made.add(nft.NEW_CHAIN, encode(rules.inner_chain(name, _LONG)))
     made.add(nft.NEW_CHAIN, encode(rules.base_chain(name, CHAIN, "filter", _FORWARD, _PRIORITY)))
-    for each in FRONTEND_SETS:
-        made.add(nft.NEW_RULE, encode(_rule(table, each).tree))
+    for rule in _rules(table):
+        made.add(nft.NEW_RULE, encode(rule.tree))
     _add_devices(made, table, wanted.devices)
     _change_frontends(made, table, nft.NEW_ELEMENTS, wanted.frontends)
     made.commit()
@@ -156,27 +159,26 @@ def change(table: Name, former: Contents, wanted: Contents) -> None:
         made.commit()
 
 
-def _rule(table: Name, frontends: FrontendSet) -> rules.Rule:
-    """Return the rule: answered, translated connections of some length enter the flowtable."""
-    expressions = (
-        *(
+def _rules(table: Name) -> Iterator[rules.Rule]:
+    """Yield the rules, by chains as the kernel has them: answered, translated connections of some
+    length enter the flowtable. Packets of shorter ones meet one rule, and expressions that the
+    kernel has in line.
+    """
+    for frontends in FRONTEND_SETS:
+        expressions = (
             load_ct(_CT_STATUS),
             rules.mask(_ANSWERED),
             rules.compare(struct.pack("=I", _ANSWERED)),
-        ),
-        *(
-            load_ct(_CT_PACKETS),
-            rules.to_network_order(8),
-            rules.compare(_PACKETS, rules.AT_LEAST),
-        ),
-        load_ct(frontends.address_key, original=True),
-        load_ct(_CT_PROTOCOL, frontends.registers[0], original=True),
-        load_ct(_CT_PORT, frontends.registers[1], original=True),
-        rules.look_up(frontends.name),
-        rules.expression("flow_offload", {1: to_text(FLOWTABLE)}),
-    )
-    comment = f"connections to {frontends.name}, from packet 19 on"
-    return rules.Rule(CHAIN, comment, expressions, table)
+            load_ct(frontends.address_key, original=True),
+            load_ct(_CT_PROTOCOL, frontends.registers[0], original=True),
+            load_ct(_CT_PORT, frontends.registers[1], original=True),
+            rules.look_up(frontends.name),
+            rules.expression("flow_offload", {1: to_text(FLOWTABLE)}),
+        )
+        yield rules.Rule(_LONG, f"connections to {frontends.name}", expressions, table)
+    is_long = load_ct(_CT_PACKETS), rules.mask(_MANY), rules.compare(bytes(4), rules.NOT_EQUAL)
+    comment = f"from packet {_PACKETS} on"
+    yield rules.Rule(CHAIN, comment, (*is_long, rules.goto(_LONG)), table)
 
 
 def _flowtable(table: Name, devices: Iterable[str]) -> tuple[bytes, ...]:

@@ -69,7 +69,7 @@ _HOST_ORDER = bytes([0, 4]) + struct.pack("=I", 1)  # NFTNL_UDATA_SET_KEYBYTEORD
 _PRIORITY, _MARK, _INPUT_DEVICE, _L3_PROTOCOL, _L4_PROTOCOL = 2, 3, 4, 15, 16  # NFT_META_*
 _LO = 1  # LOOPBACK_IFINDEX
 _NETWORK_HEADER, _TRANSPORT_HEADER = 1, 2  # NFT_PAYLOAD_*
-_EQUAL, _NOT_EQUAL, _LESS, AT_LEAST = 0, 1, 2, 5  # NFT_CMP_*
+_EQUAL, NOT_EQUAL, _LESS, _AT_LEAST = 0, 1, 2, 5  # NFT_CMP_*
 _RANDOM = 1  # NFT_NG_RANDOM
 _TO_NETWORK_ORDER = 1  # NFT_BYTEORDER_HTON
 _VERDICT, _REGISTER, _SECOND_REGISTER = 0, 1, 2  # NFT_REG_VERDICT, NFT_REG_1, NFT_REG_2
@@ -181,27 +181,27 @@ def chains(options: TableOptions) -> dict[str, Tree]:
     """Return name -> attributes of chains."""
     table = to_text(TABLE.table)
     wanted = {
-        "translate": _inner_chain(table, "translate"),
+        "translate": inner_chain(table, "translate"),
         "choose": base_chain(table, "choose", "nat", PREROUTING, _CHOOSE_PRIORITY),
         MASQUERADE_CHAIN: base_chain(
             table, MASQUERADE_CHAIN, "nat", _POSTROUTING, _MASQUERADE_PRIORITY
         ),
     }
     if options.drops_invalid:
-        wanted["untranslated"] = _inner_chain(table, "untranslated")
+        wanted["untranslated"] = inner_chain(table, "untranslated")
     if options.drops_invalid and not options.is_liberal:
         wanted["invalid"] = base_chain(table, "invalid", "filter", PREROUTING, _INVALID_PRIORITY)
     return wanted
 
 
-def _inner_chain(table: bytes, name: str) -> Tree:
+def inner_chain(table: bytes, name: str) -> Tree:
     return {1: table, 3: to_text(name)}
 
 
 def base_chain(table: bytes, name: str, kind: str, hook: int, priority: int) -> Tree:
     """Return a chain that packets pass at a hook (NF_INET_*)."""
     hooked: Tree = {1: to_number(hook), 2: to_number(priority)}
-    return {**_inner_chain(table, name), 4: hooked, 5: to_number(_ACCEPT), 7: to_text(kind)}
+    return {**inner_chain(table, name), 4: hooked, 5: to_number(_ACCEPT), 7: to_text(kind)}
 
 
 def one_rule_table(
@@ -224,8 +224,8 @@ def rules(options: TableOptions) -> list[Rule]:
 def _choice_rules(options: TableOptions) -> Iterator[Rule]:
     mark, rest = options.masquerade_mark, 0xFFFFFFFF & ~options.masquerade_mark
     # No program runs at lo: there a process with CAP_NET_RAW has written the priority.
-    elsewhere = _load_meta(_INPUT_DEVICE), compare(_word(_LO), _NOT_EQUAL)
-    yield Rule("choose", "packets with a choice", (*has_choice(), *elsewhere, _goto("translate")))
+    elsewhere = _load_meta(_INPUT_DEVICE), compare(_word(_LO), NOT_EQUAL)
+    yield Rule("choose", "packets with a choice", (*has_choice(), *elsewhere, goto("translate")))
     marked = _load_meta(_MARK), mask(rest, mark), _set_meta(_MARK)
     masqueraded = mask(Chosen.MASQUERADE), compare(_word(Chosen.MASQUERADE))
     yield Rule("translate", "mark for masquerade", (_load_meta(_PRIORITY), *masqueraded, *marked))
@@ -265,7 +265,7 @@ def _masquerade_rules(options: TableOptions) -> Iterator[Rule]:
     clear = _load_meta(_MARK), mask(rest), _set_meta(_MARK)
     yield Rule(MASQUERADE_CHAIN, "the choice has done its work", (*has_choice(), *set_priority(0)))
     source_port = _load_payload(_TRANSPORT_HEADER, 0, 2)
-    unprivileged = source_port, compare(_port(_UNPRIVILEGED), AT_LEAST)
+    unprivileged = source_port, compare(_port(_UNPRIVILEGED), _AT_LEAST)
     for protocol, number in _protocols(options).items():
         packets = *marked, *_is_protocol(number), *unprivileged
         for ports, draw in _drawn(options.masquerade_ports):
@@ -309,11 +309,11 @@ def _invalid_rules(options: TableOptions) -> Iterator[Rule]:
         "invalid",
         "invalid TCP segments, except SYN and SYN/ACK",
         (
-            *(LOAD_CT_STATE, mask(_IS_INVALID), compare(_word(0), _NOT_EQUAL)),
+            *(LOAD_CT_STATE, mask(_IS_INVALID), compare(_word(0), NOT_EQUAL)),
             *_is_protocol(_TCP),
             _load_payload(_TRANSPORT_HEADER, _FLAGS_BYTE, 1),
             *(_bitwise(bytes([_SYN]), b"\0"), compare(b"\0")),
-            _goto("untranslated"),
+            goto("untranslated"),
         ),
     )
     for family in _FAMILIES:
@@ -442,7 +442,7 @@ def look_up(name: str, target: int | None = None) -> Tree:
     return expression("lookup", {1: to_text(name), 2: to_number(_REGISTER), **result})
 
 
-def _goto(chain: str) -> Tree:
+def goto(chain: str) -> Tree:
     return _verdict({1: to_number(_GOTO), 2: to_text(chain)})
 
 

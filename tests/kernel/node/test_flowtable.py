@@ -15,10 +15,11 @@ from tests.kernel.node.nodes import run
 from tests.kit import needs
 
 NAME = f"ebpflb-test-{os.getpid()}-flowtable"
+ENOUGH = 'ct packets & 4294967280 != 0/32 goto long comment "ebpflb: from packet 16 on"'
 RULE = (
-    "ct status seen-reply,dnat / seen-reply,dnat ct packets >= 19 ct original {ip} daddr ."
+    "ct status seen-reply,dnat / seen-reply,dnat ct original {ip} daddr ."
     " ct protocol . ct original proto-dst @{set} flow add @fast-forward"
-    ' comment "ebpflb: connections to {set}, from packet 19 on"'
+    ' comment "ebpflb: connections to {set}"'
 )
 WEB = flowtable.element(ip_address("10.96.0.10").packed, 6, 80)
 DNS = flowtable.element(ip_address("fd00:96::10").packed, 17, 53)
@@ -56,6 +57,7 @@ def test_answered_connections_enter_the_flowtable() -> None:
     """Answered and translated connections to a frontend enter the flowtable, after all filters."""
     flowtable.write(TABLE, with_frontends(WEB, DNS))
     said = run("nft", "list", "table", *TABLE)
+    assert ENOUGH in said
     for ip, name in (("ip", "frontends-v4"), ("ip6", "frontends-v6")):
         assert RULE.format(ip=ip, set=name) in said
     assert "type filter hook forward priority 300; policy accept;" in said
