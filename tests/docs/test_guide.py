@@ -20,9 +20,15 @@ _ROOT = Path(__file__).parents[2]
 PAGES = (_ROOT / "README.md", _ROOT / "docs/getting-started.md")
 MARK = "---- end of command"
 KEEP_SECONDS, SHELL_SECONDS = 240, 120  # a quiet machine takes 10 and 25
-# Functions of the shell come before programs; a busy machine gets twice the time to apply a change.
+# Functions of the shell come before programs; a busy machine gets twice the time to apply a change,
+# and a command that says so is run again.
 FUNCTIONS = f"""
-ebpflb() {{ {shlex.join(EBPFLB)} "$@"; }}
+ebpflb() {{
+  [ "$1" = explain ] || {{ {shlex.join(EBPFLB)} "$@"; return; }}
+  local said
+  while said=$({shlex.join(EBPFLB)} "$@" 2>&1) && [[ $said == *"command again"* ]]; do :; done
+  echo "$said"
+}}
 sleep() {{ command sleep $(( $1 * 2 )); }}
 """
 
