@@ -214,9 +214,9 @@ class HandOver(Part):
         return handed._replace(nodes=()) if name in self._noting else handed
 
     def _handed(self, name: PortName) -> Handed | None:
-        """Return what a service port is to have, by what it has in the maps of services.
+        """Return the frontends and nodes of a service port, by its entries in the service maps.
 
-        Nothing at this node's own addresses, nor at those of other hosts (model/hand_over.py).
+        Addresses of this node and of other hosts are left out (model/hand_over.py).
         """
         self.dropped.pop(name, None)
         desired = self._services.planner.claims.desired.get(name)

@@ -133,7 +133,7 @@ def remove_ours(kernel: socket.socket, folder: Path, index: int, hook: str, ours
 
 
 def forget_qdisc(folder: Path, index: int) -> None:
-    """Forget that the qdisc is ours, once it has no filter of ours."""
+    """Remove the record that we made the qdisc, unless it still has a filter of ours."""
     record = folder / f"{index}-qdisc"
     if record.exists() and not _has_ours(folder, index):
         record.rmdir()

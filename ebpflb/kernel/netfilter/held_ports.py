@@ -51,7 +51,7 @@ def hold(maps: Mapping[str, Map], first: int, last: int) -> None:
 
 
 def let_go(maps: Mapping[str, Map]) -> None:
-    """Forget the ports that are held, and those of ended flows: no flow is opened any more."""
+    """Delete the entries that hold ports, also those of ended flows: no flow opens any more."""
     for opened in (maps[name] for name in FLOW_MAPS):
         size = opened.spec.key_size
         for keys, values in opened.slices():

@@ -20,7 +20,7 @@ _NDMSG = struct.Struct("=BxxxiHBB")  # struct ndmsg
 _RTMSG = struct.Struct("=BBBBBBBBI")  # struct rtmsg
 _ADDRESS, _MTU, _MASTER, _KINDS = 1, 4, 10, 18  # IFLA_*, _LINKINFO
 _KIND, _PORT_OF = 1, 4  # IFLA_INFO_KIND, _SLAVE_KIND
-_KEEPING = {b"vlan", b"ppp", b"dsa"}  # whose ways the kernel keeps, besides those of bridges' ports
+_KEEPING = {b"vlan", b"ppp", b"dsa"}  # links whose ways the kernel keeps, as with bridge ports
 _UP = 1  # IFF_UP: the kernel itself ends the offloads of a device that is down
 _BRIDGE = 7  # AF_BRIDGE: an entry of a bridge's table
 _DESTINATION, _LINK_ADDRESS, _VLAN = 1, 2, 5  # NDA_*; RTA_DST is 1 too
