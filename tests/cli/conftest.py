@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -26,6 +27,12 @@ class Done(NamedTuple):
     status: int
     out: str
     err: str
+
+    @property
+    def error(self) -> str:
+        """The line of a command that fails and says nothing else."""
+        assert (self.status, self.out) == (1, "") and self.err.count("\n") == 1, self
+        return self.err
 
 
 Ebpflb = Callable[..., Done]
@@ -74,10 +81,12 @@ def ebpflb(
         monkeypatch.setattr(sys, "argv", ["ebpflb", *map(str, words)])
         capsys.readouterr()
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        hooks = sys.excepthook, threading.excepthook
         try:
             with pytest.raises(SystemExit) as ended:
                 main()
         finally:
+            sys.excepthook, threading.excepthook = hooks
             for number, handler in before.items():
                 signal.signal(number, handler)
         status = ended.value.code

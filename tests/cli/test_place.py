@@ -51,8 +51,7 @@ def test_in_another_network_namespace(ebpflb: Ebpflb, cluster: Cluster) -> None:
     namespace.
     """
     done = ebpflb("doctor", *cluster.agent.where, "-o", "json")
-    assert_elsewhere(done.err, cluster)
-    assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
+    assert_elsewhere(done.error, cluster)
 
 
 def test_cleanup_in_another_network_namespace(ebpflb: Ebpflb, cluster: Cluster) -> None:
@@ -63,8 +62,7 @@ def test_cleanup_in_another_network_namespace(ebpflb: Ebpflb, cluster: Cluster) 
     try:
         before = cgroup_links.attached(StateDir(cluster.agent.paths.state))
         done = ebpflb("cleanup", *cluster.agent.where)
-        assert_elsewhere(done.err, cluster)
-        assert (done.status, done.out) == (1, "")
+        assert_elsewhere(done.error, cluster)
         assert cgroup_links.attached(StateDir(cluster.agent.paths.state)) == before != {}
     finally:
         cluster.agent.start()
@@ -89,8 +87,7 @@ def test_without_a_bpffs(ebpflb: Ebpflb, tmp_path: Path) -> None:
     """
     for state in (tmp_path / "state/ebpflb", tmp_path):
         for done in asked(ebpflb, state):
-            assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
-            assert f"{state} is not in a bpffs here" in done.err
+            assert f"{state} is not in a bpffs here" in done.error
             assert "give a --state-dir below /sys/fs/bpf" in done.err
 
 
@@ -102,8 +99,7 @@ def test_where_nothing_is_installed(ebpflb: Ebpflb, nowhere: list[str], case: st
     """A command that needs the maps says in one line which state directory is missing."""
     where = nowhere if case.startswith("doctor") else nowhere[:2]
     done = ebpflb(*case.split(), *where)
-    assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
-    assert done.err.startswith(f"ebpflb: there is no state directory {NEVER}")
+    assert done.error.startswith(f"ebpflb: there is no state directory {NEVER}")
 
 
 def test_other_state_directories_are_named(ebpflb: Ebpflb, bpffs: Path) -> None:
@@ -112,8 +108,5 @@ def test_other_state_directories_are_named(ebpflb: Ebpflb, bpffs: Path) -> None:
     (bpffs / "nodes/two/links").mkdir(parents=True)
     others = f"{bpffs}/nodes/two or {bpffs}/one"
     for done in asked(ebpflb, bpffs / "never"):
-        assert (done.status, done.out) == (1, "")
-        assert (
-            done.err
-            == f"ebpflb: there is no state directory {bpffs}/never: give --state-dir {others}\n"
-        )
+        missing = f"there is no state directory {bpffs}/never"
+        assert done.error == f"ebpflb: {missing}: give --state-dir {others}\n"

@@ -3,9 +3,9 @@
 
 import gzip
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from ebpflb.model.events import Changed, Kind
 from tests.cluster.event_log import NODE, QUICK, Begin, EventLog, Start
 from tests.cluster.objects import service
 from tests.kit.api_server import FakeApiServer
+from tests.kit.http_server import Handler, Server
 
 LIMIT = 100_000  # bytes, instead of hundreds of megabytes
 LIST = json.dumps({"metadata": {"resourceVersion": "1"}, "items": []}).encode()
@@ -67,22 +68,11 @@ def whole(body: bytes, code: int = 200, **headers: str) -> Answer:
 @pytest.fixture
 def asked(events: EventLog, tmp_path: Path, begin: Begin) -> Iterator[Callable[[Answer], str]]:
     """Return the error of a source whose server gives this answer to every request."""
-    opened: list[ThreadingHTTPServer] = []
+    opened = ExitStack()
 
     def error(answer: Answer) -> str:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                try:
-                    answer(self)
-                except OSError:  # the client went away
-                    self.close_connection = True
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        opened.append(server)
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        kind = type("Answering", (Handler,), {"do_GET": answer})
+        server = opened.enter_context(Server(("127.0.0.1", 0), kind))
         master = f"http://127.0.0.1:{server.server_port}"
         begin(
             ApiSource(
@@ -91,10 +81,8 @@ def asked(events: EventLog, tmp_path: Path, begin: Begin) -> Iterator[Callable[[
         )
         return events.error()
 
-    yield error
-    for server in opened:
-        server.shutdown()
-        server.server_close()
+    with opened:
+        yield error
 
 
 BOMB = gzip.compress(LIST + b" " * 100 * LIMIT)

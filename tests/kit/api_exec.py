@@ -13,9 +13,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha1
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.kit.http_server import Handler, Server
 
 Pod = dict[str, Any]
 Execute = Callable[[str, list[str], bytes], tuple[int, bytes, bytes]]
@@ -48,14 +49,11 @@ def pod(name: str, node: str, address: str, namespace: str = "kube-system", *, r
     }
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     protocol_version = "HTTP/1.1"
     pods: list[Pod]
     execute: Execute
     log: str
-
-    def log_message(self, *_: object) -> None:
-        """Log nothing."""
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
@@ -170,13 +168,5 @@ def _status(code: int) -> dict[str, Any]:
 def serving(pods: list[Pod], execute: Execute, log: str = "") -> Iterator[str]:
     """Serve; yield the URL."""
     fields = {"pods": pods, "execute": staticmethod(execute), "log": log}
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), fields))
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with Server(("127.0.0.1", 0), type("Handler", (_Handler,), fields)) as server:
+        yield f"http://127.0.0.1:{server.server_port}"

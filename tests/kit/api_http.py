@@ -4,19 +4,19 @@
 import json
 import re
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from tests.kit.api_discovery import OBJECT_PATHS, document
 from tests.kit.api_history import Json, Request, status
+from tests.kit.http_server import Handler as AnyHandler
 
 KINDS = {path: kind for kind, path in OBJECT_PATHS.items()}
 PATCHED = re.compile(r"/api/v1/(namespaces/[^/]+/)?(nodes|services)/[^/]+(/status)?")
 EVENTS = re.compile(r"/apis/events\.k8s\.io/v1/namespaces/([^/]+)/events")
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(AnyHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
@@ -26,38 +26,29 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
-        try:
-            if url.path in KINDS:
-                self._answer(Request(KINDS[url.path], dict(parse_qsl(url.query))), self)
-            elif url.path.rpartition("/")[0] in KINDS:
-                path, _, name = url.path.rpartition("/")
-                self._answer(Request(KINDS[path], {"name": name}), self)
-            elif found := document(url.path):
-                self.send(200, json.dumps(found).encode())
-            else:
-                self.refuse(404, f"{url.path} is not here", reason="NotFound")
-        except OSError:  # the client went away
-            self.close_connection = True
+        if url.path in KINDS:
+            self._answer(Request(KINDS[url.path], dict(parse_qsl(url.query))), self)
+        elif url.path.rpartition("/")[0] in KINDS:
+            path, _, name = url.path.rpartition("/")
+            self._answer(Request(KINDS[path], {"name": name}), self)
+        elif found := document(url.path):
+            self.send(200, json.dumps(found).encode())
+        else:
+            self.refuse(404, f"{url.path} is not here", reason="NotFound")
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         found = EVENTS.fullmatch(self.path)
         assert found, self.path
         assert body["metadata"]["namespace"] == found[1], "the API server refuses others"
-        try:
-            self._answer(Request("Event", {}, body), self)
-        except OSError:
-            self.close_connection = True
+        self._answer(Request("Event", {}, body), self)
 
     def do_PATCH(self) -> None:
         """Patch a Node or a Service; the server decides how the body is applied."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert PATCHED.fullmatch(self.path), self.path
         sent = {"path": self.path, "type": self.headers["Content-Type"], "body": body}
-        try:
-            self._answer(Request("Patch", {}, patched=sent), self)
-        except OSError:
-            self.close_connection = True
+        self._answer(Request("Patch", {}, patched=sent), self)
 
     def send(self, code: int, body: bytes, encoding: str = "") -> None:
         self.send_response(code)
@@ -88,6 +79,3 @@ class Handler(BaseHTTPRequestHandler):
         """Send half a chunk, then nothing."""
         self.wfile.write(b'40\r\n{"type": "ADDED", "obj')
         self.close_connection = True
-
-    def log_message(self, *_: object) -> None:
-        """Log nothing: tests read ``FakeApiServer.requests`` instead."""

@@ -16,7 +16,6 @@ from collections import Counter, defaultdict, deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from socket import SHUT_RDWR, socket
 from typing import Any
@@ -25,6 +24,7 @@ from tests.kit import api_patches
 from tests.kit.api_discovery import OBJECT_PATHS
 from tests.kit.api_history import Change, Json, Request, event, fits, key, status
 from tests.kit.api_http import Handler
+from tests.kit.http_server import Server
 
 WAIT_SECONDS = 60.0  # seconds that a test waits for something to happen
 
@@ -38,7 +38,7 @@ class Collection:
     oldest: int = 0  # a watch from before this version is 410 Gone
 
 
-class _HttpServer(ThreadingHTTPServer):
+class _HttpServer(Server):
     def __init__(self, *arguments: Any) -> None:
         self.connections: list[socket] = []
         super().__init__(*arguments)
@@ -98,12 +98,11 @@ class FakeApiServer:
         return f"{scheme}://{address!s}:{port}"
 
     def __enter__(self) -> "FakeApiServer":
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        self._server.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.__exit__()
         self.drop()
 
     def hang_up(self) -> None:

@@ -4,14 +4,13 @@
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from ipaddress import ip_address
 from pathlib import Path
 from shutil import copy
 from socket import AF_INET, AF_INET6
-from threading import Thread
 
 from ebpflb.model.kube_proxy import PROXY_MODE_PORT
+from tests.kit import http_server
 
 
 @contextmanager
@@ -30,23 +29,14 @@ def process(folder: Path) -> Iterator[int]:
 def answer(text: str, address: str = "127.0.0.1") -> Iterator[None]:
     """Serve this answer at /proxyMode, in the caller's network namespace."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(http_server.Handler):
         def do_GET(self) -> None:
             self.send_response(200 if self.path == "/proxyMode" else 404)
             self.end_headers()
             self.wfile.write(text.encode())
 
-        def log_message(self, *_: object) -> None:
-            """Log nothing."""
-
-    class Server(HTTPServer):
+    class Server(http_server.Server):
         address_family = AF_INET6 if ip_address(address).version == 6 else AF_INET
 
-    with Server((address, PROXY_MODE_PORT), Handler) as server:
-        serving = Thread(target=server.serve_forever, args=(0.01,))
-        serving.start()
-        try:
-            yield
-        finally:
-            server.shutdown()
-            serving.join()
+    with Server((address, PROXY_MODE_PORT), Handler):
+        yield
