@@ -16,6 +16,7 @@ import os
 import re
 import stat
 import time
+from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -252,7 +253,8 @@ class ManifestDirectory:
         self._node_name = node_name
         self._settled_after = settled_after
         self._files: dict[str, _File] = {}
-        self._twice: dict[ObjectName, list[str]] = {}  # object -> the files that define it
+        self._defined_in: dict[ObjectName, list[str]] = {}  # object -> its files, sorted
+        self._twice: dict[ObjectName, str] = {}  # object -> its files, if it has several
         self._served: dict[ObjectName, ReadObject] = {}
         self._listed = False
         self.skipped = False
@@ -276,41 +278,50 @@ class ManifestDirectory:
 
     def read(self, names: Iterable[str]) -> list[Event]:
         """Return the events for the files of these names, which need not exist any more."""
+        changed: set[ObjectName] = set()
         errors: list[Event] = []
         for name in sorted(names):
             before = self._files.pop(name, _File())
             after = self._parse(name, before)
-            if after.signature is not None:
-                self._files[name] = after
+            changed |= self._replace(name, before, after)
             if before.error != after.error:
                 where = one_line(str(self._directory / name))
                 errors.append(SourceStatus(where, after.error))
-        return [*self._changes(), *errors]
+        updates = (self._update(name) for name in sorted(changed))
+        return [event for event in updates if event] + errors
 
-    def _changes(self) -> Iterator[Event]:
-        """Yield how the objects differ from those that were served until now."""
-        former, self._served = self._served, self._merged()
-        names = former.keys() | self._served.keys()
-        for name in sorted(it for it in names if former.get(it) != self._served.get(it)):
-            found = self._served.get(name)
-            yield Changed(*name, found) if found else Removed(*name)
+    def _replace(self, name: str, before: _File, after: _File) -> Set[ObjectName]:
+        """Replace a file; return the names of all objects that it defines or defined."""
+        if after.signature is not None:
+            self._files[name] = after
+        for removed in before.objects.keys() - after.objects.keys():
+            self._defined_in[removed].remove(name)
+        for defined in after.objects.keys() - before.objects.keys():
+            insort(self._defined_in.setdefault(defined, []), name)
+        return before.objects.keys() | after.objects.keys()
 
-    def _merged(self) -> dict[ObjectName, ReadObject]:
-        """Return the selected objects of all files; of several definitions the first by file."""
-        defined: dict[ObjectName, ReadObject] = {}
-        twice: dict[ObjectName, list[str]] = {}
-        for file in sorted(self._files):
-            source = one_line(file)
-            for name, found in self._files[file].objects.items():
-                first = defined.setdefault(name, ReadObject(found, source))
-                if first.source != source:
-                    twice.setdefault(name, [first.source]).append(source)
-        for name in twice:
-            if twice[name] != self._twice.get(name):
-                shown = one_line(" and ".join(twice[name]))
-                log.warning("%s: also in %s: the first file is used", name, shown)
-        self._twice = twice
-        return {name: it for name, it in defined.items() if self._is_selected(name, it.object)}
+    def _update(self, name: ObjectName) -> Event | None:
+        """Return the event for an object whose files changed; None if it is served as before.
+
+        The first definition by file is served, if it is selected.
+        """
+        served = self._served.pop(name, None)
+        if not (files := self._defined_in[name]):
+            del self._defined_in[name]
+        elif self._is_selected(name, found := self._files[files[0]].objects[name]):
+            self._served[name] = ReadObject(found, one_line(files[0]))
+        self._warn_of_several(name, files)
+        if (now := self._served.get(name)) == served:
+            return None
+        return Changed(*name, now) if now else Removed(*name)
+
+    def _warn_of_several(self, name: ObjectName, files: list[str]) -> None:
+        former = self._twice.pop(name, "")
+        if len(files) < 2:
+            return
+        shown = self._twice[name] = one_line(" and ".join(files))
+        if shown != former:
+            log.warning("%s: also in %s: the first file is used", name, shown)
 
     def _signatures(self) -> dict[str, Signature]:
         with instead_of_os_error(str(self._directory), ClusterError):

@@ -27,10 +27,11 @@ from ebpflb.model.addresses import parse_ranges
 # An array's elements as memory of this process, read and written in place.
 #
 # Mapped memory counts as the process's memory whether used or not: all arrays together have 44 MB
-# on two CPUs. So only a small array stays mapped, where each change reads and writes an element or
-# two; of a large one, only the part to read or write is mapped, which takes 8 us.
+# on two CPUs. So a small array is mapped whole, and of a large one only a part, where the last
+# element was read or written: the next one is mostly beside it, and to map a part takes 10 us.
 
 SMALL = 2 << 20  # bytes
+PART = 64 << 10
 
 
 class ArrayMemory:
@@ -44,7 +45,9 @@ class ArrayMemory:
         self._access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         self._lock = Lock()
         self._is_closed = False  # then the descriptor may belong to another file
-        self._whole: mmap.mmap | None = None  # a small array, after its first use
+        self._part = self._size if self._size <= SMALL else PART
+        self._mapped: mmap.mmap | None = None
+        self._first = 0  # byte of the mapped part, after the first use
 
     def __len__(self) -> int:
         return self._size
@@ -60,8 +63,8 @@ class ArrayMemory:
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
-            if self._whole:
-                self._whole.close()
+            if self._mapped:
+                self._mapped.close()
 
     @contextmanager
     def _window(self, which: slice) -> Iterator[tuple[mmap.mmap, int, int]]:
@@ -70,13 +73,22 @@ class ArrayMemory:
         with self._lock:
             if self._is_closed:
                 raise ValueError("the map is closed")
-            if self._size <= SMALL:
-                self._whole = self._whole or self._map(0, self._size)
-                yield self._whole, start, end
+            first = min(start, self._size - 1) // self._part * self._part
+            if end <= first + self._part:
+                yield self._part_from(first), start - first, end - first
                 return
-            first = min(start, self._size - 1) // mmap.PAGESIZE * mmap.PAGESIZE
-            with self._map(first, max(end - first, 1)) as window:
+            first = start // mmap.PAGESIZE * mmap.PAGESIZE
+            with self._map(first, end - first) as window:
                 yield window, start - first, end - first
+
+    def _part_from(self, first: int) -> mmap.mmap:
+        if self._mapped is None or first != self._first:
+            former = self._mapped
+            self._mapped = self._map(first, min(self._part, self._size - first))
+            self._first = first
+            if former:
+                former.close()
+        return self._mapped
 
     def _map(self, offset: int, size: int) -> mmap.mmap:
         return mmap.mmap(self._fd, size, mmap.MAP_SHARED, self._access, offset=offset)

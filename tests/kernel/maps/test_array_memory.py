@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays read as memory: no part of a large array stays mapped."""
+"""Arrays read as memory: of a large array only one part stays mapped."""
 
 import os
 from collections.abc import Iterator
@@ -43,15 +43,20 @@ def mapped() -> int:
 
 
 @pytest.mark.parametrize("is_small", [True, False])
-def test_only_a_small_array_stays_mapped(
+def test_only_a_small_array_stays_mapped_whole(
     array: int, is_small: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of a large one the part of the last element stays mapped, for the elements beside it."""
     monkeypatch.setattr(bpf_map, "SMALL", SIZE if is_small else SIZE - 1)
     before = mapped()
     memory = ArrayMemory(array, SIZE, writable=True)
     assert len(memory[:]) == len(memory) == SIZE
     assert memory[SIZE:] == b""
-    assert mapped() - before == (SIZE if is_small else 0)
+    for first in (SIZE - 8, 8, PART - 8, PART):
+        memory[first : first + 8] = numbers = first.to_bytes(8, "little")
+        assert memory[first : first + 8] == memory[:][first : first + 8] == numbers
+        assert memory[first - 8 : first + 8][8:] == numbers
+    assert mapped() - before == (SIZE if is_small else PART)
     memory.close()
     assert mapped() == before
 
