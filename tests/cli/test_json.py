@@ -16,7 +16,6 @@ from tests.kit.cluster import NODEPORT, PORT, VIP, Cluster
 COMMANDS = {
     "status": "status",
     "version": "version",
-    "check": "check",
     "doctor --no-canary": "check",
     "services list": "list",
     "services get default/web": "get",
