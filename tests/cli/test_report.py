@@ -142,9 +142,9 @@ def test_names_are_replaced(
     assert ebpflb("report", "--no-names", "--file", tmp_path / "a.tar.gz").status == 0
     texts = members((tmp_path / "a.tar.gz").read_bytes())
     del texts["versions.txt"], texts["kernel.txt"]  # "certifi" and paths hold parts of these words
-    whole = json.dumps(texts)
+    everything = json.dumps(texts)
     for name in (*NAMES, "10.96.0.77", cluster.web[0].v4, "203.0.113.9", PLANT):
-        assert name not in whole, [file for file, text in texts.items() if name in text]
+        assert name not in everything, [file for file, text in texts.items() if name in text]
     assert texts["map-counts.txt"] and "name-" in texts["explain.txt"]
     assert named(texts) in texts["explain.txt"]
 

@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent to which a test says which other nodes may be handed to.
-
-    believed_hops.py FILE WORD ...   runs ``ebpflb WORD ...``
+"""An agent to which a test says in a file which other nodes may be handed to.
 
 The file is JSON: a list with a node's name, its addresses ``v4`` and ``v6``, its MAC address, and
 whether it is believed. It is read again when it changes.
 """
 
 import json
-import sys
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 from ebpflb.agent import build
-from ebpflb.cli import main
 from ebpflb.model.devices import Device
 from ebpflb.model.hand_over import Hop, Hops
 
@@ -45,12 +41,11 @@ def _mac(text: str) -> bytes:
     return bytes.fromhex(text.replace(":", ""))
 
 
-def hops(builder: Any) -> Hops:
-    return FILE.read(builder._node_sync.device_list.devices)  # noqa: SLF001
+def prepare(path: str) -> None:
+    """Let this process's agent read the file at this path."""
+    file = FromFile(Path(path))
 
+    def hops(builder: Any) -> Hops:
+        return file.read(builder._node_sync.device_list.devices)  # noqa: SLF001
 
-if __name__ == "__main__":
-    FILE = FromFile(Path(sys.argv[1]))
     build._Builder._hops = hops  # type: ignore[assignment,method-assign]  # noqa: SLF001
-    sys.argv = ["ebpflb", *sys.argv[2:]]
-    main()

@@ -9,6 +9,7 @@ tests the start of a process uses the fixture ``started_anew``.
 The process that forks runs this file too, and handles one request at a time.
 """
 
+import gc
 import json
 import os
 import select
@@ -30,6 +31,7 @@ from ebpflb.lab.netns import NETNS
 
 _LONGEST = 1 << 16  # bytes of a request
 _OUTPUTS = 2  # descriptors that come with a request: stdout and stderr
+_API = {"--kubeconfig", "--master"}  # options of agents that need its client
 _REPOSITORY = Path(__file__).parents[2]
 
 
@@ -106,14 +108,16 @@ def start(
     env: Mapping[str, str],
     stdout: IO[str],
     stderr: IO[str],
+    before: tuple[str, str] = ("", ""),
 ) -> Forked:
     """Start a process that runs ``ebpflb`` with these words, by default in this process's
-    cgroup.
+    cgroup; ``before`` is a module whose ``prepare`` it calls first, and the argument.
     """
     server = _server_of(os.getpid())
     pid = server.ask(
         [stdout.fileno(), stderr.fileno()],
         words=list(words),
+        before=before,
         netns=netns and str(NETNS / netns),
         cgroup=cgroup and str(cgroup / "cgroup.procs"),
         cwd=cwd,
@@ -147,6 +151,7 @@ class ForkedAgent(LabAgent):
     """An agent that is forked, unless it is started by another command or ``again``."""
 
     anew = False
+    before = ("", "")
 
     def spawn(self, words: Sequence[str], log: IO[str]) -> Process:
         if self.under or self.anew:
@@ -158,6 +163,7 @@ class ForkedAgent(LabAgent):
             env=os.environ,
             stdout=log,
             stderr=log,
+            before=self.before,
         )
 
 
@@ -167,12 +173,16 @@ def _serve(requests: socket.socket) -> None:
 
     for name in COMMANDS:  # children find them imported
         import_module(f"ebpflb.cli.{name}")
+    gc.collect()
+    gc.freeze()  # children do not look for garbage there, which would also copy the memory
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         said, fds, *_ = socket.recv_fds(requests, _LONGEST, _OUTPUTS)
         if not said:
             return
         request = json.loads(said)
+        if _API & {word.partition("=")[0] for word in request.get("words", ())}:
+            import_module("ebpflb.cluster.kubeconfig")  # with the Kubernetes client: a second
         if "poll" in request:
             ended, status = os.waitpid(request["poll"], os.WNOHANG)
             answer = os.waitstatus_to_exitcode(status) if ended else None
@@ -203,6 +213,9 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     sys.argv = ["ebpflb", *request["words"]]
+    module, argument = request["before"]
+    if module:
+        import_module(module).prepare(argument)
     main()
 
 

@@ -7,13 +7,12 @@ outside          a client beyond the router, which leads service addresses to no
 
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ebpflb.lab import cni, manifests, traffic
-from ebpflb.lab.hosts import Host, Lab, Process, start
+from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.router import OUTSIDE
 from ebpflb.model.annotations import FORWARDING_ANNOTATION
@@ -26,14 +25,6 @@ from tests.kit.pod_networks import Routed
 NAMES = ("one", "two", "three")
 LOCAL, KEEP = ("203.0.113.10", "fd03:113::10"), ("203.0.113.20", "fd03:113::20")
 OPTIONS = "--hand-over=auto", "--cluster-cidr", ",".join(cni.NETWORKS)
-
-
-class Agent(ForkedAgent):
-    """An agent that is told which nodes it may hand to."""
-
-    def spawn(self, words: Sequence[str], log: IO[str]) -> Process:
-        program = [sys.executable, "-P", believed_hops.__file__, str(self.folder / "hops")]
-        return start(self.node.netns, self.lab.cgroup, [*program, *words], stdout=log, stderr=log)
 
 
 class ThreeNodes(LabCluster):
@@ -52,7 +43,8 @@ class ThreeNodes(LabCluster):
         for node in self.nodes:
             for device in ("all", "eth0"):
                 node.sysctl(f"net.ipv4.conf.{device}.rp_filter", 1)  # strict
-            agent = Agent(lab, node, folder, *OPTIONS)
+            agent = ForkedAgent(lab, node, folder, *OPTIONS)
+            agent.before = believed_hops.__name__, str(agent.folder / "hops")
             agent.defaults = (f"--packet-path={engine}",)
             self.agents.append(agent)
         self.lead("one")
