@@ -4,7 +4,8 @@
 The owner of an address is the first of its candidates that lives: three nodes by rendezvous hashing
 (model/pools.py). An agent probes the other candidates by an ARP question that their node's program
 answers (bpf/hooks/answer.c), as long as the agent there has run lately. The node of a dead agent
-goes on answering for its addresses: a new owner asks first, and takes none that is answered for.
+goes on answering for its addresses: a new owner asks first, and takes none that is answered for. A
+former owner answers until the new one does.
 
 The loop makes the view, a thread probes and decides. Without --l2-pool neither exists.
 """
@@ -37,14 +38,16 @@ log = logging.getLogger(__name__)
 
 INTERVAL = 0.2  # seconds between two probes
 DEAD_AFTER = 0.75  # seconds without an answer
+DOUBTED_AFTER = DEAD_AFTER / 2  # from then on others ask who answers for its addresses
 LATE = 0.3  # seconds that a turn comes late: then silence says nothing about others
 SETTLED_AFTER = 1.5  # seconds from the start, until all who live have answered
 AGENT_SECONDS = 15.0  # that a node counts as alive without its agent: longer than a restart
 RENEWED = 3.0  # seconds
 SILENT_FOR_LONG, ASKED_AGAIN = 5.0, 1.0  # seconds: who is silent for long is asked less often
 CANDIDATES = 3  # of an address
-CLAIM_SECONDS = 0.2  # that other stations have to say that they have an address
+CLAIM_SECONDS = 0.35  # that other stations have to say that they have an address: two questions
 CLAIMED_AGAIN = 2.0  # seconds, if one has it
+LEFT_SECONDS = 3.0  # that a former owner answers at most while the new one does not
 ANNOUNCEMENTS, ANNOUNCED_AGAIN = 3, 1.0  # of a new owner, and seconds between two
 ATTACHED_AGAIN = 30.0  # seconds: somebody may have removed the program
 CONFLICT_SECONDS = 60.0  # that a conflict is named after it was seen last
@@ -59,19 +62,22 @@ class View(NamedTuple):
     """What the loop knows, replaced as a whole.
 
     ``wanted``: the addresses that nodes answer for -> the nodes that should, if any is better than
-    others. ``nodes``: those that may. ``uplink``: the device with the Node's address.
+    others. ``nodes``: those that may, of the ``known`` ones. ``uplink``: the device with the Node's
+    address.
     """
 
     wanted: Mapping[Address, frozenset[str]]
     nodes: frozenset[str]
+    known: frozenset[str]
     uplink: Device | None
     cluster: str
 
 
 class Seen(NamedTuple):
-    """What the thread knows, for the status."""
+    """What the thread knows, for the status; ``living``: nodes that are heard, and this one."""
 
     owners: Mapping[str, str] = {}
+    living: frozenset[str] = frozenset()
     owned: int = 0
     moves: int = 0
     conflicts: Mapping[str, str] = {}
@@ -110,6 +116,7 @@ class AddressOwner(PeriodicWorker, Part):
         self._orders: tuple[object, dict[Address, list[str]]] = None, {}
         self.answers: dict[Address, tuple[bytes, float]] = {}  # who said to have it, and when
         self._claiming: dict[Address, float] = {}  # since when
+        self._leaving: dict[Address, float] = {}  # to a new owner, since when
         self._announcing: dict[Address, int] = {}  # how often more
         self._conflicts: dict[Address, tuple[str, float]] = {}
         self._renew_due = self._ask_all_due = self._announce_due = self._attach_due = -math.inf
@@ -139,10 +146,11 @@ class AddressOwner(PeriodicWorker, Part):
         if not self._cluster.claims.pools:
             return {}
         seen = self.seen
-        self._cluster.address_owners = seen.owners
+        self._cluster.address_owners, self._cluster.address_nodes = seen.owners, seen.living
         return {
             "addresses": f"{len(seen.owners)} announced by this cluster, {seen.owned} owned here",
             "address_owners": seen.owners,
+            "address_nodes": sorted(seen.living),
             "address_moves": seen.moves,
             "address_conflicts": seen.conflicts,
             "not_announced": seen.not_announced,
@@ -169,6 +177,7 @@ class AddressOwner(PeriodicWorker, Part):
         self.view = View(
             {at: preferred([near[it.key] for it in its]) for at, its in found.items()},
             claims.answering(),
+            frozenset(claims.nodes),
             next(iter(uplinks), None),
             f"{ports[0].created} {ports[0].cluster_ip}" if ports else "",
         )
@@ -273,8 +282,12 @@ class AddressOwner(PeriodicWorker, Part):
 
     def _hear(self, view: View, peers: set[str], now: float) -> None:
         assert self._segment and self._answerer
-        self._heard = {node: at for node, at in self._heard.items() if node in peers}
-        self.macs = {node: mac for node, mac in self.macs.items() if node in view.nodes}
+        self._heard = {
+            node: at
+            for node, at in self._heard.items()
+            if node in peers or (node in view.known and now - at < DEAD_AFTER)
+        }
+        self.macs = {node: mac for node, mac in self.macs.items() if node in view.known}
         places = {probed_address(view.cluster, it, AGENT): it for it in peers}
         programs = {probed_address(view.cluster, it, PROGRAM): it for it in peers}
         for address, mac in self._segment.take():
@@ -315,49 +328,65 @@ class AddressOwner(PeriodicWorker, Part):
             for node, at in self._heard.items()
             if now - at < DEAD_AFTER and stations[self.macs[node]] == 1
         )
-        is_alone = bool(peers) and not living
-        here = living | {self._node}
-        owners = {
-            address: next((it for it in order if it in here), order[0])
-            if self._node in order
-            else order[0]
-            for address, order in orders.items()
-            if order
-        }
+        is_alone = bool(peers) and living.isdisjoint(peers)
+        silent = peers - living
+        doubted = {it for it in peers if now - self._heard.get(it, -math.inf) >= DOUBTED_AFTER}
+        owners, next_owners = _owners(orders, silent), _owners(orders, silent | doubted)
         mine = {it for it, node in owners.items() if node == self._node}
+        soon = {it for it, node in next_owners.items() if node == self._node}
         if is_alone:
-            mine = self._answerer.given.keys() & owners.keys()
+            mine = soon = self._answerer.given.keys() & owners.keys()
             owners = {it: at for it, at in owners.items() if it in mine or at != self._node}
-        if gone := self._answerer.given.keys() - mine:
-            self._answerer.withhold(gone)
-            log.info("no longer answering for %s", ", ".join(map(str, gone)))
-        blocked = dict(self._claim(mine - self._answerer.given.keys(), living, now))
+        self._leave(self._answerer.given.keys() - mine, owners, now)
+        blocked = dict(self._claim((mine | soon) - self._answerer.given.keys(), mine, living, now))
+        asked = self._claiming.keys() | self._leaving.keys()
+        self.answers = {it: said for it, said in self.answers.items() if it in asked}
         if living != self._living:
             self._announcing |= dict.fromkeys(self._answerer.given, ANNOUNCEMENTS)
         self._living = living
         self._announce(now)
         self._tell(owners, blocked, now, is_alone=is_alone)
 
+    def _leave(self, addresses: set[Address], owners: Mapping[Address, str], now: float) -> None:
+        """Stop answering for addresses: once the new owner answers, or has had time to; at once for
+        those of no Service.
+        """
+        assert self._answerer and self._segment
+        self._leaving = {it: self._leaving.get(it, now) for it in addresses}
+        gone = set[Address]()
+        for address, began in self._leaving.items():
+            mac, at = self.answers.get(address, (b"", -math.inf))
+            is_taken = at >= began and mac == self.macs.get(owners.get(address, ""))
+            if is_taken or address not in owners or now - began >= LEFT_SECONDS:
+                gone.add(address)
+            else:
+                self._segment.ask(address)
+        if gone:
+            self._answerer.withhold(gone)
+            self._leaving = {it: at for it, at in self._leaving.items() if it not in gone}
+            log.info("no longer answering for %s", ", ".join(map(str, gone)))
+
     def _claim(
-        self, addresses: set[Address], living: frozenset[str], now: float
+        self, addresses: set[Address], mine: set[Address], living: frozenset[str], now: float
     ) -> Iterator[tuple[Address, str]]:
-        """Take new addresses that nobody else has; yield the others, with who has them.
+        """Take new addresses that are ``mine`` and that nobody else has; yield the others of these,
+        with who has them.
 
         A node whose agent is dead keeps what it answers for. Another living agent is about to give
         it up.
         """
         assert self._segment
         self._claiming = {it: at for it, at in self._claiming.items() if it in addresses}
-        self.answers = {it: said for it, said in self.answers.items() if it in addresses}
         nodes = {mac: node for node, mac in self.macs.items()}
         for address in addresses:
             began = self._claiming.setdefault(address, now)
             mac, at = self.answers.get(address, (b"", -math.inf))
             if at >= began and nodes.get(mac) not in living:
-                yield address, nodes.get(mac, mac.hex(":"))
+                if address in mine:
+                    yield address, nodes.get(mac, mac.hex(":"))
                 if now - began >= CLAIMED_AGAIN:
                     self._claiming[address] = now
-            elif now - began >= CLAIM_SECONDS:
+            elif now - began >= CLAIM_SECONDS and address in mine:
                 self._own(address)
                 continue
             self._segment.ask(address)
@@ -404,6 +433,7 @@ class AddressOwner(PeriodicWorker, Part):
         self._show(
             Seen(
                 {str(it): blocked.get(it, node) for it, node in owners.items()},
+                self._living | {self._node},
                 len(self._answerer.given),
                 self._moves,
                 {str(it): f"{mac} answers for it too" for it, (mac, _) in self._conflicts.items()},
@@ -415,3 +445,12 @@ class AddressOwner(PeriodicWorker, Part):
         if seen != self.seen:
             self.seen = seen
             self._inbox.put(Call(lambda: None))  # the loop publishes it
+
+
+def _owners(orders: Mapping[Address, list[str]], silent: set[str]) -> dict[Address, str]:
+    """Return the first candidate of each address that is not silent; if all are, the first."""
+    return {
+        address: next((it for it in order if it not in silent), order[0])
+        for address, order in orders.items()
+        if order
+    }

@@ -8,7 +8,7 @@ may arrive before their Service and may outlive it.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -182,6 +182,7 @@ class ClusterState:
         self.node_local = NodeLocalPorts()
         self.claims = Claims(admission.pools, keeps_nodes=admission.hands_over)
         self.address_owners: Mapping[str, str] = {}  # address -> the node that answers for it
+        self.address_nodes: Collection[str] = ()  # those among which it is chosen, and that live
         self.observed: dict[Fact, Values] = dict.fromkeys(Fact, frozenset())
         self.drop_rules = DropRules(())  # of this node, that requests handed over do not meet
         self.claimed: Claimed = tuple  # who claims each frontend: a Service may ask for more

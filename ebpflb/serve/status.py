@@ -76,6 +76,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     sync_error: str | None = None  # of the last sync, if it failed
     addresses: str = ""  # of --l2-pool: how many this cluster announces, and this node owns
     address_owners: Mapping[str, str] = {}  # load balancer address -> the node that answers for it
+    address_nodes: list[str] = []  # living nodes that this one probes, and itself
     address_moves: int = 0  # times that this node has begun to answer for an address
     address_conflicts: Mapping[str, str] = {}  # address -> who else answers for it
     not_announced: str | None = None  # why this node may not answer for its addresses

@@ -37,6 +37,7 @@ class Station:
         self.lives: dict[Address, float] = {}  # until when it answers for these
         self.is_plugged = self.has_agent = True
         self.side = 0  # of a partition
+        self.loses: set[Address] = set()  # the next question for these does not reach it
         self.proxy = b""  # the MAC address of a router that answers it for every node
         self.waiting: list[Any] = []
         self.begin()
@@ -97,6 +98,9 @@ class Station:
 
     def ask(self, address: Address, mac: bytes = b"") -> None:
         for each in self.wire.others(self):
+            if address in each.loses:
+                each.loses.discard(address)
+                continue
             has = address in each.answers or each.lives.get(address, -math.inf) > self.wire.now
             if has and mac in (b"", each.mac):
                 self.waiting.append(Answer(address, each.mac))
@@ -123,6 +127,7 @@ class Wire:
         self.stolen: set[Address] = set()
         self.reflects = False
         self.ready = {*NAMES}
+        self.unanswered = set[tuple[Address, float]]()  # when nobody did
         self.wanted: dict[Address, frozenset[str]] = dict.fromkeys(WANTED, frozenset())
         for number in range(len(NAMES)):
             self.stations.append(Station(self, number))
@@ -131,7 +136,8 @@ class Wire:
         """Let the loops see Nodes and Services as they are now."""
         for each in stations or self.stations:
             uplink: Any = each.uplink
-            view = View(self.wanted, frozenset(self.ready) or frozenset(NAMES), uplink, "")
+            known = frozenset(NAMES)
+            view = View(self.wanted, frozenset(self.ready) or known, known, uplink, "")
             each.owner.view, each.owner.is_new = view, False
 
     def others(self, station: Station) -> list[Station]:
@@ -157,6 +163,8 @@ class Wire:
             for each in self.stations:
                 if each.has_agent:
                     each.owner.turn()
+                its = {at for one in self.stations if one.is_plugged for at in one.answers}
+                self.unanswered |= {(at, self.now) for at in self.wanted if at not in its}
 
     def owners(self) -> dict[Address, list[str]]:
         """Who answers for each address."""
@@ -176,6 +184,7 @@ def wire() -> Wire:
     made.show()
     made.run(3)
     made.check_owned_by(NAMES)
+    made.unanswered.clear()
     return made
 
 
@@ -189,12 +198,13 @@ def test_each_address_is_answered_for_by_one_node_which_announces_it(wire: Wire)
 
 
 def test_the_cable_of_an_owner_is_pulled(wire: Wire) -> None:
-    """The others have its addresses within 1.5 s; it keeps its own, and no other."""
+    """The others have its addresses within 1.2 s; it keeps its own, and no other."""
     gone = wire.stations[0]
     had = set(gone.answers)
     gone.is_plugged = False
     wire.announced.clear()
     wire.run(1.5)
+    assert max(at for _, at in wire.unanswered) < wire.now - 0.3
     others = NAMES[1:]
     assert {at for at, its in wire.owners().items() if [it for it in its if it != "one"]} == {
         *WANTED
@@ -274,6 +284,41 @@ def test_all_agents_are_killed(wire: Wire) -> None:
         each.begin()
     wire.run(5)
     assert wire.owners() == before
+
+
+def test_a_question_that_is_lost_moves_nothing(wire: Wire) -> None:
+    """A node without an agent keeps its addresses although a question for them did not reach it."""
+    before = wire.owners()
+    wire.stations[0].has_agent = False
+    wire.stations[0].loses = set(wire.stations[0].answers)
+    wire.run(30)
+    assert not wire.stations[0].loses and wire.owners() == before
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_a_former_owner_answers_until_the_new_one_does(wire: Wire, order: tuple[int, ...]) -> None:
+    """Whichever node sees first that a node may not answer any more, or that it may again; also if
+    that has just begun.
+    """
+    for ready in ({"two", "three"}, {*NAMES}):
+        wire.ready = ready
+        for number in order:
+            wire.show(wire.stations[number])
+            wire.run(0.6)
+        wire.run(4)
+        wire.check_owned_by(ready)
+        assert not any(each.seen.conflicts for each in wire.stations)
+    first = wire.stations[0]
+    assert not wire.unanswered
+    first.is_plugged = False
+    wire.run(3)
+    wire.unanswered.clear()
+    first.answers.clear()
+    first.is_plugged = True
+    first.begin()
+    wire.run(4)
+    wire.check_owned_by(NAMES)
+    assert not wire.unanswered
 
 
 def test_a_node_without_an_agent_that_dies_is_replaced(wire: Wire) -> None:
