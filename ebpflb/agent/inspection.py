@@ -21,6 +21,7 @@ from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.endpoints import Topology
 from ebpflb.model.events import Key, Kind
+from ebpflb.model.pools import answered_by
 from ebpflb.model.services import likely_service
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.listener import JSON, NOT_FOUND, Handler, Request, Response
@@ -137,7 +138,7 @@ def _notes(key: Key, cluster: ClusterState, invalid: str | None) -> Iterator[str
         ip: None for port in cluster.services.get(key, ()) for ip in port.load_balancer_ips
     }:
         if node := cluster.address_owners.get(str(address)):
-            yield f"{address} is answered for by node {node}"
+            yield answered_by(str(address), node, cluster.address_nodes)
     for slice in cluster.slices_of.get(key, ()):
         if wrong := cluster.invalid.get((Kind.ENDPOINT_SLICE, slice)):
             effect = cluster.effect(Kind.ENDPOINT_SLICE, slice)

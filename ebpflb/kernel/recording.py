@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ebpflb.entries.flows import Ends
 from ebpflb.entries.services import Frontend
 from ebpflb.kernel import bpf, datapath
+from ebpflb.kernel.handing import HopEntry
 from ebpflb.kernel.maps import bpf_map, layout, state_dir
 from ebpflb.kernel.maps.bpf_map import Map, possible_cpus
 from ebpflb.kernel.maps.layout import MapSpec
@@ -26,7 +27,7 @@ from ebpflb.model.services import Protocol
 #
 # Checksums of TCP, UDP and SCTP are arbitrary, because programs update them by the difference.
 
-_LINK, _SUM = 14, 0x1234
+_LINK, _MAC, _SUM = 14, 6, 0x1234
 _SYN = 0x02
 _INIT = 1  # SCTP's chunk
 _MACS = bytes.fromhex("ffffffffffff020000000002")  # broadcast: a packet for this host, too
@@ -72,7 +73,7 @@ def _framed(ends: Ends, protocol: Protocol, transport: bytes) -> bytes:
 SHARED = {
     *("slots", "backend_slots", "choices", "backend_loads", "service_places"),
     *("service_names", "backend_names", "sweeps"),
-    *(name for name, spec in layout.MAPS.items() if "RDONLY_PROG" in spec.flags),
+    *(name for name, spec in layout.PROGRAM_MAPS.items() if "RDONLY_PROG" in spec.flags),
 }
 MOST_ROWS = 16_384  # maximum copied rows of one table
 _LRU_ENTRIES = 16_384  # entries: a smaller LRU evicts while another CPU has free ones
@@ -84,22 +85,21 @@ Matches = Callable[[bytes, bytes], bool]
 class PrivateMaps:
     """A node's maps, and private ones instead of those that programs write.
 
-    ``pinned`` are the node's maps, opened for reading, and closed by their opener; ``maps`` are
-    those with which programs are loaded.
+    ``pinned`` are the node's maps, opened for reading, and closed by their opener, with those of
+    hand-overs or without; ``maps`` are those with which programs are loaded.
     """
 
     def __init__(self, pinned: Mapping[str, Map]) -> None:
         """Create the private maps. Raises KernelError."""
         self.pinned = pinned
         with ExitStack() as opened:
-            made = {
-                spec.name: _create(spec)
-                for spec in (*layout.MAPS.values(), layout.STEPS)
-                if spec.name not in SHARED
-            }
+            known = [*layout.MAPS, *(it for it in layout.HANDED if it in pinned)]
+            specs = [layout.PROGRAM_MAPS[name] for name in (*known, layout.STEPS.name)]
+            made = {spec.name: _create(spec) for spec in specs if spec.name not in SHARED}
             for private in made.values():
                 opened.callback(private.close)
-            self.maps: Mapping[str, Map] = {**{name: self.pinned[name] for name in SHARED}, **made}
+            shared = {name: pinned[name] for name in known if name in SHARED}
+            self.maps: Mapping[str, Map] = {**shared, **made}
             self._opened = opened.pop_all()
 
     def __enter__(self) -> "PrivateMaps":
@@ -284,6 +284,20 @@ class RecordingPrograms:
         )
         ran = loader.run_program(program, frame, ifindex=ifindex, ingress_ifindex=came_by)
         return Handled(ACTIONS[ran.retval], ran.packet, ran.mark, read_steps(self._steps))
+
+    def hand_over(self, frame: bytes, ifindex: int) -> tuple[str, HopEntry] | None:
+        """Return the node, by its MAC address, to which a packet that comes in at the device is
+        handed; None: it goes on.
+        """
+        hops = {mac: HopEntry(*it) for mac, it in self.maps.pinned["hops"].items()}
+        own = next((it.own_mac for it in hops.values() if it.ifindex == ifindex), None)
+        if own is None:
+            return None
+        program = self._program("hand_over", precompile.HAND_OVER, datapath.packet_flags)
+        ours = bytes.fromhex(own.replace(":", "")) + frame[_MAC:]
+        ran = loader.run_program(program, ours, ifindex=ifindex)
+        mac = ran.packet[:_MAC].hex(":")
+        return (mac, hops[mac]) if ACTIONS[ran.retval] == "redirect" else None
 
     def _program(self, name: str, source: str, flags: Callable[[], tuple[str, ...]]) -> int:
         """Return the program's descriptor. The verifier takes up to 0.1 s for each program."""

@@ -450,3 +450,9 @@ def probed_address(cluster: str, node: str, what: str) -> Address:
     """Return the address by which agents of the same cluster ask whether a node lives."""
     digest = blake2b(f"{cluster}\0{node}\0{what}".encode(), digest_size=4).digest()
     return PROBED[int.from_bytes(digest, "big") % (PROBED.num_addresses - 1)]
+
+
+def answered_by(address: str, owner: str, living: Collection[str]) -> str:
+    """Return a sentence; ``owner``: a node, or the MAC address of a stranger."""
+    nodes = f"{len(living)} living node{'s' * (len(living) != 1)}"
+    return f"{address} is answered for by {owner}{f' (owner of {nodes})' * (owner in living)}"

@@ -270,14 +270,14 @@ def make_service_page(facts: ServiceFacts) -> ServicePage:
 
 def _hand_overs(facts: ServiceFacts) -> Iterator[str]:
     """Yield where packets go that come in here; with a family before it if they differ."""
-    said = {
-        each.port.name.family: hand_over.says(
-            each.port, each.desired.handed_to, facts.topology.node, facts.slices
-        )
-        for each in facts.ports
-        if each.desired
-    }
-    yield from dict.fromkeys(filter(None, said.values()))
+    said = dict.fromkeys((each.port.name.family for each in facts.ports), "")
+    for each in facts.ports:
+        handed_to = each.desired.handed_to if each.desired else None
+        text = hand_over.says(each.port, handed_to, facts.topology.node, facts.slices)
+        said[each.port.name.family] = text or said[each.port.name.family]
+    differ = len({*said.values()}) > 1
+    its = (f"{family}: {text}" if differ else text for family, text in said.items() if text)
+    yield from dict.fromkeys(its)
 
 
 def _port_page(facts: PortFacts, service: ServiceFacts) -> PortPage:

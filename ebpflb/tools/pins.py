@@ -5,12 +5,13 @@ A command may run where these cannot be seen, as in another mount namespace.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.layout import HANDED
 from ebpflb.kernel.maps.state_dir import StateDir, read_record, why_unseen
 from ebpflb.kernel.node import namespaces
 from ebpflb.options import Paths
@@ -34,6 +35,19 @@ def pinned_maps(state: Path) -> Iterator[dict[str, Map]]:
         yield maps
     finally:
         for opened in maps.values():
+            opened.close()
+
+
+@contextmanager
+def handed_maps(state: Path) -> Iterator[dict[str, Map]]:
+    """Open the pinned maps of hand-overs; none without --hand-over."""
+    found: dict[str, Map] = {}
+    with suppress(NodeError):
+        found = StateDir(state.absolute()).read_maps(HANDED)
+    try:
+        yield found
+    finally:
+        for opened in found.values():
             opened.close()
 
 

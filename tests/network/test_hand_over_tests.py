@@ -18,7 +18,7 @@ from tests.kernel.node import nodes
 from tests.kit import handing_nodes
 from tests.kit.forked import ForkedAgent
 from tests.kit.handing_nodes import LOCAL, OPTIONS
-from tests.kit.lab_cluster import started
+from tests.kit.lab_cluster import PORT, started
 
 GUARD = """table bridge guard {{ chain c {{
     type filter hook forward priority 0;
@@ -51,6 +51,11 @@ class ThreeNodes(handing_nodes.ThreeNodes):
         for agent in self.agents:
             agent.start()
 
+    def explains(self, address: str) -> tuple[str, str]:
+        done = self.ebpflb("explain", f"{address}:{PORT}", "--from", "outside")
+        assert not done.returncode, done.stderr
+        return done.stdout, done.stderr
+
     def unguard(self) -> None:
         with nodes.entered(self.lab.router.netns):
             nodes.run("nft", "delete table bridge guard")
@@ -82,8 +87,11 @@ def test_nodes_are_tested_before_and_while_they_are_handed_to(three: ThreeNodes)
     wait_until("it is served", lambda: three.sees(LOCAL[0]) == client, 60)
     wait_until("both families are", lambda: bool(three.sees(LOCAL[1])), 60)
     wait_until("nothing is blocked", lambda: not three.status(0).hand_over_blocked, 60)
-    told = three.ebpflb("explain", f"{LOCAL[0]}:80", "--from", "outside").stderr
-    assert "comes in here is handed to three, which has 1 of 1 endpoints" in told
+    told, noted = three.explains(LOCAL[0])
+    assert "by its MAC address" in told and "handed: goes to an endpoint on another" in told
+    assert "a packet that comes in here is handed to three, which has 1 of 1 endpoints" in noted
+    told, noted = three.explains("10.96.0.1")
+    assert "masqueraded: " in told and "comes in here" not in noted
     with nodes.entered(one.node.netns):
         nodes.run("nft", BAN)
     wait_until("the rule is obeyed", lambda: not three.sees(LOCAL[0]), 60)

@@ -178,12 +178,13 @@ def test_from_the_pool_to_the_first_request_and_a_pulled_cable(three: ThreeNodes
         assert three.asks(address)
     owner = three.wait_for_owner(FIRST[0])
     said = three.ebpflb("services", "get", "default/web")
-    assert f"{FIRST[0]} is answered for by node {NAMES[owner]}" in said.stderr + said.stdout
+    answers = f"{FIRST[0]} is answered for by {NAMES[owner]} (owner of 3 living nodes)"
+    assert answers in said.stderr + said.stdout
     shown = three.ebpflb("status").stdout
     assert "addresses            2 announced by this cluster" in shown
     assert "other programs first" not in shown
     told = three.ebpflb("explain", f"{FIRST[0]}:{PORT}", "--from", "outside").stderr
-    assert f"{FIRST[0]} is answered for by node {NAMES[owner]}" in told
+    assert f"note: {answers}\n" in told
     three.pull(owner)
     others = tuple(node for node in range(3) if node != owner)
     three.wait_for_owner(FIRST[0], others)

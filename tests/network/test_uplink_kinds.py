@@ -16,7 +16,7 @@ from ebpflb.model.annotations import FORWARDING_ANNOTATION
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.pools import CLASS, ranked
 from ebpflb.serve import status
-from tests.kit import needs, requests
+from tests.kit import forked, needs, requests
 from tests.kit.lab_cluster import PORT, TARGET, LabCluster, started
 from tests.kit.pod_networks import Bond, BridgeUplink, Routed, Vlan
 
@@ -78,6 +78,12 @@ class ThreeNodes(LabCluster):
     def statuses(self) -> list[status.AgentStatus]:
         return [found for agent in self.agents if (found := status.read(agent.paths))]
 
+    def explained(self) -> str:
+        """What `explain` adds on a node without the endpoint."""
+        agent = next(it for it in self.agents if it.node.name == OWNER)
+        words = "explain", f"{VIPS[0]}:{PORT}", "--from", "outside"
+        return forked.run(*words, *agent.where, netns=agent.node.netns).stderr
+
     def sees(self, address: str) -> str:
         """Whom the endpoint sees, after the router has asked for the MAC address; "" if nobody."""
         self.lab.router.ip(f"neigh flush to {address} dev {NODES.name}", v6=":" in address)
@@ -106,5 +112,9 @@ def test_addresses_and_hand_overs_at_uplinks_of_each_kind(three: ThreeNodes) -> 
     for address, client in zip(VIPS, (three.outside.v4, three.outside.v6), strict=True):
         wait_until(f"{address} is served", lambda: three.sees(address) == client)  # noqa: B023
     assert {it.address_owners[VIPS[0]] for it in three.statuses()} == {OWNER}
+    assert three.explained() == (
+        f"note: {VIPS[0]} is answered for by {OWNER} (owner of 3 living nodes); a packet that comes"
+        f" in here is handed to {LAST}, which has 1 of 1 endpoints\n"
+    )
     three.lab.router.ip(f"link set {NODES.name}{OWNER.removeprefix('node-')} down")
     wait_until("another node answers", lambda: three.sees(VIPS[0]) == three.outside.v4)

@@ -259,16 +259,18 @@ class StateDir:
         fds = side_by_side(opening, os.close)
         return {name: open_map(wanted[name], fd) for name, fd in zip(wanted, fds, strict=True)}
 
-    def read_maps(self) -> dict[str, Map]:
-        """Open the pinned maps for reading. Raises NodeError if maps are missing or do not fit."""
+    def read_maps(self, specs: dict[str, MapSpec] | None = None) -> dict[str, Map]:
+        """Open the pinned maps, or those of ``specs``, for reading. Raises NodeError if any is
+        missing or does not fit.
+        """
+        specs = self.specs if specs is None else specs
         with ExitStack() as opened:
             found: dict[str, int] = {}
-            for name, spec in self.specs.items():
+            for name, spec in specs.items():
                 fd = self._get_fitting(spec)
                 opened.callback(os.close, fd)
                 found[name] = fd
             opened.pop_all()
-        specs = self.specs
         return {name: open_map(specs[name], fd, writable=False) for name, fd in found.items()}
 
     def pin_faults(self, maps: Mapping[str, Map]) -> Iterator[Drift]:

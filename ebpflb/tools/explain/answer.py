@@ -12,12 +12,14 @@ from msgspec import Struct
 
 from ebpflb.entries.services import Frontend, service_of
 from ebpflb.errors import EbpflbError
-from ebpflb.kernel.attach import cgroup_links, tcx
+from ebpflb.kernel.attach import cgroup_links, tcx, uplink_program
 from ebpflb.kernel.maps import layout, records
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node import namespaces
 from ebpflb.kernel.recording import Answer, PrivateMaps, RecordingPrograms
+from ebpflb.model import addresses
 from ebpflb.model.hand_over import COMES_IN
+from ebpflb.model.pools import answered_by
 from ebpflb.model.services import Protocol
 from ebpflb.options import Paths
 from ebpflb.serve import status as agent_status
@@ -60,6 +62,7 @@ class Explained(Struct):
     status: ExitStatus
     service: str = ""
     notes: list[str] = []
+    is_handed_over: bool = False  # other requests for the frontend, if not this one
 
     @property
     def protocol(self) -> str:
@@ -106,7 +109,10 @@ def explain(
     Raises NodeError and other errors of ebpflb, each saying what to do, or OSError.
     """
     with ExitStack() as opened:
-        pinned = opened.enter_context(pins.pinned_maps(state.directory))
+        pinned = {
+            **opened.enter_context(pins.pinned_maps(state.directory)),
+            **opened.enter_context(pins.handed_maps(state.directory)),
+        }
         maps = opened.enter_context(PrivateMaps(pinned))
         asked = find_frontend(maps.pinned, to) if isinstance(to, NamedService) else to
         node = pins.node_namespace(maps.pinned)
@@ -122,14 +128,17 @@ def agents_notes(paths: Paths, found: Explained) -> Iterator[str]:
         return
     if aside := published.set_aside.get(found.service):
         yield f"set aside, as they do not answer this node: {aside}"
-    address = str(found.asked.address)
+    address, parts = str(found.asked.address), list[str]()
     if owner := published.address_owners.get(address):
-        yield f"{address} is answered for by node {owner}"
-    if published.hand_over and found.service:
+        parts.append(answered_by(address, owner, published.address_nodes))
+    if found.is_handed_over and found.service:
         namespace, _, name = service_of(found.service).partition("/")
+        own = f"{addresses.family(found.asked.address)}: "
         with suppress(EbpflbError):  # without an agent nobody knows
-            notes = ask.service(paths, namespace, name).notes
-            yield from (note for note in notes if note.startswith(COMES_IN))
+            notes = [it.removeprefix(own) for it in ask.service(paths, namespace, name).notes]
+            parts += [note for note in notes if note.startswith(COMES_IN)]
+    if parts:
+        yield "; ".join(parts)
 
 
 def _explain(
@@ -149,8 +158,13 @@ def _explain(
     verdict, says, status = _verdict(way)
     if status is ExitStatus.LEFT_ALONE:
         says = _of_another_node(asked, facts) or says
-    service = facts.service(way.service.id) if way.service else ""
-    return Explained(asked, client, way.rows, shares, verdict, says, status, service, notes)
+    handed = maps.pinned.get("handed_frontends")
+    is_handed_over = handed is not None and handed.get(asked) is not None
+    entry = way.service or (facts.service_at(asked) if is_handed_over else None)
+    service = facts.service(entry.id) if entry else ""
+    return Explained(
+        asked, client, way.rows, shares, verdict, says, status, service, notes, is_handed_over
+    )
 
 
 def _of_another_node(asked: Frontend, facts: MapFacts) -> str:
@@ -170,8 +184,13 @@ def _facts(state: StateDir, maps: PrivateMaps) -> MapFacts:
     hooks = cgroup_links.attached(state)
     pins = state.devices_directory.glob("*")
     devices = tcx.indexes(pin.name.partition("-")[0] for pin in pins)
+    hands_over = uplink_program.HAND_OVER.pinned(state) if "hops" in maps.pinned else {}
     return MapFacts(
-        maps.pinned, cgroup_links.cgroup_of(state), devices, socket_hooks="connect4" in hooks
+        maps.pinned,
+        cgroup_links.cgroup_of(state),
+        devices,
+        socket_hooks="connect4" in hooks,
+        hands_over=hands_over,
     )
 
 
@@ -195,6 +214,9 @@ def copy_memory(maps: PrivateMaps, facts: MapFacts, asked: Frontend, client: Cli
     def matches(key: bytes, value: bytes) -> bool:
         return address in (key[:16], key[16:32]) or value[_SERVICE_AT : _SERVICE_AT + 4] in numbers
 
+    for name in ("handed_openings", "handed_connections", "handed_datagrams"):
+        if name in maps.maps:
+            maps.copy_rows(name, (address,), lambda key, _: key.startswith(address))
     table = _FLOWS[asked.protocol != Protocol.TCP]
     if maps.copy_rows(table, (address, *numbers), matches):
         return []
@@ -248,6 +270,9 @@ _VERDICTS = {
 
 def _verdict(way: Way) -> tuple[str, str, ExitStatus]:
     """Return the verdict's name, its words, and the exit status."""
+    if way.went == "handed":
+        says = "goes to an endpoint on another node, which sees the client and answers it"
+        return "handed", says, ExitStatus.ENDPOINT
     name = (way.noted.verdict if way.noted else None) or "passed"
     if name == "refused" or way.went == "refused":
         what = "the service has no endpoint" if way.service else "no service has this port"

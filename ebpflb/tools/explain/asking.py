@@ -134,14 +134,21 @@ class MapFacts:
     """What a question needs from the pinned maps.
 
     ``cgroup`` is where the socket hooks are attached, as a path in /proc; ``socket_hooks``: whether
-    they are attached; ``devices``: the devices with programs.
+    they are attached; ``devices``: the devices with programs; ``hands_over``: those at which
+    requests are handed to other nodes.
     """
 
     def __init__(
-        self, maps: Mapping[str, Map], cgroup: Path, devices: Collection[int], *, socket_hooks: bool
+        self,
+        maps: Mapping[str, Map],
+        cgroup: Path,
+        devices: Collection[int],
+        *,
+        socket_hooks: bool,
+        hands_over: Collection[int] = (),
     ) -> None:
         self.maps, self.cgroup, self.devices = maps, cgroup, devices
-        self.socket_hooks = socket_hooks
+        self.socket_hooks, self.hands_over = socket_hooks, hands_over
         self.settings = maps["settings"].get(0)
         self.host_netns: int = self.settings.host_netns
 

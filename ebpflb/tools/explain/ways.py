@@ -32,7 +32,7 @@ class Way(Struct):
     errno: int = 0
     ends: Ends | None = None  # of the packet when it leaves, or arrives here
     is_masqueraded: bool = False  # the packet arrives with an address of this node as its source
-    went: str = ""  # "", "dropped", "refused"
+    went: str = ""  # "", "dropped", "refused", "handed" (to another node)
 
     @property
     def service(self) -> ServiceEntry | None:
@@ -104,6 +104,8 @@ class PacketWay:
             why = came.why or "it is this node's own"
             raise NodeError(f"no device leads to the client {self.first.source}: {why}")
         sent = recording.request_frame(self.first, self.protocol)
+        if self._handed_over(sent, came):
+            return
         handled = self._handle("ingress", sent, came, 0)
         if not self._decided(handled):
             return
@@ -114,6 +116,17 @@ class PacketWay:
         out = routes.route_to(ends.destination, self.first.source, came.ifindex, handled.mark)
         if self._routed(out):
             self._leave(handled, ends, came, out)
+
+    def _handed_over(self, packet: bytes, came: Route) -> bool:
+        if came.ifindex not in self.facts.hands_over:
+            return False
+        if (found := self.recorder.hand_over(packet, came.ifindex)) is None:
+            return False
+        mac, hop = found
+        self.way.say("hook", f"ingress of {_device(came)}")
+        self.way.say("hand-over", f"to the node {hop.address} by its MAC address {mac}")
+        self.way.went = "handed"
+        return True
 
     def _leave(self, handled: Handled, ends: Ends, came: Route, out: Route) -> None:
         """Follow the packet after routing; it passes egress unless it is for this node."""
