@@ -384,10 +384,9 @@ class EngineChoice:
         self.due = math.inf
         if path.engine is Engine.NETFILTER and not self.is_netfilter:
             path = self._prepared(path)
-        changed = path != self.path
-        if changed:
-            log.info("packet path: %s (%s)", path.engine, path.reason)
+        changed = path != self.path  # the reason names devices, which come and go
         if self.path is None or path.engine is not self.path.engine:
+            log.info("packet path: %s (%s)", path.engine, path.reason)
             self._changed = self._clock()
         self.path = path
         if not self.is_netfilter and not flows_wait:

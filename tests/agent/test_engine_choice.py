@@ -73,10 +73,13 @@ def test_netfilter_has_its_table(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.text.count("packet path: netfilter (") == 1
 
 
-def test_a_first_pod_on_a_bridge(calls: dict[Family, bool]) -> None:
+def test_a_first_pod_on_a_bridge(
+    calls: dict[Family, bool], caplog: pytest.LogCaptureFixture
+) -> None:
     """The first pod on a bridge changes the engine to the flow tables; with br_netfilter it is
-    netfilter again.
+    netfilter again. Further pods, which the reason names, are not logged.
     """
+    caplog.set_level("INFO")
     node = Node()
     assert node.settle(BRIDGE) is Engine.NETFILTER
     assert node.settle(BRIDGE, PORT) is Engine.FLOWS
@@ -85,6 +88,11 @@ def test_a_first_pod_on_a_bridge(calls: dict[Family, bool]) -> None:
     calls.update(dict.fromkeys(Family, True))
     assert node.settle(BRIDGE, PORT) is Engine.NETFILTER
     assert node.table.active
+    assert node.settle(BRIDGE, PLAIN) is Engine.FLOWS
+    assert "1 more" not in node.path.reason
+    assert node.settle(BRIDGE, PLAIN, replace(PLAIN, index=5)) is Engine.FLOWS
+    assert "1 more" in node.path.reason
+    assert caplog.text.count("packet path: ") == 4
 
 
 def test_a_port_that_is_about_to_get_hairpin_mode(calls: dict[Family, bool]) -> None:

@@ -360,7 +360,7 @@ def tables(unread: list[str], only: str = "") -> Iterator[Table]:
 
     ``only``: RAW for those with rules that packets pass before conntrack, FORWARD for those with
     rules that forwarded packets pass at iptables' table filter. Adds a line to ``unread`` for each
-    tool whose rules exist and cannot be read.
+    tool of iptables, and each table of nft, whose rules exist and cannot be read.
     """
     names = [only] if only else list(PRIORITIES)
     of_iptables = set[nft.Name]()
@@ -377,32 +377,32 @@ def tables(unread: list[str], only: str = "") -> Iterator[Table]:
                 family = NFT_FAMILY[tool.family]
                 of_iptables |= {nft.Name(family, table.name) for table in found}
     try:
-        yield from _tables_of_nft(of_iptables, only)
+        for name in sorted(_tables_of_nft(of_iptables, only)):
+            try:
+                yield read_nft(run(["nft", "-j", "list", "table", *name]))
+            except NodeError as error:
+                unread.append(f"{name}: {error}")
+                if isinstance(error.__cause__, OSError):  # no answer in time: no other would come
+                    return
+            except OTHER_FORM:
+                unread.append(f"{name}: nft's output cannot be read")
     except NodeError as error:
         unread.append(str(error))
-    except OTHER_FORM:
-        unread.append("nft: its output cannot be read")
 
 
-def _tables_of_nft(of_iptables: set[nft.Name], only: str) -> Iterator[Table]:
-    known = {RAW: nft.raw_tables, FORWARD: nft.forward_tables, "": nft.tables}[only]
-    if not shutil.which("nft"):
-        if any(is_foreign(it.table) for it in known() - of_iptables):
-            raise NodeError("nft: it has rules, and nft is not installed here")
-        return
-    for name in sorted(known()) if only else _listed():
-        if name not in of_iptables and is_foreign(name.table):
-            yield read_nft(_nft("list", "table", *name))
+def _tables_of_nft(of_iptables: set[nft.Name], only: str) -> set[nft.Name]:
+    """Return what nft is to read. The names are the kernel's: nft 1.0.6 frees what it prints of a
+    table with one flag, as the agent's own may be.
 
-
-def _listed() -> list[nft.Name]:
-    """Return all tables, also those of the families netdev, bridge and arp."""
-    listed = json.loads(_nft("list", "tables"))["nftables"]
-    return [nft.Name(it["table"]["family"], it["table"]["name"]) for it in listed if "table" in it]
-
-
-def _nft(*words: str) -> str:
-    return run(["nft", "-j", *words])
+    Raises NodeError.
+    """
+    found = nft.tables_in_force() - of_iptables
+    if only:
+        found &= nft.raw_tables() if only == RAW else nft.forward_tables()
+    found = {name for name in found if is_foreign(name.table)}
+    if found and not shutil.which("nft"):
+        raise NodeError("nft: it has rules, and nft is not installed here")
+    return found
 
 
 def is_foreign(table: str) -> bool:

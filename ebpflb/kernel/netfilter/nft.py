@@ -50,6 +50,7 @@ _MOST_DUMPS = 10  # attempts to read a list without a change meanwhile
 
 
 TABLE_FAMILIES = {"inet": 1, "ip": 2, "ip6": 10}
+_FAMILIES = {**TABLE_FAMILIES, "arp": 3, "netdev": 5, "bridge": 7}
 
 
 class Name(NamedTuple):
@@ -172,7 +173,7 @@ def dump_parts(table: Name, kind: int, *attributes: bytes) -> Generator[list[byt
 
     Raises Refused; Interrupted after the last part if anything was changed meanwhile.
     """
-    family = TABLE_FAMILIES[table.family]
+    family = _FAMILIES[table.family]
     request = _message(_SUBSYSTEM << 8 | kind, REQUEST | DUMP, 1, family, b"".join(attributes))
     try:
         with open_nf_tables() as kernel:
@@ -248,6 +249,7 @@ def _listed(kernel: socket.socket) -> Iterator[list[bytes]]:
 
 # Numbers of attributes: NFTA_TABLE_NAME, NFTA_CHAIN_*, NFTA_RULE_*, NFTA_HOOK_*, NFTA_GEN_ID.
 _TABLE, _CHAIN_NAME, _CHAIN_HOOK, _RULE_CHAIN, _RULE_HANDLE = 1, 3, 4, 2, 3
+_TABLE_FLAGS, _DORMANT = 2, 1  # NFTA_TABLE_FLAGS, NFT_TABLE_F_DORMANT
 _HOOK_NUMBER, _HOOK_PRIORITY, _GENERATION = 1, 2, 1
 _PREROUTING, _FORWARD = 0, 2  # NF_INET_*
 CONNTRACK = -200  # NF_IP_PRI_CONNTRACK
@@ -262,6 +264,18 @@ def tables() -> set[Name]:
         Name(family, from_text(attributes(table)[_TABLE]))
         for family in TABLE_FAMILIES
         for table in _dump(Name(family, ""), GET_TABLE)
+    }
+
+
+def tables_in_force() -> set[Name]:
+    """Return the tables of every family but the dormant ones, whose chains see no packets. Raises
+    NodeError.
+    """
+    return {
+        Name(family, from_text(found[_TABLE]))
+        for family in _FAMILIES
+        for found in map(attributes, _dump(Name(family, ""), GET_TABLE))
+        if not int.from_bytes(found.get(_TABLE_FLAGS, b"")) & _DORMANT
     }
 
 

@@ -3,12 +3,14 @@
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from ebpflb import child
 from ebpflb.kernel.netfilter.firewall import tables
+from ebpflb.kernel.netfilter.table import Keeper
 from ebpflb.lab.netns import Namespace
 from tests.kernel.node import nodes
 
@@ -52,6 +54,26 @@ def test_tables_of_every_family_are_read() -> None:
 
 
 @pytest.mark.usefixtures("namespace")
+def test_tables_with_one_flag() -> None:
+    """Neither a dormant table nor one that only the agent may change keeps others from being read;
+    a dormant one does not count.
+    """
+    with closing(Keeper()) as keeper:
+        keeper.open()
+        HERE.nft(TABLE + TABLE.replace("fw", "idle").replace("chain", "flags dormant; chain"))
+        assert titles() == (["table inet fw"], [])
+
+
+@pytest.mark.usefixtures("namespace")
+def test_a_table_that_cannot_be_read(only: Fake) -> None:
+    """It is named, and others are read."""
+    HERE.nft(TABLE + TABLE.replace("fw", "odd"))
+    table = '{"nftables": [{"table": {"family": "inet", "name": "fw"}}]}'
+    only(f"[ $5 = fw ] && echo '{table}' || echo '{{'")
+    assert titles() == (["table inet fw"], ["table inet odd: nft's output cannot be read"])
+
+
+@pytest.mark.usefixtures("namespace")
 @pytest.mark.parametrize("tool", nodes.TOOLS, ids=lambda tool: tool.name)
 def test_each_variant_is_read_by_its_own_tool(tool: nodes.Tool) -> None:
     """Each variant that has tables is read by its own tool, and by no other."""
@@ -78,7 +100,7 @@ FAULTS = [
     ("echo 'Operation not permitted (you must be root)' >&2; exit 1", "you must be root"),
     ("echo one >&2; echo two >&2; exit 2", "one two"),
     ("exit 3", "exit status 3"),
-    ("echo nothing", "its output cannot be read"),
+    ("echo nothing", "output cannot be read"),
     ("while :; do :; done", "no answer in 0.5 s"),
     ("while :; do echo 0123456789abcdef >&2; done", "no answer in 0.5 s"),
 ]
@@ -90,10 +112,11 @@ def test_a_faulty_tool_gives_one_line(
     monkeypatch: pytest.MonkeyPatch, only: Fake, line: str, said: str
 ) -> None:
     """A tool that fails, prints something else or does not end gives one line, and is ended."""
+    HERE.nft(TABLE)
     monkeypatch.setattr(child, "SECONDS", 0.5)
     only(line)
     found, (unread,) = titles()
     assert not found
-    assert unread.startswith("nft: ")
+    assert unread.startswith("table inet fw: nft")
     assert said in unread
     assert "\n" not in unread
