@@ -5,8 +5,9 @@ that answers for addresses costs.
     sudo .venv/bin/python -m bench.addresses [--rounds N]
 
 Three nodes, a client beyond a router that opens a connection every 10 ms, and endpoints on the
-nodes that stay. A round pulls the cable of the address's owner and plugs it in again; its figure is
-the time from the last connection that was served to the first one after it. Then a station asks for
+nodes that stay, to which requests are handed over. A round pulls the cable of the address's owner
+and plugs it in again; its figures are the longest time between two connections that were served,
+and how many connections that were opened before are not answered meanwhile. Then a station asks for
 the address ten thousand times a second, while the client's connections go on.
 """
 
@@ -17,6 +18,7 @@ import sys
 import time
 from contextlib import ExitStack
 from ipaddress import ip_address
+from itertools import pairwise
 from pathlib import Path
 
 from bench import targets
@@ -41,6 +43,7 @@ NAMES = ("one", "two", "three")
 ADDRESS, PORT, TARGET = "192.0.2.200", 80, 8080
 OWNER = ranked(ADDRESS, NAMES)[0]
 WAIT, ATTEMPT, AWAY = 0.01, 0.1, 6.0  # seconds
+KEPT = 16  # connections that are open while the cable is pulled
 REPEAT = 1_000_000
 _CLIENT = """
 import socket, sys, time
@@ -54,6 +57,25 @@ while True:
         served = False
     print(f"{begun} {int(served)}", flush=True)
     time.sleep(float(sys.argv[4]))
+"""
+# Connections that are handed over: their endpoint sees the client. They say something when they are
+# told to; prints how many are answered.
+_KEEPS = """
+import socket, sys
+place, kept = (sys.argv[1], int(sys.argv[2])), []
+while len(kept) < int(sys.argv[3]):
+    it = socket.create_connection(place, timeout=5)
+    if it.recv(64).decode().split()[1] == it.getsockname()[0]:
+        kept.append(it)
+print("ready", flush=True)
+sys.stdin.readline()
+def lives(it):
+    try:
+        it.sendall(b"still there?")
+        return bool(it.recv(64))
+    except OSError:
+        return False
+print(sum(map(lives, kept)))
 """
 
 RATE, ASKING = 10_000, 10  # questions a second, and seconds
@@ -104,13 +126,14 @@ def _measured(wanted: argparse.Namespace) -> Lines:
     with temporary_lab("bench-addresses") as (lab, folder, stack):
         agents = _cluster(lab, folder, stack)
         client = lab.outside("client", 1)
-        away = [_round(lab, client, agents, number) for number in range(wanted.rounds)]
-        wait_until("the owner answers", lambda: _owners(agents) == {OWNER})
-        time.sleep(2)  # until the others have given the address up
+        rounds = [_round(lab, client, agents, number) for number in range(wanted.rounds)]
+        _settle(agents)
         asked = _asked(lab, client)
+    away, ended = [it for it, _ in rounds], sum(it for _, it in rounds)
     yield "a load balancer address whose owner's cable is pulled: away"
     yield row_of("median", away, "s", targets.FAILOVER)
     yield row_of("worst", away, "s", targets.FAILOVER_WORST, value=max(away))
+    yield Row("connections through it that ended", ended, f"of {KEPT * len(rounds):,}", 0)
     yield from asked
     yield "the program that answers, a packet, by test runs (an empty program takes 26 of them)"
     for name, nanoseconds in _program().items():
@@ -130,7 +153,8 @@ def _cluster(lab: Lab, folder: Path, stack: ExitStack) -> list[LabAgent]:
     agents = []
     for node in nodes:
         agent = LabAgent(lab, node, folder)
-        agent.defaults = "--l2-pool", ADDRESS, "--cluster-cidr", ",".join(cni.NETWORKS)
+        pods_at = "--cluster-cidr", ",".join(cni.NETWORKS)
+        agent.defaults = "--l2-pool", ADDRESS, "--hand-over=keep-client", *pods_at
         manifests.write(agent.manifests / "all.yaml", _objects(nodes, pods))
         stack.callback(agent.close)
         agent.start()
@@ -157,24 +181,29 @@ def _objects(nodes: list[Host], pods: dict[Host, Host]) -> list[manifests.Manife
     ]
 
 
-def _round(lab: Lab, client: Host, agents: list[LabAgent], number: int) -> float:
-    """Pull the owner's cable; return the seconds without a connection."""
+def _round(lab: Lab, client: Host, agents: list[LabAgent], number: int) -> tuple[float, int]:
+    """Pull the owner's cable; return the seconds without a connection, and how many connections of
+    before ended.
+    """
     print_step(f"round {number + 1}")
-    wait_until("the owner answers", lambda: _owners(agents) == {OWNER})
-    words = (ADDRESS, str(PORT), str(ATTEMPT), str(WAIT))
-    process = client.start([sys.executable, "-IS", "-c", _CLIENT, *words], stdout=subprocess.PIPE)
+    _settle(agents)
+    python, words = [sys.executable, "-IS", "-c"], (ADDRESS, str(PORT))
+    pipes: dict[str, int] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    keeping = client.start([*python, _KEEPS, *words, str(KEPT)], **pipes)
+    lab.keep_ready(keeping)
+    opening = *words, str(ATTEMPT), str(WAIT)
+    process = client.start([*python, _CLIENT, *opening], stdout=subprocess.PIPE)
     cable = f"{NODES.name}{NAMES.index(OWNER) + 1}"
     time.sleep(1)
-    pulled = time.monotonic()
     lab.router.ip(f"link set {cable} down")
     time.sleep(AWAY)
     process.kill()
+    lives, _ = keeping.communicate("\n")
     assert process.stdout
     rows = [line.split() for line in process.stdout if line.endswith("\n")]
     lab.router.ip(f"link set {cable} up")
     served = [float(at) for at, is_served in rows if is_served == "1"]
-    last = max(at for at in served if at < pulled)
-    return min(at for at in served if at > pulled + WAIT) - last
+    return max(after - at for at, after in pairwise(served)), KEPT - int(lives)
 
 
 def _asked(lab: Lab, client: Host) -> list[Line]:
@@ -205,9 +234,21 @@ def _asked(lab: Lab, client: Host) -> list[Line]:
     ]
 
 
+def _settle(agents: list[LabAgent]) -> None:
+    """Wait until the owner alone answers, as all others have been told, and all hand over."""
+    wait_until("the owner answers", lambda: _owners(agents) == {OWNER})
+    wait_until("requests are handed over", lambda: _hand_overs(agents) == {"to 2 of 2 other nodes"})
+    time.sleep(2)
+
+
 def _owners(agents: list[LabAgent]) -> set[str]:
     published = [status.read(agent.paths) for agent in agents]
     return {it.address_owners.get(ADDRESS, "") if it else "" for it in published}
+
+
+def _hand_overs(agents: list[LabAgent]) -> set[str]:
+    published = [status.read(agent.paths) for agent in agents]
+    return {it.hand_over if it else "" for it in published}
 
 
 def _program() -> dict[str, int]:

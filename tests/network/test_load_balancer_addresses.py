@@ -7,11 +7,14 @@
     api              the API server, beyond the router too
 """
 
+import json
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +25,15 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.netns import Namespace
 from ebpflb.lab.router import NODES
-from ebpflb.model.pools import CLASS
+from ebpflb.model.claims import WRITER
+from ebpflb.model.pools import CLASS, ranked
 from ebpflb.serve import status
 from tests.kernel.node import nodes
 from tests.kit import forked, requests
 from tests.kit.api_server import FakeApiServer
 from tests.kit.lab_cluster import PORT, PREFIX, TARGET, LabCluster
 
-POOL = "192.0.2.200-192.0.2.210,fd02::200-fd02::210"
+POOL = "192.0.2.200-192.0.2.210,10.66.0.1-10.66.0.250,fd02::200-fd02::210"
 FIRST = ("192.0.2.200", "fd02::200")
 NAMES = ("one", "two", "three")
 
@@ -132,6 +136,20 @@ class ThreeNodes(LabCluster):
         except OSError:
             return False
 
+    def mac(self, node: int) -> str:
+        with nodes.entered(self.nodes[node].netns):
+            return str(json.loads(nodes.run("ip", "-j", "link", "show", "eth0"))[0]["address"])
+
+    def station(self, client: Namespace, address: str, *, anew: bool = False) -> str:
+        """The MAC address that a client on the segment sends to; "" if nobody answers."""
+        if anew:
+            client.ip(f"neigh flush to {address}")
+        with nodes.entered(client.netns):
+            with suppress(OSError), socket.create_connection((address, PORT), timeout=1):
+                pass
+            found = json.loads(nodes.run("ip", "-j", "neigh", "show", "to", address))
+        return str(found[0].get("lladdr", "")) if found else ""
+
     def pull(self, node: int, *, back: bool = False) -> None:
         """Pull the cable of a node, or plug it in again."""
         self.lab.router.ip(f"link set {NODES.name}{node + 1} {'up' if back else 'down'}")
@@ -193,6 +211,41 @@ def test_from_the_pool_to_the_first_request_and_a_pulled_cable(three: ThreeNodes
     three.pull(owner, back=True)
     assert three.wait_for_owner(FIRST[0]) == owner
     assert three.answers(FIRST[0]) and three.answers(FIRST[1], anew=True)
+
+
+SPLIT = """table bridge split {{
+    chain f {{ type filter hook forward priority 0;
+        iifname {part} oifname != {part} drop; iifname != {part} oifname {part} drop; }};
+    chain i {{ type filter hook input priority 0; iifname {part} drop; }};
+    chain o {{ type filter hook output priority 0; oifname {part} drop; }};
+}}"""
+
+
+def test_the_segment_splits_and_heals(three: ThreeNodes) -> None:
+    """The owner, cut off with a client, goes on answering there, and another node on the other
+    side. Afterwards the owner alone answers, which both sides learn without asking.
+    """
+    wait_until("the Service has addresses", lambda: three.addresses("web") == [*FIRST], 60)
+    owner = three.wait_for_owner(FIRST[0])
+    beyond = three.neighbour("beyond", 78)
+    router = three.lab.router
+    assert three.station(beyond, FIRST[0]) == three.mac(owner)
+    cables = f"{NODES.name}{owner + 1}", f"{NODES.name}78"
+    with nodes.entered(router.netns):
+        nodes.run("nft", SPLIT.format(part="{{ {}, {} }}".format(*cables)))
+    (new,) = {three.wait_for_owner(FIRST[0], tuple({0, 1, 2} - {owner}))}
+    wait_until("it is asked", lambda: three.station(router, FIRST[0]) == three.mac(new), 30)
+    wait_until("the owner is alone", lambda: bool(three.status(owner).not_announced), 30)
+    assert three.station(beyond, FIRST[0], anew=True) == three.mac(owner)
+    with nodes.entered(router.netns):
+        nodes.run("nft", "delete table bridge split")
+    assert three.wait_for_owner(FIRST[0]) == owner
+
+    def told() -> bool:
+        return {three.station(it, FIRST[0]) for it in (router, beyond)} == {three.mac(owner)}
+
+    wait_until("both are told", told, 30)
+    assert three.answers(FIRST[0]) and three.answers(FIRST[1])
 
 
 def test_agents_are_killed(three: ThreeNodes) -> None:
@@ -278,6 +331,57 @@ def test_what_a_tenant_must_not_get(three: ThreeNodes) -> None:
     wait_until("the others are named", named, 60)
     assert not any(map(three.addresses, wrong)) and three.addresses("web") == [*FIRST]
     assert three.answers(FIRST[0], anew=True)
+
+
+CROWD, SECONDS = 200, 10.0
+
+
+def _in_crowd(number: int) -> manifests.Manifest:
+    ports = [{"name": "tcp", "port": PORT, "protocol": "TCP"}]
+    kind: dict[str, Any] = {"type": "LoadBalancer", "loadBalancerClass": CLASS}
+    kind |= {"ipFamilies": ["IPv4"]}
+    made = manifests.service(f"crowd-{number}", [f"10.97.0.{number}"], ports, **kind)
+    made["metadata"] |= {"uid": f"{number}", "creationTimestamp": "2026-01-02T00:00:00Z"}
+    return made
+
+
+@pytest.mark.extended
+def test_two_owners_of_a_pool(three: ThreeNodes) -> None:
+    """200 Services come within ten seconds in which two agents write, because one does not know
+    that its Node is not Ready; it is killed. Each has an address of its own at the end, and who had
+    one keeps it.
+    """
+    wait_until("the Service has addresses", lambda: three.addresses("web") == [*FIRST], 60)
+    first, second, _ = (NAMES.index(name) for name in ranked(WRITER, NAMES))
+    node = three.api.node(NAMES[first])
+    not_ready = {**node["status"], "conditions": [{"type": "Ready", "status": "False"}]}
+    three.api.losing = True
+    three.api.put({**node, "status": not_ready})
+    three.api.losing = False
+    three.agents[second].stop()
+    three.agents[second].start()
+    before = [three.agents[it].log().count(" has 1") for it in (first, second)]
+    crowd = [_in_crowd(number) for number in range(CROWD)]
+    for made in crowd:
+        three.api.put(made)
+        time.sleep(SECONDS / CROWD)
+    three.agents[first].stop(signal.SIGKILL)
+    names = [it["metadata"]["name"] for it in crowd]
+
+    def held() -> list[str]:
+        return [ip for name in names for ip in three.addresses(name)]
+
+    wait_until("each has one", lambda: len({*held()}) == len(held()) == CROWD, 60)
+    after = [three.agents[it].log().count(" has 1") for it in (first, second)]
+    assert all(now > then for then, now in zip(before, after, strict=True)), "both have written"
+    assert three.addresses("web") == [*FIRST]
+    three.api.put(node)
+    three.agents[first].start()
+    wait_until("all announce them", lambda: three.owners(held()[-1]) <= {*NAMES}, 60)
+    assert len({*held()}) == CROWD
+    for made in crowd:
+        three.api.delete(made)
+    wait_until("they are given up", lambda: not three.status(first).address_owners.get("10.66.0.1"))
 
 
 def test_a_policy_local_service_and_a_node_that_takes_no_part(three: ThreeNodes) -> None:
