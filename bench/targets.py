@@ -18,6 +18,13 @@ And these no design reaches:
   does nothing takes 66 ns; only a program that is not attached costs nothing
 - connect4 in 500 ns, to any of 10,000 Services in 850, sock_release in 250: what the kernel's
   call, the look-ups, the draw and the remembered socket take at least is in the targets below
+
+And these are missed (bench/results/README.md has the profiles):
+
+- FAST_SHORT: the kernel's look-ups in the flowtable alone take four times as much
+- RELEASE with one Service: what an empty program shows takes most of it, and differs by machine
+- a first start with 500 devices in half of the time that two programs a device take: the rest of
+  the start takes 0.7 s
 """
 
 # Sockets: ratio; nanoseconds a call
