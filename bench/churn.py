@@ -1,126 +1,191 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A flow in the kernel's flowtable, beside pods that come and go: in a kernel that has it.
+"""Flows in the kernel's flowtable, beside pods that come and go: in a kernel that has it.
 
     python -m vagrant.kernels count 6.12 'python -m bench.churn [--rounds K]'
 
-A client outside asks a pod through a NodePort, question by question, with ``--fast-forward``. In
-turns the node is quiet for PERIOD seconds, or devices come and go like those of 20 pods a minute,
-one change each 1.5 s. A counter in FORWARD tells how many packets the stack saw, and so how long
-the flow was out of the flowtable.
+A client outside asks a pod through a NodePort, by TCP and by UDP, every PAUSE seconds. In each
+round the node is left alone for PERIOD seconds, then for as long 20 pods a minute come and go, each
+with a device at the bridge and an endpoint of the Service that is asked. A counter in FORWARD tells
+how many packets were not in the flowtable. At last the same pods without ``--fast-forward``.
 """
 
 import argparse
 import json
-import subprocess
+import os
+import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
-from statistics import median
+from typing import NamedTuple
 
-from bench.report import Line, row_of
+from bench.report import Line, Lines, row_of
 from bench.result import run_bench
 from bench.temporary_lab import beside, print_step
+from ebpflb.kernel.netfilter import flowtable
+from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.packet_path import Engine
 from tests.kernel.node import nodes
-from tests.kit.cluster import NODEPORT, ServingOutside, serving_outside
-from tests.kit.sockets import Socket
+from tests.kit.cluster import NODEPORT, ServingOutside, endpoint, serving_outside, web
 
-PERIOD, CHANGE = 12.0, 1.5  # seconds
-COUNTER = f"""table inet counted {{
+PERIOD, PAUSE = 60.0, 0.01  # seconds
+A_POD = 3.0  # seconds from one to the next; it is there for half of them
+LATE = 1.0  # seconds after which the answer to a datagram counts as lost
+REAL_TIME = os.sched_param(10)  # of client and servers
+FAST, SLOW = "--fast-forward=auto", "--fast-forward=off"
+LEFT_ALONE, PODS, WITHOUT = "left alone", "20 pods a minute", "20 pods a minute, without the option"
+COUNTER = f"""table inet ebpflb-counted {{
     counter seen {{ }}
     chain c {{
         type filter hook forward priority 290
-        meta l4proto tcp ct original proto-dst {NODEPORT} counter name seen
+        meta l4proto {{ tcp, udp }} ct original proto-dst {NODEPORT} counter name seen
     }}
 }}"""
 
 
+class Window(NamedTuple):
+    """What was seen in PERIOD: seconds until each answer; packets of both flows in FORWARD."""
+
+    lost: int
+    tcp: list[float]
+    udp: list[float]
+    stack: int
+
+
 def main() -> None:
-    run_bench(__doc__, _measured, rounds=4)
+    run_bench(__doc__, _measured, rounds=2)
 
 
 def _measured(wanted: argparse.Namespace) -> list[Line]:
-    with (
-        tempfile.TemporaryDirectory(prefix="ebpflb-churn-") as folder,
-        serving_outside(Path(folder), Engine.NETFILTER, "--fast-forward") as node,
-        nodes.entered(node.node.netns),
-    ):
-        nodes.run("nft", COUNTER)
-        return _rows(node, wanted.rounds)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ebpflb-churn-")))
+        node = stack.enter_context(serving_outside(folder, Engine.NETFILTER, FAST))
+        node.node.nft(COUNTER)
+        return list(_rows(node, wanted.rounds))
 
 
-def _rows(node: ServingOutside, rounds: int) -> list[Line]:
-    node.serve(*node.web)
-    client = node.connection()
-    wait_until("the connection is in the flowtable", lambda: _stack(client, 20) == 0, seconds=60)
-    took: dict[str, list[tuple[float, float]]] = {"quiet": [], "pods come and go": []}
-    for turn in range(rounds):
-        print_step(f"round {turn + 1} of {rounds}")
-        took["quiet"].append(_window(client))
-        with _pods():
-            took["pods come and go"].append(_window(client))
-    client.close()
-    rates = {name: [rate for rate, _ in each] for name, each in took.items()}
-    stack = {name: [packets for _, packets in each] for name, each in took.items()}
-    return [
-        "an offloaded TCP flow, question and answer",
-        *(row_of(name, each, "/s") for name, each in rates.items()),
-        f"its packets that passed the stack in {PERIOD:.0f} s",
-        *(row_of(name, each, "packets") for name, each in stack.items()),
-        f"ratio of the medians {median(rates['pods come and go']) / median(rates['quiet']):.4f}",
-    ]
+def _rows(node: ServingOutside, rounds: int) -> Lines:
+    found = defaultdict[str, list[Window]](list)
+    with nodes.entered(node.outside.netns):
+        clients = _Clients(node.node.v4)
+    with closing(clients), nodes.entered(node.node.netns):
+        wait_until("both are in the flowtable", lambda: _is_forwarded(clients), seconds=60)
+        _hurry(node)
+        for number in range(rounds):
+            print_step(f"round {number + 1} of {rounds}")
+            found[LEFT_ALONE].append(_window(clients))
+            with beside(_pods(node)):
+                found[PODS].append(_window(clients))
+        node.agent.stop()
+        node.agent.options = (SLOW,)
+        node.agent.start()
+        wait_until("no flowtable", lambda: not flowtable.read(flowtable.TABLE), seconds=60)
+        with beside(_pods(node)):
+            found[WITHOUT].append(_window(clients))
+    for heading, windows in found.items():
+        yield f"{heading}, for {PERIOD * len(windows):.0f} s"
+        yield row_of("answers lost, UDP", [it.lost for it in windows], "")
+        for name in ("tcp", "udp"):
+            waits = sorted(each for it in windows for each in getattr(it, name))
+            yield row_of(f"an answer, {name.upper()}", [it * 1e3 for it in waits], "ms")
+            yield row_of(f"the longest wait, {name.upper()}", [waits[-1] * 1e3], "ms")
+        yield row_of("packets in FORWARD", [it.stack for it in windows], "")
 
 
-def _window(client: Socket) -> tuple[float, float]:
-    """Exchanges a second, and packets that passed the stack."""
-    before, begun, done = _seen(), time.monotonic(), 0
-    while time.monotonic() - begun < PERIOD:
-        _exchange(client, 50)
-        done += 50
-    return done / (time.monotonic() - begun), _seen() - before
+class _Clients:
+    """Sockets of the client, which has been answered by each."""
+
+    def __init__(self, host: str) -> None:
+        self.sockets = []
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+            opened = socket.socket(socket.AF_INET, kind)
+            opened.connect((host, NODEPORT))
+            self.sockets.append(opened)
+        stream, datagrams = self.sockets
+        stream.recv(64)
+        datagrams.settimeout(LATE)
+
+    def close(self) -> None:
+        for each in self.sockets:
+            each.close()
+
+    def ask(self, number: int) -> tuple[float, float | None]:
+        """Return the seconds until both answers; None for a lost one."""
+        stream, datagrams = self.sockets
+        asked, begun = number.to_bytes(8), time.monotonic()
+        stream.send(asked)
+        missing = len(asked)
+        while missing:
+            missing -= len(stream.recv(missing))
+        answered = time.monotonic()
+        datagrams.send(asked)
+        try:
+            while not datagrams.recv(64).endswith(asked):
+                pass  # one that came late
+        except TimeoutError:
+            return answered - begun, None
+        return answered - begun, time.monotonic() - answered
 
 
-def _exchange(client: Socket, times: int) -> None:
-    for _ in range(times):
-        client.send(b"?")
-        assert client.recv(64)
-
-
-def _stack(client: Socket, times: int) -> int:
+def _is_forwarded(clients: _Clients) -> bool:
     before = _seen()
-    _exchange(client, times)
-    return _seen() - before
+    for number in range(20):
+        clients.ask(number)
+    return _seen() == before
+
+
+def _hurry(node: ServingOutside) -> None:
+    """Let the servers, as the client, not wait for the agent's turn on the CPU."""
+    for pod in node.web:
+        for process in nodes.run("ip", "netns", "pids", pod.netns).split():
+            for thread in os.listdir(f"/proc/{process}/task"):
+                os.sched_setscheduler(int(thread), os.SCHED_FIFO, REAL_TIME)
+
+
+def _window(clients: _Clients) -> Window:
+    before, begun, number = _seen(), time.monotonic(), 0
+    tcp, udp = list[float](), list[float | None]()
+    os.sched_setscheduler(0, os.SCHED_FIFO, REAL_TIME)
+    while time.monotonic() - begun < PERIOD:
+        number += 1
+        one, other = clients.ask(number)
+        tcp.append(one)
+        udp.append(other)
+        time.sleep(PAUSE)
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    return Window(udp.count(None), tcp, [it for it in udp if it is not None], _seen() - before)
 
 
 def _seen() -> int:
-    said = json.loads(nodes.run("nft", "-j", "list", "counter", "inet", "counted", "seen"))
+    said = json.loads(nodes.run("nft", "-j", "list", "counter", "inet", "ebpflb-counted", "seen"))
     return int(said["nftables"][-1]["counter"]["packets"])
 
 
-@contextmanager
-def _pods() -> Iterator[None]:
-    """A veth device comes and goes in this thread's namespace until the end."""
+def _pods(node: ServingOutside) -> Callable[[threading.Event], None]:
+    """Return what lets pods come and go, until the event is set."""
+    v6 = [endpoint(pod, v6=True) for pod in node.web]
 
-    def change(done: threading.Event) -> None:
+    def publish(*more: manifests.Manifest) -> None:
+        node.publish(web(*map(endpoint, node.web), *more, v6=v6, nodeport=NODEPORT))
+
+    def work(ended: threading.Event) -> None:
         number = 0
-        while not done.wait(CHANGE):
-            name = f"pod{number // 2}"
-            words = (
-                ("del", name) if number % 2 else ("add", name, "type", "veth", "peer", f"{name}p")
-            )
-            subprocess.run(["ip", "link", *words], check=True)
-            if not number % 2:
-                subprocess.run(["ip", "link", "set", name, "up"], check=True)
+        while not ended.is_set():
+            name = f"pod{number}"
+            node.node.ip(f"link add {name} type veth peer name {name}p")
+            node.node.ip(f"link set {name} master cni0 up", f"link set {name}p up")
+            publish(manifests.endpoint(f"10.244.1.{100 + number}", node="node", target=name))
+            ended.wait(A_POD / 2)
+            publish()
+            node.node.ip(f"link delete {name}")
+            ended.wait(A_POD / 2)
             number += 1
-        if number % 2:
-            subprocess.run(["ip", "link", "del", f"pod{number // 2}"], check=True)
 
-    with beside(change):
-        yield
+    return work
 
 
 if __name__ == "__main__":
