@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +30,13 @@ PODS = [
     api_exec.pod("web-1", "worker-b", "10.244.2.7", "shop"),
     api_exec.pod("host-1", "worker-a", "192.0.2.1", "shop", host=True),
 ]
+# In a pod; tests/cli/test_report.py tests the other files.
+REPORT = """
+from ebpflb.cli import main
+from ebpflb.tools import report
+report.ROWS = [row for row in report.ROWS if row.file == "log.txt"]
+main()
+"""
 LISTS = {
     "ebpflb-a": "SERVICE    USED  PROBLEMS\nshop/cart     2\nshop/web     12  no endpoint (VIP)\n",
     "ebpflb-b": "SERVICE               USED  PROBLEMS\nshop/a-longer-name       3  is set aside\n",
@@ -47,6 +55,8 @@ class Kubectl:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.asked: list[tuple[str, str]] = []
+        self.reports = threading.Event()  # pods wait for it
+        self.reports.set()
         self.url = ""
 
     def execute(self, pod: str, command: list[str], stdin: bytes) -> tuple[int, bytes, bytes]:
@@ -63,7 +73,8 @@ class Kubectl:
             return 0, b"TIME  VERDICT\n14:03:10  " + pod.encode() + b"\n", b""
         if command[1] == "report":
             environment = {**os.environ, "EBPFLB_STATE_DIR": str(NEVER)}
-            words = [sys.executable, "-P", "-m", "ebpflb", *command[1:]]
+            self.reports.wait()
+            words = [sys.executable, "-P", "-c", REPORT, *command[1:]]
             done = subprocess.run(
                 words, input=stdin, capture_output=True, env=environment, check=False
             )
@@ -230,6 +241,7 @@ def test_no_pods(kubectl: Kubectl) -> None:
 
 
 def test_ctrl_c_leaves_nothing(kubectl: Kubectl) -> None:
+    kubectl.reports.clear()
     # A shell that starts the tests in the background has SIGINT ignored.
     command = ["env", "--default-signal=INT", *kubectl.words("report")]
     with subprocess.Popen(
@@ -237,6 +249,7 @@ def test_ctrl_c_leaves_nothing(kubectl: Kubectl) -> None:
     ) as process:
         wait_until("a pod is asked", lambda: bool(kubectl.asked))
         os.killpg(process.pid, signal.SIGINT)
+        kubectl.reports.set()  # a pod may be asked just now
         assert process.wait(60) == 130
     assert [
         it.name for it in kubectl.folder.iterdir() if "report" in it.name or ".ebpflb" in it.name
