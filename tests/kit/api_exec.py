@@ -66,6 +66,9 @@ class _Handler(Handler):
             self._send(_RESOURCES)
         elif parts[-1] == "pods":
             self._send({"kind": "PodList", "apiVersion": "v1", "items": self._listed(parts, query)})
+        elif parts[-2] == "namespaces":
+            meta = {"name": parts[-1]}
+            self._send({"kind": "Namespace", "apiVersion": "v1", "metadata": meta})
         elif parts[-1] == "exec":
             self._exec(parts[5], query)
         elif parts[-1] == "log":
