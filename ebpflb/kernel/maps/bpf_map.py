@@ -27,8 +27,8 @@ from ebpflb.model.addresses import parse_ranges
 # An array's elements as memory of this process, read and written in place.
 #
 # Mapped memory counts as the process's memory whether used or not: all arrays together have 44 MB
-# on two CPUs. So a small array is mapped whole, and of a large one only a part, where the last
-# element was read or written: the next one is mostly beside it, and to map a part takes 10 us.
+# on two CPUs. So a small array is mapped whole, and of a large one only the part that was read or
+# written last: the next elements are mostly beside it, and to map a part takes 10 us.
 
 SMALL = 2 << 20  # bytes
 PART = 64 << 10
@@ -45,7 +45,8 @@ class ArrayMemory:
         self._access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         self._lock = Lock()
         self._is_closed = False  # then the descriptor may belong to another file
-        self._part = self._size if self._size <= SMALL else PART
+        self.is_small = self._size <= SMALL
+        self._part = self._size if self.is_small else PART
         self._mapped: mmap.mmap | None = None
         self._first = 0  # byte of the mapped part, after the first use
 
@@ -329,7 +330,10 @@ _NUMBERS: dict[str, _Number] = {"__u32": "I", "__u64": "Q"}  # by the type of a 
 
 
 class MappedArray(Map):
-    """An MMAPABLE array: elements are read, and a few written, in place without a system call."""
+    """An MMAPABLE array: ranges, and elements of small ones, are read and written in place.
+
+    A single element of a large array is anywhere: a call takes half the time of mapping its part.
+    """
 
     def __init__(self, spec: MapSpec, fd: int, *, writable: bool = True) -> None:
         super().__init__(spec, fd)
@@ -343,7 +347,10 @@ class MappedArray(Map):
         super().close()
 
     def get(self, key: int) -> Any:
-        return self.get_range(key, 1)[0]
+        if self.memory.is_small:
+            return self.get_range(key, 1)[0]
+        found = super().get(key)
+        return self.value.unpack(bytes(self.size)) if found is None else found
 
     def get_range(self, first: int, count: int) -> list[Any]:
         packed = self.memory[first * self.stride : (first + count) * self.stride]
@@ -358,7 +365,7 @@ class MappedArray(Map):
         return found
 
     def write(self, pairs: Sequence[tuple[int, Any]]) -> None:
-        if len(pairs) > FEW:
+        if len(pairs) > FEW or not self.memory.is_small:
             super().write(pairs)
             return
         for index, value in pairs:

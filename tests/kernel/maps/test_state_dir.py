@@ -88,12 +88,12 @@ def test_wrong_pin(home: StateDir, opening: Open, other: MapSpec) -> None:
 
 
 def test_read_maps_opens_read_only_arrays(home: StateDir, opening: Open) -> None:
-    """``read_maps`` opens the same maps, with arrays that cannot be written."""
+    """``read_maps`` opens the same maps; the memory of arrays cannot be written."""
     opening(layout.MAPS)
     found = home.read_maps()
     assert set(found) == set(layout.MAPS)
     with pytest.raises(TypeError):
-        found["slots"].write([(0, found["slots"].get(0))])
+        found["backend_slots"].write([(0, found["backend_slots"].get(0))])
     for map_ in found.values():
         map_.close()
 
