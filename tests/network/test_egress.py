@@ -93,9 +93,22 @@ def test_a_service_of_the_flow_tables_comes_and_goes(
     assert at_egress(two)
 
 
-def test_egress_goes_after_the_last_flow(two: TwoNodes, opened: ExitStack) -> None:
+@pytest.fixture
+def often(two: TwoNodes) -> Iterator[None]:
+    """Let near's agent look every second whether programs are needed at egress; there is a flow."""
+    options = two.agents[0].options
+    two.restart(*options, "--iptables-sync-period=1s")
+    two.publish(service(two, "least-connections"))
+    with ExitStack() as opened:
+        dial(two, opened)
+        yield
+    two.restart(*options)
+
+
+def test_egress_goes_after_the_last_flow(two: TwoNodes, often: None, opened: ExitStack) -> None:
     """Connections by netfilter open and go on meanwhile."""
     two.publish(service(two, "random"))
+    assert at_egress(two)
     two.delete_all_flows()
     clients = dial(two, opened)
     wait_until("no program is at egress", lambda: not at_egress(two))
