@@ -303,7 +303,7 @@ def test_a_stranger_with_an_address_and_a_flood(three: ThreeNodes) -> None:
 
     wait_until("the stranger is named", conflict, 60)
     stranger.ip(f"address delete {taken}/24 dev eth0")
-    wait_until("a node answers for it", lambda: three.answers(taken, anew=True), 60)
+    wait_until("a node answers for the address", lambda: three.answers(taken, anew=True), 60)
     for host, sender in ((stranger, "192.0.2.77"), (three.pods[0], FIRST[0])):
         words = [*host.enter, sys.executable, "-IS", "-c", FLOOD, FIRST[0], sender]
         flood = three.lab.keep_ready(subprocess.Popen(words, text=True, stdout=subprocess.PIPE))
