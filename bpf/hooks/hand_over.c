@@ -151,21 +151,25 @@ static __always_inline int hand_over_read(struct __sk_buff *ctx, __u64 begun)
 	return hand_over_to(ctx, to.node, &packet->tuple, to.v6, begun);
 }
 
-PROGRAM("tc/ingress")
-int hand_over(struct __sk_buff *ctx)
+static __always_inline int hand_over_likely(struct __sk_buff *ctx, __u64 begun)
 {
 	struct tuple tuple = { .hook = HOOK_INGRESS };
-	__u64 begun = monitor_time();
 	int action;
 
-	if (!packet_may_be_handed(ctx))
-		return GO_ON;
 	if (ctx->pkt_type || vlan_is_foreign(ctx))	/* not PACKET_HOST: for others, or for many */
 		return GO_ON;
 	if (glance(ctx, &tuple))
 		return hand_over_plain(ctx, &tuple, begun);
 	action = leg_test_answer(ctx);
 	return action == LEG_UNANSWERED ? hand_over_read(ctx, begun) : action;
+}
+
+PROGRAM("tc/ingress")
+int hand_over(struct __sk_buff *ctx)
+{
+	__u64 begun = monitor_time();
+
+	return packet_may_be_handed(ctx) ? hand_over_likely(ctx, begun) : GO_ON;
 }
 
 LICENSE("GPL")

@@ -57,8 +57,13 @@ struct handed_fragment {
 };
 SIZE(struct handed_fragment, 16);
 
-/* A bit for each address of handed_frontends, by its hash: 32,768 bits. */
-DEFINE_MAP(handed_addresses, ARRAY, __u32, __u64, 512, RDONLY_PROG)
+/* A bit for each address of handed_frontends, by its hash, from the highest of the first word on. */
+struct address_bits {
+	__u64 words[512];
+};
+SIZE(struct address_bits, 4096);
+
+DEFINE_MAP(handed_addresses, ARRAY, __u32, struct address_bits, 1, RDONLY_PROG)
 DEFINE_MAP(hops, HASH, struct link_address, struct hop, 16384, RDONLY_PROG | NO_PREALLOC)
 DEFINE_MAP(handed_frontends, HASH, struct frontend, struct handed_frontend, 65536, RDONLY_PROG | NO_PREALLOC)
 DEFINE_MAP(handed_places, ARRAY, __u32, struct handed_place, 131072, RDONLY_PROG)

@@ -28,6 +28,7 @@
 #include "path/fragment.h"
 #include "rules/frontend.h"
 #include "rules/policy.h"
+#include "rules/route.h"
 
 #define THIS_NODE 0	/* in place of a MAC address */
 
@@ -131,6 +132,26 @@ static __always_inline bool handing_is_known(struct __sk_buff *ctx, struct handi
 	return true;
 }
 
+/*
+ * Whether the address is the cluster's by its route here: a pod's, on this node or behind a tunnel or
+ * another node. A Service may claim it, but answers to the pod's own connections come there, too; a node's
+ * addresses, and podCIDRs, have no frontend here. Addresses of load balancers have no route, or lead back.
+ */
+static __always_inline bool address_is_of_pod(struct __sk_buff *ctx, const struct handing *to)
+{
+	const struct tuple *tuple = to->tuple;
+	EMPTY(struct bpf_fib_lookup, route);
+	__u64 mac = 0;
+	long result;
+
+	route_request(route, tuple, to->v6, &tuple->destination, tuple->destination_port, ctx->ifindex);
+	result = bpf_fib_lookup(ctx, route, sizeof(*route), FORWARDED);
+	if (result == BPF_FIB_LKUP_RET_UNSUPP_LWT || (is_routed(result) && route->ifindex != ctx->ifindex))
+		return true;
+	__builtin_memcpy(&mac, route->dmac, sizeof(route->dmac));
+	return result == BPF_FIB_LKUP_RET_SUCCESS && LOOKUP(struct hop, hops, &mac);
+}
+
 /* Whether the client may reach the service from another node, where nothing is checked again. */
 static __always_inline bool handing_is_admitted(struct __sk_buff *ctx, const struct handing *to,
 						const struct frontend *frontend,
@@ -143,7 +164,7 @@ static __always_inline bool handing_is_admitted(struct __sk_buff *ctx, const str
 
 	return service_read(frontend, service, NULL) == FOUND &&
 	       !(service->flags & SERVICE_UNTRACKED) && !client_is_local(&request) &&
-	       policy_admits(service, &to->tuple->source);
+	       policy_admits(service, &to->tuple->source) && !address_is_of_pod(ctx, to);
 }
 
 /* Draws a node from the block; returns false if the place was given to another block meanwhile. */
@@ -182,31 +203,35 @@ static __always_inline bool handing_find(struct __sk_buff *ctx, struct handing *
  * ebpflb/kernel/handing.py. The agent sets a bit before it writes the first frontend of its addresses,
  * and clears it after the last one.
  */
-static __always_inline bool address_may_be_handed(__u32 words)
+static __always_inline bool address_may_be_handed(__u64 words)
 {
-	__u32 bit = words * 0x9e3779b1 >> 17;
-	__u64 *word = LOOKUP_NUMBER(__u64, handed_addresses, bit / 64);
+	__u64 bit = words * 0x9e3779b97f4a7c15 >> 49;
+	const struct address_bits *all = ONLY_VALUE(struct address_bits, handed_addresses);
 
-	return word && *word >> bit % 64 & 1;
+	return (__s64)(all->words[bit / 64] << bit % 64) < 0;
 }
 
 /*
- * Whether the packet is of any interest here; so all others cost little. Those with one hop left may be
- * tests (path/leg_test.h), and what lies in pieces is read whole.
+ * Whether the packet is of any interest here; so all others cost little, and as much in IPv6, which
+ * takes longer and so is first. Those with one hop left may be tests (path/leg_test.h), and what lies in
+ * pieces is read whole.
  */
 static __always_inline bool packet_may_be_handed(struct __sk_buff *ctx)
 {
 	const void *at = (void *)(long)ctx->data + LINK, *end = (void *)(long)ctx->data_end;
 	const struct ipv4 *v4 = at;
 	const struct ipv6 *v6 = at;
+	__u64 protocol = ctx->protocol;
 
-	if (ctx->protocol == BE16(ETHERTYPE_IPV4))
+	if (protocol == BE16(ETHERTYPE_IPV6))
+		return (const void *)(v6 + 1) > end || v6->hops == 1 ||
+		       address_may_be_handed(*(const __u64 *)(v6->destination.word + 2));
+	OPAQUE(protocol);
+	if (protocol == BE16(ETHERTYPE_IPV4))
 		return (const void *)(v4 + 1) > end || v4->ttl == 1 ||
 		       address_may_be_handed(v4->destination);
-	if (ctx->protocol == BE16(ETHERTYPE_IPV6))
-		return (const void *)(v6 + 1) > end || v6->hops == 1 ||
-		       address_may_be_handed(v6->destination.word[2] ^ v6->destination.word[3]);
-	return ctx->protocol == BE16(ETHERTYPE_VLAN) || ctx->protocol == BE16(ETHERTYPE_SERVICE_VLAN);
+	OPAQUE(protocol);
+	return protocol == BE16(ETHERTYPE_VLAN) || protocol == BE16(ETHERTYPE_SERVICE_VLAN);
 }
 
 static __always_inline const struct handed_frontend *handed_find(const struct frontend *frontend)

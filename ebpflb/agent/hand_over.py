@@ -11,7 +11,9 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import chain, islice
+from typing import Any
 
 from ebpflb.agent.loop import Inbox, Part, Turn
 from ebpflb.agent.service_sync import Budget, ServiceSync
@@ -33,9 +35,13 @@ log = logging.getLogger(__name__)
 NOTING_SECONDS = 10.0  # in which a Service's open connections are noted before it is handed over
 MOST_PUTTING = 0.01  # seconds of a turn: a tenant may have many tables
 LEFT_SECONDS = 60.0  # that what a former agent has left waits for tenants with endless changes
+SOON = 0.1  # seconds: a thread is at work
 _NO_SPACE = "no space left to hand over requests to %s: they are served without it"
 _PAST = "{}: its requests are not handed over, past this rule"
 ATTACHED_AGAIN = 30.0  # seconds: somebody may have removed the program, or put another before it
+
+
+Run = Callable[[Callable[[], Any]], Future[Any]]
 
 
 class HandOver(Part):
@@ -52,8 +58,9 @@ class HandOver(Part):
         make: Callable[[], Handing],
         inbox: Inbox,
         clock: Callable[[], float] = time.monotonic,
+        run: Run | None = None,
     ) -> None:
-        """``clock``: monotonic, in seconds."""
+        """``clock``: monotonic, in seconds. ``run``: in a thread, one after the other."""
         self._services, self._read_hops, self._make = service_sync, hops, make
         self._inbox, self._clock = inbox, clock
         self.dropped: dict[PortName, dict[str, str]] = {}
@@ -61,7 +68,9 @@ class HandOver(Part):
         self._handing: Handing | None = None
         self._planner: HandingPlanner | None = None
         self._pool = ThreadPoolExecutor(1, "hand-over")
+        self._run: Run = run or self._pool.submit
         self._loading: Future[Loaded] | None = None
+        self._reading: Future[HandingPlanner] | None = None
         self._hops: Hops | None = None
         self._own: frozenset[Address] = frozenset()  # this node's addresses
         self._hosts = Hosts(())  # read with each change of the other nodes
@@ -114,7 +123,13 @@ class HandOver(Part):
             self._handing = self._make()
         handing, now = self._handing, self._clock()
         if self._planner is None:
-            self._planner = HandingPlanner(handing.room, self._share, *handing.read())
+            if self._reading is None:
+                self._reading = self._run(partial(_planner, handing, self._share))
+            if not self._reading.done():
+                self._retry_due = now + SOON
+                return
+            reading, self._reading = self._reading, None
+            self._planner = reading.result()
             full, self._hops = True, None
             self.dropped.clear()
         planner = self._planner
@@ -250,7 +265,7 @@ class HandOver(Part):
         """Attach the program, once its maps are filled; a thread compiles and loads it."""
         devices = {device.index: device for device in hops.uplinks}
         if devices and not handing.is_loaded and not self._is_loaded(handing, now):
-            self._attach_due = now + 0.1
+            self._attach_due = now + SOON
             return
         wanted = devices.keys(), handing.variant
         if wanted != self._attached or now >= self._attach_due:
@@ -261,7 +276,7 @@ class HandOver(Part):
         """Whether a thread has loaded the program; starts one. Raises what loading has raised."""
         if self._loading is None and now >= self._load_due:
             self._load_due = now + ATTACHED_AGAIN  # if it fails
-            self._loading = self._pool.submit(handing.load)
+            self._loading = self._run(handing.load)
         if self._loading is None or not self._loading.done():
             return False
         loading, self._loading = self._loading, None
@@ -273,6 +288,11 @@ class HandOver(Part):
         self._pool.shutdown()
         if self._handing:
             self._handing.close()
+
+
+def _planner(handing: Handing, share: float) -> HandingPlanner:
+    """Begin with what the maps have; takes some 0.7 s of processor time if they are full."""
+    return HandingPlanner(handing.room, share, *handing.read())
 
 
 def _entries(hops: Hops) -> dict[str, HopEntry]:

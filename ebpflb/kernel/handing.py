@@ -5,17 +5,18 @@ It outlives the agent: what is handed over then is what the agent has written la
 """
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import reduce
-from operator import xor
+from functools import cache
 from pathlib import Path
-from struct import iter_unpack
+from struct import pack
 from typing import NamedTuple
 
 from ebpflb.entries.services import Frontend
 from ebpflb.kernel.attach import uplink_program
 from ebpflb.kernel.datapath import Datapath, packet_flags
+from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import HANDED, ffi
 from ebpflb.kernel.programs import compiler, loader, precompile
 from ebpflb.kernel.programs.loader import Program, ProgramSet
@@ -26,6 +27,8 @@ from ebpflb.plan.handing import HandedFrontend, HandedPlace, HandingPlan, Room
 _FAMILIES = ffi.typeof("enum hop_family").relements
 BITS = {Family.IPV4: _FAMILIES["HOP_IPV4"], Family.IPV6: _FAMILIES["HOP_IPV6"]}
 
+
+WORDS = ffi.sizeof("struct address_bits") // 8
 
 Members = list[HandedPlace]
 
@@ -48,8 +51,22 @@ class Loaded(NamedTuple):
 
 def bit_of(address: Address) -> int:
     """Return the bit of an address in map handed_addresses (bpf/path/hand_over.h)."""
-    folded: int = reduce(xor, (word for (word,) in iter_unpack("=I", address.packed[-8:])))
-    return (folded * 0x9E3779B1 & 0xFFFFFFFF) >> 17
+    words = int.from_bytes(address.packed[-8:], sys.byteorder)
+    return (words * 0x9E3779B97F4A7C15 & 2**64 - 1) >> 49
+
+
+class AddressBits:
+    """The bits that map handed_addresses has. Raises KernelError."""
+
+    def __init__(self, opened: Map) -> None:
+        self._map, self._words = opened, [0] * WORDS
+
+    def flip(self, bits: Iterable[int]) -> None:
+        for bit in bits:
+            self._words[bit // 64] ^= 1 << 63 - bit % 64
+
+    def write(self) -> None:
+        self._map.write([(0, pack(f"={WORDS}Q", *self._words))])
 
 
 class Handing:
@@ -65,7 +82,7 @@ class Handing:
         self._hops = {mac: HopEntry(*it) for mac, it in self._maps["hops"].items()}
         self._frontends: set[Frontend] = set()
         self._bits: Counter[int] = Counter()  # of their addresses
-        self._words: list[int] = []
+        self._flags = AddressBits(self._maps["handed_addresses"])
 
     def close(self) -> None:
         """Close the descriptors; the program stays."""
@@ -75,35 +92,37 @@ class Handing:
             os.close(self._program.fd)
 
     def read(self) -> tuple[Mapping[Frontend, HandedFrontend], Mapping[int, HandedPlace], Members]:
-        """Return the frontends, the places of their blocks, and the members of all blocks."""
+        """Return the frontends, the places of their blocks, and the members of other blocks.
+
+        Safe in another thread while nothing is written.
+        """
         items = self._maps["handed_frontends"].items()
         found = {frontend: HandedFrontend(*it) for frontend, it in items}
         used = {at for it in found.values() for at in range(it.base, it.base + it.size)}
-        places = self._maps["handed_places"]
-        members = [HandedPlace(*it) for it, _ in self._maps["handed_members"].items()]
+        blocks = {pack("=I", it.block) for it in found.values()}
+        places, members = self._maps["handed_places"], self._maps["handed_members"]
+        place = cache(lambda packed: HandedPlace(*places.value.unpack(packed)))
+        left = [place(it) for it, _ in members.packed_items() if it[-4:] not in blocks]
+        each = enumerate(value for _, value in places.packed_items()) if used else ()
         self._know(found)
-        return found, {at: HandedPlace(*places.get(at)) for at in sorted(used)}, members
+        return found, {at: place(value) for at, value in each if at in used}, left
 
     def _know(self, frontends: Collection[Frontend]) -> None:
         """Write the bits of the frontends that the map has, and no others."""
-        addresses = self._maps["handed_addresses"]
         self._frontends = set(frontends)
         self._bits = Counter(bit_of(it.address) for it in self._frontends)
-        self._words = [0] * addresses.spec.entries
-        for bit in self._bits:
-            self._words[bit // 64] |= 1 << bit % 64
-        addresses.write([*enumerate(self._words)])
+        self._flags = AddressBits(self._maps["handed_addresses"])
+        self._flags.flip(self._bits)
+        self._flags.write()
 
     def _flip(self, frontends: set[Frontend], change: Callable[[Iterable[int]], None]) -> None:
         """Count the bits of these frontends, and write those that are in use or free now."""
         bits = [bit_of(it.address) for it in frontends]
         before = {bit for bit in bits if self._bits[bit]}
         change(bits)
-        flipped = {bit for bit in bits if bool(self._bits[bit]) != (bit in before)}
-        for bit in flipped:
-            self._words[bit // 64] ^= 1 << bit % 64
-        words = {bit // 64 for bit in flipped}
-        self._maps["handed_addresses"].write([(at, self._words[at]) for at in words])
+        if flipped := {bit for bit in bits if bool(self._bits[bit]) != (bit in before)}:
+            self._flags.flip(flipped)
+            self._flags.write()
 
     def set_hops(self, hops: Mapping[str, HopEntry]) -> None:
         """Write the nodes of the segment, by MAC address, and remove all others."""

@@ -2,6 +2,8 @@
 """The part that writes to which nodes requests are handed: in turns, and again after a failure."""
 
 import math
+from collections.abc import Callable
+from concurrent.futures import Future
 from ipaddress import ip_address, ip_network
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +21,17 @@ from ebpflb.model.claims import NodeFacts
 from ebpflb.model.facts import Fact, Observed
 from ebpflb.model.hand_over import Hop, Hops
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.handing import HandedFrontend, HandedPlace, HandingPlan, Room
+from ebpflb.plan.handing import HandedFrontend, HandedPlace, HandingPlan, HandingPlanner, Room
 
 UPLINK: Any = SimpleNamespace(index=2, mac="02:00:00:00:00:01")
 TWO = Hop("two", ip_address("192.0.2.2"), UPLINK, bytes([2, 0, 0, 0, 0, 2]))
 HOPS = Hops((TWO,), frozenset({TWO.mac}), uplinks=(UPLINK,))
+
+
+def done(work: Callable[[], Any]) -> Future[Any]:
+    made: Future[Any] = Future()
+    made.set_result(work())
+    return made
 
 
 class Node:
@@ -53,8 +61,12 @@ class Node:
         self.backlog: set[Any] = set()
         self.services: dict[Any, Any] = {}
         self.changed_services: set[Any] = set()
+        self.part = self.made()
+
+    def made(self, run: Callable[[Callable[[], Any]], Future[Any]] | None = None) -> HandOver:
         here: Any = self
-        self.part = HandOver(here, lambda: self.hops, lambda: here, here, self.clock)
+        run = run or done
+        return HandOver(here, lambda: self.hops, lambda: here, here, self.clock, run)
 
     def clock(self) -> float:
         self.now += 0.001
@@ -145,8 +157,7 @@ def test_open_connections_are_noted_first(node: Node) -> None:
     assert node.mac(frontend) == "02:00:00:00:00:02"
     node.serve("shop", 1, {"two": 1, "one": 1}, is_local=False)
     node.turn()
-    here: Any = node
-    node.part = HandOver(here, lambda: node.hops, lambda: here, here, node.clock)
+    node.part = node.made()
     node.turn(full=True)
     assert node.frontends[frontend].size > 1
 
@@ -246,6 +257,18 @@ def test_after_a_failed_write_all_is_written_again(node: Node) -> None:
     assert node.mac(frontend) == "02:00:00:00:00:02"
 
 
+def test_the_loop_goes_on_while_full_maps_are_read(node: Node) -> None:
+    """In a thread; until then nothing is written."""
+    frontend, reading = node.serve("shop", 1, {"two": 1}), Future[Any]()
+    node.part = node.made(lambda work: reading)
+    node.turn(full=True)
+    assert not node.frontends and node.now < node.part.due < node.now + 1
+    reading.set_result(HandingPlanner(node.room, 1.0))
+    node.now = node.part.due
+    node.turn()
+    assert frontend in node.frontends
+
+
 def test_it_waits_while_nothing_is_served(node: Node) -> None:
     """Without keeping the loop busy."""
     frontend = node.serve("shop", 1, {"two": 1})
@@ -263,8 +286,7 @@ def test_a_new_agent_keeps_what_is_there_until_all_is_planned(node: Node, *, end
     for table in (node.desired, node.actual):
         name = next(it for it in table if it.service == "web-2")
         del table[name]
-    here: Any = node
-    node.part = HandOver(here, lambda: node.hops, lambda: here, here, node.clock)
+    node.part = node.made()
     node.backlog.add("something")
     node.turn(full=True)
     assert {frontend, gone} == node.frontends.keys()

@@ -4,16 +4,17 @@
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
+from struct import unpack
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ebpflb.entries.services import Frontend
-from ebpflb.kernel.handing import Handing, bit_of
+from ebpflb.kernel.handing import WORDS, Handing, bit_of
 from ebpflb.kernel.maps.layout import HANDED
 from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.plan.handing import HandedFrontend, HandingPlan
+from ebpflb.plan.handing import HandedFrontend, HandedPlace, HandingPlan
 from tests.kernel.variants import needs_root
 
 pytestmark = needs_root
@@ -33,7 +34,8 @@ def handing(home: StateDir) -> Iterator[Handing]:
 
 def bits(home: StateDir) -> set[int]:
     (opened,) = home.open_maps({it: HANDED[it] for it in ["handed_addresses"]}).values()
-    found = {at * 64 + bit for at, word in opened.items() for bit in range(64) if word >> bit & 1}
+    words = enumerate(unpack(f"={WORDS}Q", opened.get(0)))
+    found = {at * 64 + bit for at, word in words for bit in range(64) if word << bit & 1 << 63}
     opened.close()
     return found
 
@@ -55,7 +57,18 @@ def test_each_address_that_has_a_frontend_has_its_bit(handing: Handing, home: St
         handing.write(plan)
         assert bits(home) == {bit_of(it) for it in wanted}
     (left,) = home.open_maps({it: HANDED[it] for it in ["handed_addresses"]}).values()
-    left.write([(0, 7), (bit_of(V4) // 64, 0)])
+    left.write([(0, b"\7" + bytes(8 * WORDS - 1))])
     left.close()
     handing.read()
     assert bits(home) == {bit_of(V4)}
+
+
+def test_what_a_former_agent_has_left_is_read(handing: Handing) -> None:
+    """The places of frontends' blocks, and the members of all other blocks."""
+    macs = [f"02:00:00:00:00:{number:02}" for number in (1, 2)]
+    places = {3 + at: HandedPlace(mac, 7) for at, mac in enumerate(macs)}
+    stale, entry = HandedPlace(macs[0], 6), HandedFrontend(7, 3, 2, 0)
+    frontends = {Frontend(V4, 80, 6): entry, Frontend(V6, 80, 6): entry}
+    members = [*places.values(), stale]
+    handing.write(HandingPlan([*places.items(), (9, stale)], members, frontends, {}, []))
+    assert handing.read() == (frontends, places, [stale])

@@ -63,6 +63,16 @@ def network_of_our_own() -> Iterator[dict[str, int]]:
 
 
 @contextmanager
+def having(what: str, *words: str) -> Iterator[None]:
+    """Have a route or neighbour during the block, in the words of ``ip``."""
+    subprocess.run(["ip", what, "add", *words], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["ip", what, "del", *words], check=True)
+
+
+@contextmanager
 def routed_from(address: str, device: str) -> Iterator[None]:
     """Route packets from this source through the device during the block, whatever their
     destination.

@@ -13,7 +13,7 @@ import pytest
 from scapy.layers.inet import IPOption_NOP
 from scapy.layers.l2 import Dot1Q
 
-from ebpflb.kernel.handing import HopEntry, bit_of
+from ebpflb.kernel.handing import AddressBits, HopEntry, bit_of
 from ebpflb.kernel.maps.layout import HANDED
 from ebpflb.kernel.programs import compiler
 from ebpflb.kernel.programs.precompile import HAND_OVER
@@ -38,6 +38,7 @@ from tests.packet.frames import (
     segment,
     with_hops,
 )
+from tests.packet.network import having
 from tests.packet.node import Outcome, PacketNode
 from tests.packet.places import V4, Places
 from tests.packet.services import ping as ping_of
@@ -74,8 +75,9 @@ class Node(PacketNode):
         entry = HandedFrontend(block, base, SIZE if macs else 0, by_client)
         for protocol in ("tcp", "udp"):
             self.put("handed_frontends", frontend(f"{self.where}/{protocol}"), entry)
-        bit = bit_of(frontend(f"{self.where}/tcp").address)
-        self.put("handed_addresses", bit // 64, 1 << bit % 64)
+        bits = AddressBits(self.maps["handed_addresses"])
+        bits.flip([bit_of(frontend(f"{self.where}/tcp").address)])
+        bits.write()
 
     def run(self, packet: Packet | bytes, device: str = "uplink") -> Outcome:
         return self._run("hand_over", bytes(packet), device, None, 0)
@@ -232,6 +234,27 @@ def test_source_ranges_are_checked_before(node: Node, places: Places) -> None:
     node.admit(1, places.clients)
     assert node.node_of(segment(at(places.client, 50124), node.where)) == TWO
     assert node.node_of(segment(stranger, node.where)) == ""
+
+
+def test_answers_to_a_pod_stay_its_own(node: Node, places: Places) -> None:
+    """Whoever claims its address and port, which may be in no podCIDR: an address is a pod's if its
+    route leads past the segment, or to another node.
+    """
+    frames = [
+        segment(node.client, node.where, "SA"),
+        middle(node),
+        datagram(node.client, node.where),
+        errors.error("too big", places.router, reply(segment(node.client, node.where))),
+    ]
+    node_two = "neighbour", places.other_node, "lladdr", TWO, "dev", "uplink"
+    for way in (["dev", "pods"], ["via", places.other_node]):
+        with having(*node_two), having("route", places.balancer, *way):
+            assert {node.node_of(frame) for frame in frames} == {""}
+    for way in (["via", places.router], ["dev", "uplink"]):
+        with having("route", places.balancer, *way):
+            node.spread(2, TWO)
+            other = at(places.client, 50124 + len(way[0]))
+            assert node.node_of(segment(other, node.where)) == TWO
 
 
 def test_a_place_of_another_block_is_not_believed(node: Node) -> None:

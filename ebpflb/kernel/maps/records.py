@@ -307,6 +307,7 @@ _NUMBER32, _NUMBER64 = struct.Struct("=I"), struct.Struct("=Q")
 _PLAIN = {
     "struct steps": Codec(bytes, bytes),  # ebpflb/kernel/recording.py reads them
     "struct service_place": Codec(bytes, bytes),
+    "struct address_bits": Codec(bytes, bytes),
     "struct scratch": Codec(bytes, bytes),  # the working memory of the packet programs
     "__u32": Codec(_NUMBER32.pack, lambda packed: _NUMBER32.unpack(packed)[0]),
     "__u64": Codec(_NUMBER64.pack, lambda packed: _NUMBER64.unpack(packed)[0]),

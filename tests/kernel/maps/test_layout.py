@@ -37,7 +37,12 @@ def parts(ctype: str) -> Iterator[str]:
             yield from parts(field.type.cname)
 
 
-PLAIN = {"struct address", "struct link_address", "struct steps"}  # bytes, or one value
+PLAIN = {
+    "struct address",
+    "struct address_bits",
+    "struct link_address",
+    "struct steps",
+}  # bytes, or one value
 OF_MAPS = [each for spec in layout.PROGRAM_MAPS.values() for each in (spec.key, spec.value)]
 STRUCTS = list(dict.fromkeys(part for each in (*OF_MAPS, "struct event") for part in parts(each)))
 
