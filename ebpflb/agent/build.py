@@ -55,7 +55,7 @@ from ebpflb.history.recorder import History
 from ebpflb.kernel.attach import uplink_program
 from ebpflb.kernel.attach.answerer import Answerer
 from ebpflb.kernel.datapath import Datapath
-from ebpflb.kernel.handing import Handing
+from ebpflb.kernel.handing import Handing, believed
 from ebpflb.kernel.maps.layout import ANSWERED, HANDED
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import Sweeper
@@ -326,8 +326,9 @@ class _Builder:
         asked = options.hand_over == HAND_OVER_KEEP_CLIENT
         make = partial(Handing, self._datapath, options.paths.cache)
         part = HandOver(self._service_sync, self._hops, make, inbox)
+        former = believed(self._datapath.state)
         self._hand_over_test = HandOverTest(
-            cluster, self._node_sync, inbox, asked=asked, dropped=part.dropped
+            cluster, self._node_sync, inbox, asked=asked, dropped=part.dropped, former=former
         )
         self._start(DroppedWatch(inbox.put, drops), self._hand_over_test)
         return self._hand_over_test, part

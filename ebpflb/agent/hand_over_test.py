@@ -15,7 +15,7 @@ import math
 import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import closing
 from enum import Enum, auto
 from functools import partial
@@ -131,6 +131,7 @@ class HandOverTest(PeriodicWorker, Part):
         *,
         asked: bool,
         dropped: Mapping[PortName, Mapping[str, str]] = {},
+        former: Iterable[tuple[Family, str]] = (),
         route_to: Callable[[Address], Route] = routes.route_to,
         routers: Callable[[], Collection[Address]] = routes.routers,
         open_segment: Callable[[Device], Segment] = Segment,
@@ -140,11 +141,12 @@ class HandOverTest(PeriodicWorker, Part):
     ) -> None:
         """``asked``: it is wanted for every Service, not only for those that ask for it, or have
         policy Local: only then what blocks it is a condition. ``dropped``: of service ports the
-        addresses that rules drop, with a sentence; the loop may change it.
+        addresses that rules drop, with a sentence; the loop may change it. ``former``: MAC
+        addresses that a former agent has believed: as it did, until FAILED tests have failed.
         """
         super().__init__(self.name, INTERVAL, steady=True)
         self._cluster, self._node_sync, self._inbox = cluster, node_sync, inbox
-        self._asked, self._dropped = asked, dropped
+        self._asked, self._dropped, self._former = asked, dropped, {*former}
         self._clock = clock
         self._route_to, self._routers_now = route_to, routers
         self._open_segment, self._open_test = open_segment, open_test
@@ -263,7 +265,9 @@ class HandOverTest(PeriodicWorker, Part):
         for at in places:
             mac = min(stations.get(at.address, {b""}))
             if mac not in (b"", self._tested[at].mac):
-                self._tested[at] = _Tested(mac)
+                was = (at.family, mac.hex(":"))
+                self._tested[at] = _Tested(mac, 0 if was in self._former else FAILED)
+                self._former.discard(was)
         nodes_at = Counter(mac for mac, _ in {(it.mac, at.node) for at, it in self._tested.items()})
         not_one = {mac for mac, count in nodes_at.items() if count > 1}.union(
             *self._routers.values()

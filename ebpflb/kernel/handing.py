@@ -8,6 +8,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from struct import pack
@@ -18,6 +19,7 @@ from ebpflb.kernel.attach import uplink_program
 from ebpflb.kernel.datapath import Datapath, packet_flags
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import HANDED, ffi
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.programs import compiler, loader, precompile
 from ebpflb.kernel.programs.loader import Program, ProgramSet
 from ebpflb.model.addresses import Address, Family
@@ -40,6 +42,14 @@ class HopEntry(NamedTuple):
     ifindex: int
     own_mac: str
     families: int
+
+
+def believed(state: StateDir) -> set[tuple[Family, str]]:
+    """Return the MAC addresses that packets are handed to. Raises NodeError and KernelError."""
+    (opened,) = state.open_maps({"hops": HANDED["hops"]}).values()
+    with closing(opened):
+        found = [(mac, HopEntry(*it).families) for mac, it in opened.items()]
+    return {(family, mac) for mac, bits in found for family, bit in BITS.items() if bits & bit}
 
 
 class Loaded(NamedTuple):

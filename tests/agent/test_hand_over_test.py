@@ -52,7 +52,7 @@ class Neighbour:
 class World:
     """This node's thread, the neighbours two and three, and the segment between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *former: tuple[Family, str]) -> None:
         self.now, self.waiting = 0.0, list[Any]()
         self.nodes = {"two": Neighbour(2), "three": Neighbour(3)}
         self.routes: dict[Address, Route] = {}
@@ -67,6 +67,7 @@ class World:
             here,
             here,
             asked=True,
+            former=former,
             route_to=lambda it: self.routes.get(it, Route(UPLINK.index, "eth0")),
             routers=lambda: {ROUTER},
             open_segment=self.open,
@@ -185,6 +186,16 @@ def test_a_lost_test_is_repeated_before_it_counts(world: World) -> None:
     world.nodes["three"].is_up = True
     world.pass_time(EVERY)
     assert world.believed == ALL
+
+
+def test_a_new_agent_believes_as_the_former_one() -> None:
+    """Until three tests have failed: on a busy node the first may be lost."""
+    world = World((Family.IPV4, "02:00:00:00:00:03"))
+    world.nodes["three"].has_program = False
+    world.pass_time()
+    assert world.believed == ONLY_TWO | {("three", 4)}
+    world.pass_time(12)
+    assert world.believed == ONLY_TWO
 
 
 def test_a_node_that_is_silent_is_no_condition(world: World) -> None:

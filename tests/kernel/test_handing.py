@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from ebpflb.entries.services import Frontend
-from ebpflb.kernel.handing import WORDS, Handing, bit_of
+from ebpflb.kernel.handing import WORDS, Handing, HopEntry, believed, bit_of
 from ebpflb.kernel.maps.layout import HANDED
 from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.model.addresses import Family
 from ebpflb.plan.handing import HandedFrontend, HandedPlace, HandingPlan
 from tests.kernel.variants import needs_root
 
@@ -61,6 +62,14 @@ def test_each_address_that_has_a_frontend_has_its_bit(handing: Handing, home: St
     left.close()
     handing.read()
     assert bits(home) == {bit_of(V4)}
+
+
+def test_a_new_agent_knows_whom_the_former_one_believed(handing: Handing, home: StateDir) -> None:
+    """In each family; its own MAC address is nobody's to believe."""
+    two, three = "02:00:00:00:00:02", "02:00:00:00:00:03"
+    families = {two: 3, three: 2, "02:00:00:00:00:01": 0}
+    handing.set_hops({mac: HopEntry(V4, 2, two, bits) for mac, bits in families.items()})
+    assert believed(home) == {(Family.IPV4, two), (Family.IPV6, two), (Family.IPV6, three)}
 
 
 def test_what_a_former_agent_has_left_is_read(handing: Handing) -> None:

@@ -15,28 +15,49 @@ from ebpflb.lab.hosts import Lab
 from ebpflb.model.packet_path import Engine
 from ebpflb.serve import status
 from tests.kernel.node import nodes
-from tests.kit import handing_nodes
+from tests.kit import handing_nodes, two_nodes
 from tests.kit.forked import ForkedAgent
 from tests.kit.handing_nodes import LOCAL, OPTIONS
 from tests.kit.lab_cluster import PORT, started
+from tests.kit.pod_networks import Routed
 
 GUARD = """table bridge guard {{ chain c {{
     type filter hook forward priority 0;
     iifname "nodes{node}" ether type ip ip saddr != {v4} drop
     iifname "nodes{node}" ether type ip6 ip6 saddr != {{ {v6}, fe80::/10 }} drop
 }}; }}"""
-BAN = f"""table inet ban {{ chain c {{
-    type filter hook forward priority 0; ip daddr {LOCAL[0]} drop
-}}; }}"""
+# Rules of the first node that drop what is for an address: how they come, and go.
+_CHAIN = "chain c {{ type filter hook {} priority -300; ip daddr {} drop; }};"
+_SET = f"set those {{ type ipv4_addr; elements = {{ {LOCAL[0]} }}; }};"
+_RAW, _IPSET = f"PREROUTING -d {LOCAL[0]} -j DROP", "FORWARD -m set --match-set those dst -j DROP"
+BANS = {
+    Engine.NETFILTER: [
+        (
+            f"nft 'table inet ban {{ {_CHAIN.format('forward', LOCAL[0])} }}'",
+            "nft delete table inet ban",
+        ),
+        (f"iptables -t raw -A {_RAW}", f"iptables -t raw -D {_RAW}"),
+    ],
+    Engine.FLOWS: [
+        (
+            f"nft 'table ip ban {{ {_SET} {_CHAIN.format('prerouting', '@those')} }}'",
+            "nft delete table ip ban",
+        ),
+        (
+            f"ipset create those hash:ip; ipset add those {LOCAL[0]}; iptables -A {_IPSET}",
+            f"iptables -D {_IPSET}; ipset destroy those",
+        ),
+    ],
+}
 CONDITION = "DEGRADED (hand-over blocked)"
 
 
 class ThreeNodes(handing_nodes.ThreeNodes):
     """The agents test themselves."""
 
-    def __init__(self, lab: Lab, folder: Path) -> None:
-        super().__init__(lab, folder, Engine.NETFILTER)
-        options = "--hand-over=keep-client", *OPTIONS[1:]
+    def __init__(self, lab: Lab, folder: Path, engine: Engine) -> None:
+        super().__init__(lab, folder, engine)
+        options = "--hand-over=keep-client", *OPTIONS[1:], f"--packet-path={engine}"
         self.agents = [ForkedAgent(lab, node, folder / "tested", *options) for node in self.nodes]
 
     def believe(self, among: dict[str, set[str]]) -> None:
@@ -66,9 +87,10 @@ class ThreeNodes(handing_nodes.ThreeNodes):
         return found
 
 
-@pytest.fixture
-def three(tmp_path: Path) -> Iterator[ThreeNodes]:
-    with started(lambda lab: ThreeNodes(lab, tmp_path)) as made:
+@pytest.fixture(params=two_nodes.ENGINES, ids=str)
+def three(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ThreeNodes]:
+    two_nodes.require(request.param, Routed())
+    with started(lambda lab: ThreeNodes(lab, tmp_path, request.param)) as made:
         yield made
 
 
@@ -91,15 +113,16 @@ def test_nodes_are_tested_before_and_while_they_are_handed_to(three: ThreeNodes)
     assert "by its MAC address" in told and "handed: goes to an endpoint on another" in told
     assert "a packet that comes in here is handed to three, which has 1 of 1 endpoints" in noted
     told, noted = three.explains("10.96.0.1")
-    assert "masqueraded: " in told and "comes in here" not in noted
-    with nodes.entered(one.node.netns):
-        nodes.run("nft", BAN)
-    wait_until("the rule is obeyed", lambda: not three.sees(LOCAL[0]), 60)
-    assert three.sees(LOCAL[1])
-    wait_until("it is named", lambda: LOCAL[0] in three.status(0).hand_over_blocked, 60)
-    with nodes.entered(one.node.netns):
-        nodes.run("nft", "delete table inet ban")
-    wait_until("it is served again", lambda: three.sees(LOCAL[0]) == client, 60)
+    assert f"{three.pods['three'].v4}:" in told and "handed" not in told + noted
+    for rule, without in BANS[three.engine]:
+        with nodes.entered(one.node.netns):
+            nodes.run("sh", "-ec", rule)
+        wait_until("the rule is obeyed", lambda: not three.sees(LOCAL[0]), 60)
+        assert three.sees(LOCAL[1])
+        wait_until("it is named", lambda: LOCAL[0] in three.status(0).hand_over_blocked, 60)
+        with nodes.entered(one.node.netns):
+            nodes.run("sh", "-ec", without)
+        wait_until("it is served again", lambda: three.sees(LOCAL[0]) == client, 60)
     three.agents[2].stop(signal.SIGKILL)
     one.stop()
     one.start()

@@ -3,7 +3,8 @@
 
 A request that is handed to another node by its MAC address passes neither (docs/firewalls.md). A
 rule counts if it, or one that leads to it, asks for a destination; its other conditions, and what
-other rules accept before it, do not matter. A destination that cannot be read may be any.
+other rules accept before it, do not matter. A destination that cannot be read may be any of the
+table's family.
 """
 
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 from ebpflb.kernel.netfilter import nft
 from ebpflb.kernel.netfilter.firewall import NOT_READ, Chain, Rule, Table, is_foreign, tables
-from ebpflb.kernel.netfilter.untracked import UntrackedWatch
+from ebpflb.kernel.netfilter.untracked import OF_FAMILY, UntrackedWatch
 from ebpflb.model import kube_proxy
 from ebpflb.model.facts import Fact
 from ebpflb.model.nodes import Condition, Destination, Dropped
@@ -47,7 +48,9 @@ def dropped(table: Table) -> Iterator[Dropped]:
         it.name for it in table.chains.values() if it.name not in leading and _leads(it, leading)
     }:
         leading |= more
-    ways = dict.fromkeys(_Way(it.name) for it in table.chains.values() if it.hook in _HOOKS)
+    family = OF_FAMILY.get(table.family, ())
+    begin = (_Way(it.name, conditions=family) for it in table.chains.values() if it.hook in _HOOKS)
+    ways = dict.fromkeys(begin)
     waiting = list(ways)
     for way in waiting:
         for rule in table.chains[way.chain].rules:

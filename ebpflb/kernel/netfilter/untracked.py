@@ -38,7 +38,7 @@ _PLAIN = frozenset(  # conditions on the destination, and what does not matter
 )
 _V4 = ip_network("0.0.0.0/0")
 _V4_RANGE = ((number(_V4[0]), number(_V4[-1])),)
-_OF_FAMILY = {
+OF_FAMILY = {
     "ip": (Condition(True, _V4_RANGE, False),),
     "ip6": (Condition(True, _V4_RANGE, True),),
 }
@@ -60,7 +60,7 @@ def destinations(table: Table) -> Iterator[Destination]:
             for rules in _ways(table, chain, ()):
                 conditions = tuple(each for rule in rules for each in rule.conditions)
                 if conditions:
-                    of_family = _OF_FAMILY.get(table.family, ())
+                    of_family = OF_FAMILY.get(table.family, ())
                     yield Destination(_protocols(rules), (*of_family, *conditions))
 
 

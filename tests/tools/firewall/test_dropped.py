@@ -15,12 +15,14 @@ from tests.tools.firewall.services import of_iptables
 VIP, TCP = "192.0.2.200", 6
 
 
-def drops(rules: str, table: str = "filter", chain: str = "FORWARD") -> list[str]:
+def drops(
+    rules: str, table: str = "filter", chain: str = "FORWARD", address: str = VIP
+) -> list[str]:
     """The rules that drop a request to port 80; ``rules`` are in the chain by default."""
     lines = [it if it.startswith("-A") else f"-A {chain} {it}" for it in rules.splitlines()]
     heads = [f":{chain} ACCEPT [0:0]", ":OUTPUT ACCEPT [0:0]", ":mine - [0:0]", ":KUBE-FORWARD -"]
     (found,) = of_iptables("\n".join([f"*{table}", *heads, *lines, "COMMIT", ""]), "iptables-nft")
-    place = ip_address(VIP), 80, TCP
+    place = ip_address(address), 80, TCP
     return [rule for each in dropped(found) if (rule := DropRules([each]).rule(*place))]
 
 
@@ -39,6 +41,7 @@ def drops(rules: str, table: str = "filter", chain: str = "FORWARD") -> list[str
 def test_a_rule_that_names_the_address_counts(rules: str) -> None:
     for table, chain in (("filter", "FORWARD"), ("raw", "PREROUTING"), ("mangle", "PREROUTING")):
         assert len(drops(rules, table, chain)) == 1
+        assert not drops(rules, table, chain, "2001:db8::200"), "the table is of IPv4"
 
 
 @pytest.mark.parametrize(
