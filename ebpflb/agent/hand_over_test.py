@@ -147,8 +147,7 @@ class HandOverTest(PeriodicWorker, Part):
         super().__init__(self.name, INTERVAL, steady=True)
         self._cluster, self._node_sync, self._inbox = cluster, node_sync, inbox
         self._asked, self._dropped, self._former = asked, dropped, {*former}
-        self._clock = clock
-        self._route_to, self._routers_now = route_to, routers
+        self._clock, self._route_to, self._routers_now = clock, route_to, routers
         self._open_segment, self._open_test = open_segment, open_test
         self._wait = wait or self.stopped.wait  # which returns whether the thread is to end
         self.hops: Hops | None = None

@@ -37,13 +37,14 @@ def three(
 @pytest.fixture
 def cluster(three: ThreeNodes) -> ThreeNodes:
     """Both Services have their endpoint on node three, requests come in by node one."""
-    three.lead("one")
     three.believe({name: {*NAMES} for name in NAMES})
     three.publish(three.local("three"), three.keep("three"))
     own = three.outside.v4, three.outside.v6
-    for addresses in (LOCAL, KEEP):
-        for address, client in zip(addresses, own, strict=True):
-            wait_until("it is handed over", partial(three.sees_client, address, client))
+    for entry in ("two", "one"):
+        three.lead(entry)
+        for addresses in (LOCAL, KEEP):
+            for address, client in zip(addresses, own, strict=True):
+                wait_until("it is handed over", partial(three.sees_client, address, client))
     subprocess.run([*three.nodes[0].enter, "conntrack", "-F"], check=True, capture_output=True)
     return three
 

@@ -81,6 +81,11 @@ class ThreeNodes(handing_nodes.ThreeNodes):
         with nodes.entered(self.lab.router.netns):
             nodes.run("nft", "delete table bridge guard")
 
+    def change_rules(self, command: str) -> None:
+        """On the first node."""
+        with nodes.entered(self.nodes[0].netns):
+            nodes.run("sh", "-ec", command)
+
     def status(self, node: int) -> status.AgentStatus:
         found = status.read(self.agents[node].paths)
         assert found
@@ -115,13 +120,11 @@ def test_nodes_are_tested_before_and_while_they_are_handed_to(three: ThreeNodes)
     told, noted = three.explains("10.96.0.1")
     assert f"{three.pods['three'].v4}:" in told and "handed" not in told + noted
     for rule, without in BANS[three.engine]:
-        with nodes.entered(one.node.netns):
-            nodes.run("sh", "-ec", rule)
+        three.change_rules(rule)
         wait_until("the rule is obeyed", lambda: not three.sees(LOCAL[0]), 60)
         assert three.sees(LOCAL[1])
         wait_until("it is named", lambda: LOCAL[0] in three.status(0).hand_over_blocked, 60)
-        with nodes.entered(one.node.netns):
-            nodes.run("sh", "-ec", without)
+        three.change_rules(without)
         wait_until("it is served again", lambda: three.sees(LOCAL[0]) == client, 60)
     three.agents[2].stop(signal.SIGKILL)
     one.stop()
