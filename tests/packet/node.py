@@ -12,9 +12,10 @@ from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, NamedTuple
 
 from ebpflb.entries import services
-from ebpflb.entries.flows import STREAM_AFTER, Flow, Timeouts, Tuple
+from ebpflb.entries.flows import STREAM_AFTER, Flow, Hook, Timeouts, Tuple
 from ebpflb.entries.services import Prefix, Settings
 from ebpflb.errors import KernelError
+from ebpflb.kernel import bpf
 from ebpflb.kernel.map_writer import NoFrontends
 from ebpflb.kernel.maps.bpf_map import Counters, Map, MappedArray
 from ebpflb.kernel.maps.layout import VERDICTS
@@ -153,6 +154,16 @@ class PacketNode(Publisher):
         left = self.egress(forwarded(came.packet), out, into)
         assert left.action == "pass", left
         return left.packet
+
+    def exchange(self, table: str) -> None:
+        """Swap the flows' entries of one hook, including their checks."""
+        flows = self.maps[table]
+        entries = list(flows.packed_items())
+        for hook in Hook:
+            found = [pair for pair in entries if flows.key.unpack(pair[0]).hook == hook]
+            values = [value for _, value in found]
+            for (key, _), value in zip(found, [*values[1:], *values[:1]], strict=True):
+                bpf.map_update(flows.fd, key, value)
 
     def flows(self, protocol: str = "tcp") -> dict[str, Flow]:
         """Return the entries of a map of flows, by hook and addresses: "ingress 10.1.0.1:5 >

@@ -40,7 +40,7 @@ from tests.packet.frames import (
 )
 from tests.packet.network import having
 from tests.packet.node import Outcome, PacketNode
-from tests.packet.places import V4, Places
+from tests.packet.places import Places
 from tests.packet.services import ping as ping_of
 from tests.publishing import frontend
 
@@ -160,6 +160,8 @@ def test_what_is_never_handed_over(node: Node, places: Places) -> None:
     for frame in others:
         assert node.node_of(frame) == ""
     assert node.node_of(asked, "pods") == ""
+    node.publish(1, {f"{node.where}/tcp": "external load_balancer local untracked"})
+    assert node.node_of(asked) == ""
 
 
 def _changed(frame: Packet, **fields: str) -> Packet:
@@ -340,15 +342,23 @@ def _emptied(node: Node) -> Iterator[None]:
     yield
 
 
-def test_a_flood_of_openings_forgets_no_connection(node: Node) -> None:
+def test_what_another_flow_has_left_is_not_believed(node: Node, places: Places) -> None:
+    """An element may become another flow's while it is read."""
+    other = at(places.client, 50124)
     assert node.node_of(middle(node)) == TWO
+    node.spread(2, THREE)
+    assert node.node_of(middle(node, other)) == THREE
+    node.exchange("handed_connections")
+    assert node.node_of(middle(node, other)) == THREE
+
+
+def test_no_flood_forgets_a_connection(node: Node) -> None:
+    """Of openings, or of datagrams; from the second packet on."""
+    for frame in (segment(node.client, node.where), middle(node)):
+        assert node.node_of(frame) == TWO
     for number in range(20):
-        node.node_of(
-            segment(
-                at(V4.client, number + 1)
-                if "." in node.client
-                else f"[2001:db8:c::7]:{number + 1}",
-                node.where,
-            )
-        )
-    assert (node.count("handed_connections"), node.count("handed_openings")) == (1, 20)
+        client = node.client.replace("50123", f"{number + 1}")
+        node.node_of(segment(client, node.where))
+        node.node_of(datagram(client, node.where))
+    names = "connections", "openings", "datagrams"
+    assert [node.count(f"handed_{it}") for it in names] == [1, 21, 20]

@@ -3,8 +3,6 @@
 
 import pytest
 
-from ebpflb.entries.flows import Hook
-from ebpflb.kernel import bpf
 from tests.packet.frames import at, ends, opening, reply
 from tests.packet.network import routed_from
 from tests.packet.node import Outcome, PacketNode
@@ -15,17 +13,6 @@ from tests.packet.services import serve
 @pytest.fixture
 def where(node: PacketNode, places: Places, kind: str, protocol: str) -> str:
     return serve(node, places, kind, protocol, cluster=[at(places.there, 8080)])
-
-
-def exchange(node: PacketNode, table: str) -> None:
-    """Swap the entries of one hook, including their checks."""
-    flows = node.maps[table]
-    entries = list(flows.packed_items())
-    for hook in Hook:
-        found = [pair for pair in entries if flows.key.unpack(pair[0]).hook == hook]
-        values = [value for _, value in found]
-        for (key, _), value in zip(found, [*values[1:], *values[:1]], strict=True):
-            bpf.map_update(flows.fd, key, value)
 
 
 def dropped(outcome: Outcome) -> bool:
@@ -40,7 +27,7 @@ def test_entries_of_others_are_not_believed(
     node.through(opening(protocol, at(places.client, 50999), where))
     answer = reply(asked)
     assert ends(node.through(answer)) == f"{where} > {client}"
-    exchange(node, "tcp_flows" if protocol == "tcp" else "other_flows")
+    node.exchange("tcp_flows" if protocol == "tcp" else "other_flows")
     assert dropped(node.ingress(opening(protocol, client, where)))
     came = node.ingress(answer)
     assert dropped(came) or dropped(node.egress(came.packet))
@@ -58,7 +45,7 @@ def test_a_reply_is_not_redirected_by_the_entry_of_another(
     serve(node, places, "nodeport", protocol, cluster=backend, here=backend)
     for port in (50123, 50124):
         asked = node.through(opening(protocol, at(places.client, port), where), "uplink", "pods")
-    exchange(node, "tcp_flows" if protocol == "tcp" else "other_flows")
+    node.exchange("tcp_flows" if protocol == "tcp" else "other_flows")
     before = dict(node.maps["tcp_flows" if protocol == "tcp" else "other_flows"].packed_items())
     with routed_from(places.here, "tunnel"):
         came = node.ingress(reply(asked), "pods")
