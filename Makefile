@@ -69,7 +69,7 @@ help:
 # of its set-ups, what is repeated a fifth as often, and without those that take long.
 PYTEST := $(BIN)/python -m pytest
 SETS := --parameter-sets=2 --one-set-up=tests/network \
-	$(patsubst %,--parameter-sets=1:tests/%,agent cli kernel deploy network packet)
+	$(patsubst %,--parameter-sets=1:tests/%,agent cli kernel deploy network packet simulation)
 PART := -p vagrant.kernels.parameter_sets $(SETS) -m "not extended"
 
 # What check computes has room where the tests wait.
