@@ -17,6 +17,7 @@ from typing import Any
 from ebpflb.errors import KernelError
 from ebpflb.kernel.attach.tcx import TCX_HOOKS as TCX
 from ebpflb.kernel.bpf import MAP_KINDS
+from ebpflb.kernel.maps.bpf_map import SMALL
 from tests.simulation.build import Library
 
 _LOAD64 = 0x18
@@ -104,6 +105,7 @@ class SimMemory:
     def __init__(self, kernel: "SimKernel", opened: SimMap, size: int) -> None:
         self._kernel, self._name = kernel, opened.name
         self._bytes = opened.ffi.buffer(opened.lib.map_at(opened.place, 0), size)
+        self.is_small = size <= SMALL
 
     def __getitem__(self, at: slice) -> bytes:
         return bytes(self._bytes[at.start : at.stop])
