@@ -97,6 +97,7 @@ def shell(host: str) -> None:
     os.environ |= where | {"PATH": f"{own}:{os.environ.get('PATH', '')}"}
     os.chdir(kept[-1] / "node/manifests")
     click.echo(f"a shell on {host} of {name}; `exit` ends it", err=True)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and a program inherits that
     program = os.environ.get("SHELL", "/bin/sh")
     os.execvp("nsenter", ["nsenter", f"--net={NETNS / name}-{host}", program])
 

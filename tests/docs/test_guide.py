@@ -86,10 +86,13 @@ def test_a_here_document_belongs_to_its_command() -> None:
 @pytest.mark.timeout(KEEP_SECONDS + SHELL_SECONDS)
 @pytest.mark.skipif(os.geteuid() != 0, reason="the demo needs root")
 def test_the_pages_run_as_printed(demo: None, tmp_path: Path) -> None:
-    """Each command prints lines of the shape that the page shows, in this order."""
+    """Each command prints lines of the shape that the page shows, in this order.
+
+    Before, a writer in the shell ends without a word when its reader has ended.
+    """
     pages = [steps(page.read_text()) for page in PAGES]
     assert all(pages)
-    wanted = [step for page in pages for step in page]
+    wanted = [Step("yes | head -1", ["y"]), *(step for page in pages for step in page)]
     commands = [f"{it.command}\necho; echo '{MARK}'\n" for it in wanted]
     script = f"exec 2>&1{FUNCTIONS}{''.join(commands)}"
     shown = tmp_path / "shown"  # a pipe would stay open as long as the connections that wait
