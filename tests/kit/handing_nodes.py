@@ -24,7 +24,7 @@ from tests.kit.pod_networks import Routed
 
 NAMES = ("one", "two", "three")
 LOCAL, KEEP = ("203.0.113.10", "fd03:113::10"), ("203.0.113.20", "fd03:113::20")
-OPTIONS = "--hand-over=auto", "--cluster-cidr", ",".join(cni.NETWORKS)
+OPTIONS = "--hand-over=auto", "--answer-pings", "--cluster-cidr", ",".join(cni.NETWORKS)
 
 
 class ThreeNodes(LabCluster):

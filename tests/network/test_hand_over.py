@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from socket import AF_INET, SOCK_STREAM
+from subprocess import PIPE
 
 import pytest
 
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.annotations import FORWARDING_ANNOTATION
 from ebpflb.model.packet_path import Engine
-from tests.kit import monitors, requests, two_nodes
+from tests.kit import monitors, pings, requests, two_nodes
 from tests.kit.handing_nodes import KEEP, LOCAL, NAMES, OPTIONS, ThreeNodes
 from tests.kit.lab_cluster import PORT, started
 from tests.kit.parameters import families
@@ -68,6 +69,19 @@ def test_an_endpoint_elsewhere_sees_its_client(
     assert all("[ASSURED]" in line for line in cluster.tracked("three", where))
     if cluster.engine is Engine.NETFILTER:
         assert cluster.tracked("three", where)
+
+
+@families
+def test_pings_are_answered_by_a_node_with_endpoints(cluster: ThreeNodes, v6: bool) -> None:
+    """With --answer-pings; if there is one."""
+
+    def said() -> str:
+        process = cluster.outside.python(pings.PROGRAM, LOCAL[v6], "56", "1", stdout=PIPE)
+        return str(process.communicate(timeout=60)[0]).partition(" ")[0].strip()
+
+    assert said() == "answered"
+    cluster.publish(cluster.local())
+    assert said() != "answered"
 
 
 @families
