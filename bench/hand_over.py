@@ -39,6 +39,7 @@ DIRECT, HANDED, MASQUERADED = WAYS = ("routed", "handed over", "masqueraded")
 VIPS = {HANDED: "203.0.113.10", MASQUERADED: "203.0.113.20"}
 PORT, TARGET, FAR = 80, 8080, 10
 CONNECTIONS, REQUESTS, BURSTS = 60, 200, 24  # a round, of each Service
+TURNS = 201  # of test runs, of both programs
 COMMANDS = {
     "connections": ("connect", CONNECTIONS, 1),
     "requests of an open connection": ("converse", REQUESTS, 1),
@@ -159,7 +160,7 @@ def _costs(made: HandOverLab, rounds: int) -> Lines:
 
 
 def _for_others(state: StateDir) -> Lines:
-    """Yield the cost of a packet for an address that is not handed over, by test runs."""
+    """Yield the cost of a packet for an address that is not handed over, by test runs in turns."""
     (pin,) = uplink_program.HAND_OVER.pinned(state).values()
     program = hooks.at_device("ingress", pin)
     sizes = "!HHIIBBHHH", "!BBHHHBBH4s4s", "!IHBB16s16s"
@@ -170,10 +171,12 @@ def _for_others(state: StateDir) -> Lines:
             v4 = pack(sizes[1], 69, 0, 40, 1, 0, 64, 6, 0, *(_OTHER.packed[12:],) * 2)
             v6 = pack(sizes[2], 6 << 28, len(tcp), 6, 64, *(_OTHER.packed,) * 2)
             for kind, head in (("IPv4", b"\x08\0" + v4), ("IPv6", b"\x86\xdd" + v6)):
-                nothing, took = (
-                    packets.test_run(it, bytes(12) + head + tcp) for it in both.programs
-                )
-                yield row_of(f"{name}, {kind}", [took - nothing], "ns", targets.NOT_HANDED)
+                frame = bytes(12) + head + tcp
+                pairs = [
+                    [packets.test_run(it, frame, 1) for it in both.programs] for _ in range(TURNS)
+                ]
+                more = [took - nothing for nothing, took in pairs]
+                yield row_of(f"{name}, {kind}", more, "ns", targets.NOT_HANDED)
 
 
 def _socket(made: HandOverLab, protocol: str) -> socket.socket:

@@ -116,10 +116,10 @@ def _test_runs(programs: Packets) -> Lines:
             )
 
 
-def test_run(program: Program, frame: bytes) -> float:
+def test_run(program: Program, frame: bytes, rounds: int = ROUNDS) -> float:
     runs = [
         loader.run_program(program.fd, frame, repeat=REPEAT, ingress_ifindex=1).nanoseconds
-        for _ in range(ROUNDS)
+        for _ in range(rounds)
     ]
     return median(runs)
 
