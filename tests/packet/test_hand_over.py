@@ -13,10 +13,12 @@ import pytest
 from scapy.layers.inet import IPOption_NOP
 from scapy.layers.l2 import Dot1Q
 
+from ebpflb.kernel import bpf
 from ebpflb.kernel.handing import AddressBits, HopEntry, bit_of
 from ebpflb.kernel.maps.layout import HANDED
 from ebpflb.kernel.programs import compiler
 from ebpflb.kernel.programs.precompile import HAND_OVER
+from ebpflb.model.addresses import Address
 from ebpflb.plan.handing import THIS_NODE, HandedFrontend, HandedPlace
 from tests.kit import once
 from tests.packet import errors
@@ -75,8 +77,12 @@ class Node(PacketNode):
         entry = HandedFrontend(block, base, SIZE if macs else 0, by_client)
         for protocol in ("tcp", "udp"):
             self.put("handed_frontends", frontend(f"{self.where}/{protocol}"), entry)
+        self.mark(frontend(f"{self.where}/tcp").address)
+
+    def mark(self, *addresses: Address) -> None:
+        """These are the addresses of frontends."""
         bits = AddressBits(self.maps["handed_addresses"])
-        bits.flip([bit_of(frontend(f"{self.where}/tcp").address)])
+        bits.flip(map(bit_of, addresses))
         bits.write()
 
     def run(self, packet: Packet | bytes, device: str = "uplink") -> Outcome:
@@ -195,9 +201,9 @@ def test_a_connection_keeps_its_node(node: Node, number: int) -> None:
 def test_a_flow_that_stayed_here_stays(node: Node, protocol: str) -> None:
     """Datagrams only as long as this node has endpoints, or no other one is believed."""
     ask = middle(node) if protocol == "tcp" else datagram(node.client, node.where)
-    node.spread(0)
+    node.spread(9)
     assert node.node_of(opening(protocol, node.client, node.where)) == node.node_of(ask) == ""
-    node.spread(2, TWO, THIS_NODE)
+    node.spread(2, *[TWO] * 7, THIS_NODE)
     assert node.node_of(ask) == ""
     node.spread(3, TWO)
     assert node.node_of(ask) == ("" if protocol == "tcp" else TWO)
@@ -270,6 +276,10 @@ def test_fragments_follow_the_first(node: Node) -> None:
     assert {node.node_of(piece) for piece in later} == {""}
     assert {node.node_of(piece) for piece in (first, *later)} == {TWO}
     assert node.node_of(_changed(later[0], src=THREE)) == ""
+    followed = node.maps["handed_fragments"]
+    ((key, value),) = followed.packed_items()
+    bpf.map_update(followed.fd, key, value[:8] + bytes(8))  # long ago
+    assert node.node_of(later[0]) == ""
     node.spread(2, THIS_NODE)  # the same id again
     assert {node.node_of(piece) for piece in (first, *later)} == {""}
 
@@ -286,6 +296,7 @@ def test_an_error_follows_the_flow_that_it_quotes(
     assert node.node_of(ask) == THREE
     node.spread(3, TWO, THREE)
     assert node.node_of(errors.error("too big", places.router, about)) == THREE
+    node.mark(*map(ip_address, (places.balancer, places.external)))
     forged = errors.error("too big", places.router, about, to=places.external)
     other = errors.error(
         "too big", places.router, reply(segment(node.client, at(places.other_node, 1)))

@@ -13,6 +13,7 @@ from pyroute2 import netns
 
 from ebpflb.agent.hand_over_test import HandOverTest, View
 from ebpflb.kernel.attach import clsact
+from ebpflb.kernel.handing import AddressBits, bit_of
 from ebpflb.kernel.leg_test import ANSWER, question
 from ebpflb.kernel.maps.layout import HANDED
 from ebpflb.kernel.node.device_watch import list_devices
@@ -35,7 +36,10 @@ ADDRESSES = [("198.51.100.7", "192.0.2.200"), ("2001:db8:1::7", "2001:db8::200")
 def program(shared: Path, cache: Path) -> Iterator[int]:
     with once.alone(shared):
         compiled = compiler.compile_source(HAND_OVER, cache=cache)
-    with loaded(compiled, **HANDED) as (_, hooks):
+    with loaded(compiled, **HANDED) as (maps, hooks):
+        bits = AddressBits(maps["handed_addresses"])
+        bits.flip(bit_of(parse_address(it)) for _, it in ADDRESSES)  # they may have frontends
+        bits.write()
         yield hooks["hand_over"]
 
 
