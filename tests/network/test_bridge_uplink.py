@@ -7,6 +7,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,8 @@ def until_programmed(two: TwoNodes, *names: str) -> None:
 def clients(two: TwoNodes, frontends: Frontends) -> Iterator[None]:
     """Send requests from outside during the block; none may fail."""
     both = [frontends.to("nodeport", two.near, v6=v6) for v6 in (False, True)]
-    started = [two.start_client(two.outside, p, *to) for p in ("tcp", "udp") for to in both]
+    ways = product(("tcp", "udp"), both)
+    started = [two.start_client(two.outside, it, *to, pause=0.005) for it, to in ways]
     yield
     assert [two.stop_client(client)["errors"] for client in started] == [{}] * len(started)
 

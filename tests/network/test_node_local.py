@@ -195,7 +195,7 @@ def test_it_is_shown_and_outlives_the_agent(listening: Listening) -> None:
         wait_until("it is used", lambda: rows(two, "TCP")[place]["state"] == "used")
         said = two.ebpflb("explain", asked, "--from", two.hooked.v4).stdout
         assert f"the listener on this node, while it answers: {place} (node-local)" in said
-        client = two.start_client(two.hooked, "tcp", DNS.cluster[0])
+        client = two.start_client(two.hooked, "tcp", DNS.cluster[0], pause=0.005)
         two.restart(*two.agents[0].options)
         counted = two.stop_client(client)
         assert set(counted["names"]) == {"cache"}
