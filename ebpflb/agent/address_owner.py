@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -24,12 +24,13 @@ from ebpflb.agent.node_sync import NodeSync
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.kernel.attach.answerer import Answerer
 from ebpflb.kernel.node import routes
+from ebpflb.kernel.node.routes import Route
 from ebpflb.kernel.segment import Segment
 from ebpflb.model.addresses import Address
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.devices import Device
+from ebpflb.model.devices import Device, Devices
 from ebpflb.model.events import Key
-from ebpflb.model.pools import AGENT, PROGRAM, announced, preferred, probed_address, ranked
+from ebpflb.model.pools import AGENT, PROGRAM, Pools, announced, preferred, probed_address, ranked
 from ebpflb.model.services import KUBERNETES
 from ebpflb.stopping import parts
 from ebpflb.workers import PeriodicWorker
@@ -62,8 +63,8 @@ class View(NamedTuple):
     """What the loop knows, replaced as a whole.
 
     ``wanted``: the addresses that nodes answer for -> the nodes that should, if any is better than
-    others. ``nodes``: those that may, of the ``known`` ones. ``uplink``: the device with the Node's
-    address.
+    others. ``nodes``: those that may, of the ``known`` ones. ``uplink``: where they are answered
+    for; ``elsewhere``: why some are not, or "".
     """
 
     wanted: Mapping[Address, frozenset[str]]
@@ -71,6 +72,7 @@ class View(NamedTuple):
     known: frozenset[str]
     uplink: Device | None
     cluster: str
+    elsewhere: str = ""
 
 
 class Seen(NamedTuple):
@@ -167,19 +169,17 @@ class AddressOwner(PeriodicWorker, Part):
         found = announced(claims.stored.values(), claims.pools, claims.unusable(own, {}, {}))
         near = {it.key: self._nodes_with_endpoints(it.key) for its in found.values() for it in its}
         self._near = {key: nodes for key, nodes in self._near.items() if key in near}
-        uplinks = [
-            device
-            for _, address in sorted(cluster.primary.items())
-            for device in devices.devices
-            if device.mac and address in device.addresses
-        ]
+        uplink, elsewhere = uplink_of(
+            claims.pools, devices.devices, [*cluster.primary.values()], routes.route_to
+        )
         ports = cluster.services.get(KUBERNETES, ())
         self.view = View(
             {at: preferred([near[it.key] for it in its]) for at, its in found.items()},
             claims.answering(),
             frozenset(claims.nodes),
-            next(iter(uplinks), None),
+            uplink,
             f"{ports[0].created} {ports[0].cluster_ip}" if ports else "",
+            elsewhere,
         )
         self._view_due = self._clock() + SHARE * (self._clock() - begun)
 
@@ -227,7 +227,8 @@ class AddressOwner(PeriodicWorker, Part):
             self._heard = {node: at + gap for node, at in self._heard.items()}
         self._last = now
         if view.uplink is None:
-            self._show(self.seen._replace(not_announced="no device has the Node's address"))
+            no_uplink = "no device is on the segment of the pools, or has the Node's address"
+            self._show(self.seen._replace(not_announced=no_uplink))
             return
         if self._segment is None or self._segment.device != view.uplink:
             self._open(view.uplink)
@@ -345,7 +346,7 @@ class AddressOwner(PeriodicWorker, Part):
             self._announcing |= dict.fromkeys(self._answerer.given, ANNOUNCEMENTS)
         self._living = living
         self._announce(now)
-        self._tell(owners, blocked, now, is_alone=is_alone)
+        self._tell(owners, blocked, now, _ALONE if is_alone else view.elsewhere)
 
     def _leave(self, addresses: set[Address], owners: Mapping[Address, str], now: float) -> None:
         """Stop answering for addresses: once the new owner answers, or has had time to; at once for
@@ -420,8 +421,7 @@ class AddressOwner(PeriodicWorker, Part):
         owners: Mapping[Address, str],
         blocked: Mapping[Address, str],
         now: float,
-        *,
-        is_alone: bool,
+        not_announced: str,
     ) -> None:
         assert self._answerer
         self._conflicts |= {it: (mac, now) for it, mac in blocked.items() if ":" in mac}
@@ -437,7 +437,7 @@ class AddressOwner(PeriodicWorker, Part):
                 len(self._answerer.given),
                 self._moves,
                 {str(it): f"{mac} answers for it too" for it, (mac, _) in self._conflicts.items()},
-                _ALONE if is_alone else None,
+                not_announced or None,
             )
         )
 
@@ -445,6 +445,36 @@ class AddressOwner(PeriodicWorker, Part):
         if seen != self.seen:
             self.seen = seen
             self._inbox.put(Call(lambda: None))  # the loop publishes it
+
+
+def uplink_of(
+    pools: Pools,
+    devices: Devices,
+    primary: Sequence[Address],
+    route_to: Callable[[Address], Route],
+) -> tuple[Device | None, str]:
+    """Return the device on whose segment the pools are, or else the one with the Node's address;
+    and why an address of a pool is not answered for.
+
+    ``primary``: the Node's addresses. Raises OSError.
+    """
+    by_index = {it.index: it for it in devices if it.mac and it.addresses}
+    of_node = [it for at in primary for it in by_index.values() if at in it.addresses]
+    found: dict[int, Address] = {}
+    for address in (end for pool in pools for each in pool.ranges for end in each):
+        route = route_to(address)
+        if route.gateway is None and not route.local and route.ifindex in by_index:
+            found.setdefault(route.ifindex, address)
+    near = next((it for it in of_node if it.index in found), None)
+    uplink = near or next((by_index[it] for it in found), None) or next(iter(of_node), None)
+    name = uplink.name if uplink else "none"
+    others = (
+        f"{at} is an address on the segment of {by_index[it].name}, but nodes answer at one device"
+        f" alone, here {name}"
+        for it, at in found.items()
+        if by_index[it] is not uplink
+    )
+    return uplink, next(others, "")
 
 
 def _owners(orders: Mapping[Address, list[str]], silent: set[str]) -> dict[Address, str]:

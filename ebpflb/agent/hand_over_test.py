@@ -33,7 +33,7 @@ from ebpflb.kernel.segment import Segment
 from ebpflb.model import nodes
 from ebpflb.model.addresses import Address, Family, family
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.devices import Device
+from ebpflb.model.devices import Device, outer
 from ebpflb.model.events import MAX_LISTED
 from ebpflb.model.hand_over import Hop, Hops
 from ebpflb.model.services import PortName
@@ -122,6 +122,7 @@ class HandOverTest(PeriodicWorker, Part):
     """
 
     name = "tests of the hand-over"
+    _outer: tuple[Device, ...] = ()  # where requests may come in
 
     def __init__(
         self,
@@ -180,8 +181,17 @@ class HandOverTest(PeriodicWorker, Part):
         return {
             "hand_over": f"to {len(self._believed)} of {len(self.view.nodes)} other nodes",
             "not_handed_to": {**self.hops.blocked, **dropped},
+            "not_handed_at": self._not_handed_at(),
             "hand_over_blocked": {**self._blocked, **dropped} if is_asked else {},
         }
+
+    def _not_handed_at(self) -> dict[str, str]:
+        """Return the devices with requests that cannot be handed over, and why."""
+        used = {hop.device for hop in self.hops.believed} if self.hops else set()
+        why = f"other nodes' addresses are at {' and '.join(sorted(it.name for it in used))}"
+        indexes = {it.index for it in used}
+        others = (it for it in self._outer if used and it.index not in indexes)
+        return {it.name: f"requests that come in there are not handed over: {why}" for it in others}
 
     def _make_view(self) -> None:
         if not (self._cluster.complete and self._node_sync.device_list.devices):
@@ -196,6 +206,8 @@ class HandOverTest(PeriodicWorker, Part):
             if device.mac and not own.isdisjoint(device.addresses)
         }
         known.pop(cluster.node_name, None)
+        pods = [net for it in cluster.claims.nodes.values() for net in it.pods]
+        self._outer = tuple(outer(self._node_sync.device_list.devices, pods))
         taken = own.union(*known.values())
         ranges = [it for pool in cluster.admission.pools for it in pool.ranges]
         usual = {family(it.first): it.first for it in reversed(ranges) if it.first not in taken}

@@ -25,7 +25,7 @@ GROUPS = {
     "conntrack_liberal forwarding",
     "services": "service_ports backends in_sync sync_error node_not_written not_programmed "
     "addresses address_conflicts not_announced addresses_missing hand_over hand_over_blocked "
-    "not_handed_to set_aside claimed_twice "
+    "not_handed_to not_handed_at set_aside claimed_twice "
     "invalid_objects object_warnings drift audit_errors objects_differ",
     "connections": "flows conntrack udp_not_ended ports_not_reserved",
     "kube-proxy": "kube_proxy left_to_kube_proxy",

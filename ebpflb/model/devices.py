@@ -119,6 +119,21 @@ _BONDS = frozenset({"bond", "team"})
 _NO_SWITCHES = _BONDS | {"vrf"}
 
 
+_WIRES = KINDS_OF_PODS | _BONDS | {"", "vlan", "macvlan", "ipvlan"}
+
+
+def outer(devices: Devices, pods: Collection[Network]) -> Iterator[Device]:
+    """Yield the devices of which the kind and the addresses say that other machines are there:
+    none of overlays, containers and ``pods``, whose addresses are in these ranges.
+    """
+    wired = {it.master for it in devices if it.kind in _WIRES - KINDS_OF_PODS}
+    for device in devices:
+        is_wire = device.kind in _WIRES or (device.kind == "bridge" and device.index in wired)
+        is_of_pods = any(at in net for at in device.sources for net in pods)
+        if device.mac and device.sources and is_wire and not is_of_pods:
+            yield device
+
+
 def check_pattern(pattern: str) -> None:
     """Raises ValueError, with a message for the operator, for an impossible device name."""
     bare = pattern.removeprefix("!")

@@ -82,6 +82,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     not_announced: str | None = None  # why this node may not answer for its addresses
     hand_over: str = ""  # to how many other nodes requests may be handed
     not_handed_to: Mapping[str, str] = {}  # node -> why nothing is handed to it
+    not_handed_at: Mapping[str, str] = {}  # device -> why requests from there are not handed over
     hand_over_blocked: Mapping[str, str] = {}  # node or address -> why not, where somebody wants it
     addresses_missing: Mapping[str, str] = {}  # Service -> why it lacks a load balancer address
     node_not_written: str | None = None  # why the Node does not say whether Services work

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from ebpflb.agent.address_owner import INTERVAL, AddressOwner, Seen, View
+from ebpflb.agent.address_owner import INTERVAL, AddressOwner, Seen, View, uplink_of
+from ebpflb.kernel.node.routes import Route
 from ebpflb.kernel.segment import Answer
 from ebpflb.model.addresses import Address
 from ebpflb.model.cluster_state import SliceChange
 from ebpflb.model.devices import Device
 from ebpflb.model.events import Key
-from ebpflb.model.pools import is_probed, ranked
+from ebpflb.model.pools import is_probed, parse_pools, ranked
 
 WANTED = tuple(ip_address(f"192.0.2.{number}") for number in range(100, 112))
 NAMES = ("one", "two", "three")
@@ -358,6 +359,33 @@ def test_an_uplink_with_another_mac_address(wire: Wire) -> None:
     wire.show()
     wire.run(3)
     assert {*wire.announced} == {(station.node_name, address) for address in station.answers}
+
+
+@pytest.mark.parametrize(
+    ("pool", "uplink", "elsewhere"),
+    [
+        ("192.0.2.200-192.0.2.210", "eth0", ""),
+        ("203.0.113.200-203.0.113.210", "eth1", ""),
+        ("198.51.100.200", "eth0", ""),
+        ("203.0.113.200,192.0.2.200", "eth0", "203.0.113.200 is an address on the segment of eth1"),
+    ],
+)
+def test_the_uplink_is_on_the_segment_of_the_pools(pool: str, uplink: str, elsewhere: str) -> None:
+    """If there is none, or several, it is that with the Node's address."""
+    node, other, router = map(ip_address, ["192.0.2.1", "203.0.113.1", "192.0.2.254"])
+    devices = (
+        Device(3, "eth1", False, True, 0, (other,), (), mac="02:00:00:00:00:02"),
+        Device(2, "eth0", False, True, 0, (node,), (), mac="02:00:00:00:00:01"),
+    )
+
+    def route_to(address: Address) -> Route:
+        if f"{address}".startswith("198."):
+            return Route(2, "eth0", router)
+        return Route(3 if f"{address}".startswith("203.") else 2)
+
+    found, why = uplink_of(parse_pools([pool]), devices, [node], route_to)
+    assert found and found.name == uplink
+    assert why.startswith(elsewhere) and bool(why) == bool(elsewhere)
 
 
 def test_own_frames_that_come_back_are_no_conflict(wire: Wire) -> None:

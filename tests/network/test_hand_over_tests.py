@@ -66,6 +66,12 @@ class ThreeNodes(handing_nodes.ThreeNodes):
     def start(self) -> None:
         """The switch drops what node three sends to others from addresses that are not its own."""
         three = self.nodes[2]
+        self.nodes[0].ip(
+            "link add eth1 type veth peer name eth1-peer",
+            "address add 10.99.0.1/24 dev eth1",
+            "link set eth1-peer up",
+            "link set eth1 up",
+        )
         with nodes.entered(self.lab.router.netns):
             nodes.run("nft", GUARD.format(node=3, v4=three.v4, v6=three.v6))
         self.write(self.local("three"))
@@ -101,8 +107,8 @@ def three(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ThreeNodes
 
 def test_nodes_are_tested_before_and_while_they_are_handed_to(three: ThreeNodes) -> None:
     """What a switch drops is found, named and a condition; without that the node is handed to. A
-    rule at the first node that drops an address is obeyed. With the endpoint's agent dead, or with
-    all, everything goes on, and a new agent believes as before.
+    rule at the first node that drops an address is obeyed. Another uplink is named. With the
+    endpoint's agent dead, or with all, everything goes on, and a new agent believes as before.
     """
     client, one = f"pod-three {three.outside.v4}", three.agents[0]
     wait_until("it is found", lambda: three.status(0).hand_over_blocked.keys() == {"three"}, 60)
@@ -114,6 +120,7 @@ def test_nodes_are_tested_before_and_while_they_are_handed_to(three: ThreeNodes)
     wait_until("it is served", lambda: three.sees(LOCAL[0]) == client, 60)
     wait_until("both families are", lambda: bool(three.sees(LOCAL[1])), 60)
     wait_until("nothing is blocked", lambda: not three.status(0).hand_over_blocked, 60)
+    assert three.status(0).not_handed_at.keys() == {"eth1"}
     told, noted = three.explains(LOCAL[0])
     assert "by its MAC address" in told and "handed: goes to an endpoint on another" in told
     assert "a packet that comes in here is handed to three, which has 1 of 1 endpoints" in noted

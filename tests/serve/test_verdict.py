@@ -125,7 +125,7 @@ def test_ports_that_kube_proxy_has() -> None:
 NO_FAULTS = {
     *("last_received", "kube_proxy", "ports_not_reserved", "packet_path", "options"),
     *("kept_for", "monitor", "flowtable"),  # the first is of those not programmed
-    *("address_owners", "conntrack_liberal", "not_handed_to"),
+    *("address_owners", "conntrack_liberal", "not_handed_to", "not_handed_at"),
     *("object_warnings", "claimed_twice", "set_aside"),  # a tenant's, of its own objects
 }
 
