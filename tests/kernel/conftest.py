@@ -99,7 +99,7 @@ def all_maps() -> Iterator[dict[str, Map]]:
         yield made
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def loaded(one_variant: Compiled, all_maps: dict[str, Map]) -> Iterator[list[Program]]:
     found = loader.load(one_variant, all_maps)
     yield found
