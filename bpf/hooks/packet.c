@@ -92,7 +92,7 @@ static __always_inline struct outcome ingress_outcome(struct __sk_buff *ctx,
 						      struct scratch *scratch)
 {
 	struct packet *packet = &scratch->packet;
-	enum reading reading = frame_is_for_others(ctx) ? FOREIGN : packet_parse(ctx, packet);
+	enum reading reading = ingress_parse(ctx, packet);
 
 	if (reading == READ)
 		return ingress_read(ctx, packet, &scratch->onward, &scratch->opening);

@@ -25,7 +25,7 @@ struct packet {
 	__u8 reflected;		/* SCTP_REFLECTED */
 	__u8 header;		/* of a TCP segment: its length in bytes */
 	__u8 control;		/* its bits as TCP_SYN (RFC 9293 3.1); 0: no segment */
-	__u8 pad;
+	__u8 is_bridged;	/* at ingress: a bridge passes it on to another host, beside the stack */
 };
 SIZE(struct packet, 88);
 

@@ -93,7 +93,7 @@ static __always_inline struct outcome ingress_known(struct __sk_buff *ctx,
 
 	if (!flow) {
 		onward->to = packet->tuple;
-		if (reply_leads_to_device(ctx, packet, onward))
+		if (!packet->is_bridged && reply_leads_to_device(ctx, packet, onward))
 			return rewritten(VERDICT_ESTABLISHED);
 		if (onward->mtu)
 			return unchanged(VERDICT_TOO_LONG);
@@ -103,7 +103,8 @@ static __always_inline struct outcome ingress_known(struct __sk_buff *ctx,
 	if (!flow_copy(known, &packet->tuple, flow))
 		return unchanged(VERDICT_RECYCLED);
 	record_at(STEP_FLOW, known->kind, &known->address);
-	if (entry_is_not_for(known, ctx->ifindex))
+	if (entry_is_not_for(known, ctx->ifindex) ||
+	    (packet->is_bridged && known->kind != FLOW_DIRECT))
 		return unchanged(VERDICT_PASSED);
 	if (flow_continues(packet, known, flow)) {
 		onward->to = flow_follow(packet, known, flow);
@@ -165,7 +166,7 @@ static __always_inline struct outcome ingress_selected(struct __sk_buff *ctx,
 	if (selected == SELECTED)
 		outcome = leave_to_netfilter(ctx, packet, settings, &opening->selection);
 	else if (!is_direct)
-		outcome = unchanged(selected == NO_SERVICE
+		outcome = unchanged(selected == NO_SERVICE && !packet->is_bridged
 					    ? vip_unknown_port(request, packet,
 							       &opening->selection.service)
 					    : selected_verdict(selected));
@@ -190,7 +191,7 @@ static __always_inline struct outcome ingress_request(struct __sk_buff *ctx,
 						      struct opening *opening)
 {
 	struct frontend frontend = tuple_frontend(&packet->tuple);
-	bool may_exist = frontend_may_exist(&frontend);
+	bool may_exist = !packet->is_bridged && frontend_may_exist(&frontend);
 	struct request request = { .frontend = &frontend,
 				   .packet = ctx,
 				   .tuple = &packet->tuple,
@@ -208,8 +209,9 @@ static __always_inline struct outcome ingress_request(struct __sk_buff *ctx,
 		socket_has_translated(ctx, &packet->tuple);
 	if (may_exist && !request.is_translated && datagram_repeats(ctx, packet, settings))
 		return unchanged(VERDICT_ESTABLISHED);
-	selected = may_exist ? select_backend(&request, &opening->selection)
-			     : selected_without_service(&packet->tuple.destination);
+	selected = may_exist		? select_backend(&request, &opening->selection)
+		   : packet->is_bridged ? NO_SERVICE
+					: selected_without_service(&packet->tuple.destination);
 	if (is_for_nobody(selected) && port_has_decided(ctx))
 		return unchanged(VERDICT_PASSED);
 	if (selected == AT_SOCKET)

@@ -103,14 +103,18 @@ class IpvsNodes(KubeProxyNode):
             if "localnet" not in name:
                 self.node.sysctl(name.replace("/", "."), value)
 
-    def _add_family(self, family: _Family) -> None:
+    def of_kube_proxy(self, family: _Family) -> list[NodePort]:
+        """Return the Services for kube-proxy's rules."""
         here = [(family.of(pod), self.node.name) for pod in self.web]
         there = (family.of(self.there), self.far.name)
         vips = (VIP6, NEAR6) if family.v6 else (VIP, NEAR)
-        them = [
+        return [
             NodePort("web", vips[0], NODEPORT, PROTOCOLS, (*here, there)),
             NodePort("near", vips[1], NEAR_NODEPORT, PROTOCOLS, tuple(here)),
         ]
+
+    def _add_family(self, family: _Family) -> None:
+        them = self.of_kube_proxy(family)
         made = kubeproxy.ipvs(them, self.node.name, family.of(self.node), family.pods)
         self.feed("ipset -exist restore", made.sets)
         self.feed(f"{family.tool}-restore --noflush", made.rules)

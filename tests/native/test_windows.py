@@ -105,7 +105,7 @@ class Connection:
         numbers = segment.seq % 2**32, segment.ack % 2**32 if segment.control & ACK else 0
         packet = PACKET.cls(
             *(key, 34, 54 + segment.size, 0, 0, 0, 0, 0, opens, {"RST": 16, "FIN": 8, "": 0}[ends]),
-            *(*numbers, segment.bytes, 0, 0, 0, 20, segment.control),
+            *(*numbers, segment.bytes, 0, 0, 0, 20, segment.control, 0),
         )
         assert self.node.kernel.run("pass_packet", PACKET.pack(packet), netns=POD)
 

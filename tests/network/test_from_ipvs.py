@@ -146,8 +146,6 @@ def end(nodes: IpvsNodes, streams: list[Socket], datagrams: list[Socket]) -> Non
     ):
         assert any(line in each for each in said)
     assert not nodes.has_rules()
-    if not nodes.flows_stay:  # a pod's socket may have a port that the flow tables still know
-        nodes.ways = [way for way in nodes.ways if way[0] is not nodes.client]
     assert set().union(*nodes.asks(requests.tcp), *nodes.asks(requests.udp)) == nodes.names
     wait_until("it is ended", lambda: datagrams[-1].getsockopt(SOL_SOCKET, SO_ERROR) != 0)
 

@@ -27,6 +27,7 @@ from scapy.layers.sctp import (  # noqa: E402
 from scapy.packet import Packet, Raw  # noqa: E402
 
 ROUTER, DEVICE = "02:00:00:00:00:fe", "02:00:00:00:00:01"
+OTHER = "02:00:00:00:00:99"  # no device of this node
 CHUNKS = {
     "init": SCTPChunkInit(init_tag=7, a_rwnd=65535, n_out_streams=1, n_in_streams=1, init_tsn=9),
     "init ack": SCTPChunkInitAck(init_tag=8, a_rwnd=65535, n_out_streams=1, n_in_streams=1),
@@ -113,6 +114,21 @@ def opening(protocol: str, source: str, destination: str) -> Packet:
     makers: dict[str, Callable[[str, str], Packet]]
     makers = {"tcp": segment, "udp": datagram, "sctp": chunk}
     return makers[protocol](source, destination)
+
+
+def next_packet(protocol: str, client: str, where: str) -> bytes:
+    """Return a client's next packet in the middle of its flow."""
+    if protocol == "tcp":
+        return bytes(segment(client, where, "PA", payload=b"more"))
+    if protocol == "sctp":
+        return bytes(chunk(client, where, "data"))
+    return bytes(datagram(client, where))
+
+
+def to_another_host(packet: Packet, mac: str = OTHER) -> Packet:
+    copy = packet.copy()
+    copy.dst = mac
+    return built(copy)
 
 
 def network(packet: Packet) -> Packet:

@@ -6,9 +6,21 @@ frontend.
 import pytest
 
 from tests.packet.errors import error
-from tests.packet.frames import Packet, at, ends, quoted, reply, segment, source
+from tests.packet.frames import (
+    Ether,
+    Packet,
+    at,
+    ends,
+    next_packet,
+    opening,
+    quoted,
+    reply,
+    segment,
+    source,
+    to_another_host,
+)
 from tests.packet.node import PacketNode
-from tests.packet.places import Places
+from tests.packet.places import V4, V6, Places
 from tests.packet.services import serve
 
 
@@ -35,17 +47,45 @@ def direct(node: PacketNode, client: str, backend: str, flags: str = "S") -> Pac
     return node.through(segment(client, backend, flags), "pods", "uplink")
 
 
-def test_another_port(node: PacketNode, client: str, backend: str, where: str) -> None:
-    """A direct connection gets its own port, even if its SYN is repeated, and both connections get
-    replies.
+@pytest.mark.parametrize("is_bridged", [False, True], ids=["routed", "bridged"])
+def test_another_port(
+    node: PacketNode, places: Places, protocol: str, client: str, *, is_bridged: bool
+) -> None:
+    """A direct connection gets its own port, even if its first packet is repeated, and both
+    connections get replies; also if a bridge passes the direct packets on.
     """
-    asked = direct(node, client, backend)
+    node.device("pods", V4.bridge, V6.bridge, *(["bridged"] if is_bridged else []))
+    backend = at(places.there, 8080)
+    where = serve(node, places, "cluster", protocol, cluster=[backend])
+    through = node.through(opening(protocol, client, where), "pods", "uplink")
+    node.through(reply(through), "uplink", "pods")
+
+    def sent(frame: Packet | bytes) -> Packet:
+        packet = Ether(bytes(frame))
+        return node.through(to_another_host(packet) if is_bridged else packet, "pods", "uplink")
+
+    asked = sent(opening(protocol, client, backend))
     assert source(asked) != client
-    assert ends(direct(node, client, backend)) == ends(asked)
+    assert ends(sent(opening(protocol, client, backend))) == ends(asked)
     assert ends(node.through(reply(asked), "uplink", "pods")) == f"{backend} > {client}"
-    assert ends(direct(node, client, backend, "A")) == ends(asked)
-    known = node.through(segment(client, where, "A"), "pods", "uplink")
+    assert ends(sent(next_packet(protocol, client, backend))) == ends(asked)
+    known = node.through(Ether(next_packet(protocol, client, where)), "pods", "uplink")
     assert ends(node.through(reply(known, "A"), "uplink", "pods")) == f"{where} > {client}"
+
+
+def test_after_the_connection_has_ended(
+    node: PacketNode, client: str, backend: str, where: str
+) -> None:
+    """A direct connection that a bridge passes on gets its replies, not those of a frontend's
+    closed connection.
+    """
+    node.device("pods", V4.bridge, V6.bridge, "bridged")
+    for flags in ("A", "FA"):
+        node.through(segment(client, where, flags), "pods", "uplink")
+    node.through(segment(backend, client, "FA", seq=5001, ack=1002), "uplink", "pods")
+    asked = node.through(to_another_host(segment(client, backend)), "pods", "uplink")
+    assert ends(asked) == f"{client} > {backend}"
+    assert ends(node.through(reply(asked), "uplink", "pods")) == f"{backend} > {client}"
 
 
 def test_an_error_is_translated_once(

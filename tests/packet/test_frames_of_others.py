@@ -3,18 +3,10 @@
 
 import pytest
 
-from tests.packet.frames import Packet, at, built, opening, reply, segment
+from tests.packet.frames import OTHER, Ether, at, opening, reply, segment, to_another_host
 from tests.packet.node import PacketNode
 from tests.packet.places import V4, V6, Places
-from tests.packet.services import exchange, serve
-
-OTHER = "02:00:00:00:00:99"
-
-
-def to_another_host(packet: Packet, mac: str = OTHER) -> Packet:
-    copy = packet.copy()
-    copy.dst = mac
-    return built(copy)
+from tests.packet.services import exchange, ping, serve
 
 
 @pytest.mark.parametrize("endpoints", [0, 1])
@@ -75,3 +67,12 @@ def test_port_of_a_switch(
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.here, 8080)])
     frame = to_another_host(opening(protocol, at(places.client, 50123), where))
     assert node.ingress(frame).verdicts == {verdict: 1}
+
+
+def test_what_a_bridge_passes_on(node: PacketNode, places: Places) -> None:
+    """Pings and damaged packets for another machine concern nobody, though flows are looked for."""
+    node.device("uplink", V4.node, V6.node, "bridged")
+    request = ping(places, places.unallocated, 64)
+    for packet in (request, Ether(bytes(request)[:-20])):
+        frame = to_another_host(packet)
+        assert node.ingress(frame) == ("pass", bytes(frame), {"passed": 1})

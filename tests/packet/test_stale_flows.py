@@ -10,22 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.packet.frames import at, chunk, datagram, destination, ends, opening, reply, segment
+from tests.packet.frames import at, datagram, destination, ends, next_packet, opening, reply
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import KINDS, serve, written
 
 STATES = ("serving", "leaving", "gone")
 PORTS = (8080, 9090)  # as before, or the target port has changed
-
-
-def next_packet(protocol: str, client: str, where: str) -> bytes:
-    """Return a client's next packet in the middle of its flow."""
-    if protocol == "tcp":
-        return bytes(segment(client, where, "PA", payload=b"more"))
-    if protocol == "sctp":
-        return bytes(chunk(client, where, "data"))
-    return bytes(datagram(client, where))
 
 
 @pytest.mark.parametrize("kind", KINDS)

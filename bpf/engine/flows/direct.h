@@ -2,8 +2,8 @@
 /*
  * Direct connections: to a backend itself, from a client port that already has a flow to the same
  * backend through a frontend. Between the hooks the two would look alike, so the direct connection
- * gets another client port there. (This does not apply to UDP: every datagram would need a look-up.
- * Its replies go to the flow through the frontend.)
+ * gets another client port there, like from the kernel's NAT. A bridge may pass its packets on beside
+ * the stack (packet->is_bridged).
  */
 #ifndef EBPFLB_ENGINE_FLOWS_DIRECT_H
 #define EBPFLB_ENGINE_FLOWS_DIRECT_H
@@ -29,7 +29,7 @@ static __always_inline bool direct_select(const struct tuple *tuple, __u32 ifind
 {
 	struct flow *reply_entry;
 
-	if (tuple->protocol == UDP || !flows_may_exist())
+	if (!flows_may_exist())
 		return false;
 	opening->reply_tuple = tuple_reverse(tuple, HOOK_EGRESS);
 	reply_entry = flow_find(&opening->reply_tuple);
