@@ -99,20 +99,21 @@ class Connection:
         number = layout.ffi.typeof("enum quiet_state").relements[f"QUIET_{state}"]
         assert eventually(lambda: self.look() == number)
 
-    def used(self) -> None:
+    def used(self, idle: float = IDLE) -> None:
         """Bring it so far that it ends when it is idle next."""
         self.exchange()
-        self.watch()
+        self.watch(idle)
         self.until("ONCE")
         self.exchange()
         self.until("USED")
 
-    def stays(self) -> bool:
+    def stays(self, seconds: float = 4 * IDLE) -> bool:
         """Whether it is not ended, for several times as long as it has to be idle."""
-        until = time.monotonic() + 4 * IDLE
+        until = time.monotonic() + seconds
         while time.monotonic() < until:
             if self.look() == ENDED:
                 return False
+            time.sleep(IDLE / 10)
         return self.client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
 
 
@@ -259,6 +260,17 @@ def test_no_connection_ends_within_a_request(
     SITUATIONS[name].happens(connection)
     assert connection.stays()
     SITUATIONS[name].goes_on(connection)
+
+
+@pytest.mark.extended
+def test_a_response_that_takes_ten_seconds(quiet: QuietSockets, stack: ExitStack) -> None:
+    """It comes, though connections end that are idle for a second; then this one ends as well."""
+    connection = Connection(quiet, stack)
+    connection.used(1.0)
+    connection.asks()
+    assert connection.stays(10.0)
+    answers(connection)
+    connection.until("ENDED")
 
 
 def test_what_follows_a_handshake_is_no_response(quiet: QuietSockets, stack: ExitStack) -> None:
