@@ -25,6 +25,7 @@ from bench import targets
 from bench.report import Line, Lines, Row, row_of
 from bench.result import run_bench
 from bench.temporary_lab import print_step, temporary_lab
+from ebpflb.agent.hand_over import NOTING_SECONDS
 from ebpflb.kernel.attach.answerer import Given
 from ebpflb.kernel.maps import bpf_map, state_dir
 from ebpflb.kernel.maps.layout import ANSWERED
@@ -73,7 +74,8 @@ def lives(it):
     try:
         it.sendall(b"still there?")
         return bool(it.recv(64))
-    except OSError:
+    except OSError as error:
+        print("a connection has ended:", error, file=sys.stderr, flush=True)
         return False
 print(sum(map(lives, kept)))
 """
@@ -126,6 +128,8 @@ def _measured(wanted: argparse.Namespace) -> Lines:
     with temporary_lab("bench-addresses") as (lab, folder, stack):
         agents = _cluster(lab, folder, stack)
         client = lab.outside("client", 1)
+        _settle(agents)
+        time.sleep(NOTING_SECONDS)  # until no node remembers flows that it has masqueraded
         rounds = [_round(lab, client, agents, number) for number in range(wanted.rounds)]
         _settle(agents)
         asked = _asked(lab, client)
