@@ -33,7 +33,7 @@ FIRST = {
     "frontend": ("frontends", "lookups", "recycled", "refusal", "model", "vips", "devices"),
     "policy": ("policies", "refusal", "marks", "unserved", "devices"),
     "route": ("route_sources", "errors"),
-    "scheduler": ("schedulers", "choice", "least_connections", "choices"),
+    "scheduler": ("schedulers", "choice", "draw", "least_connections", "choices"),
     "selected": ("refusal", "external_failover", "races", "unserved"),
 }
 

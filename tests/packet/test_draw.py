@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A flow's backend is a fixed function of its tuple and of this node's secret."""
 
+from ipaddress import ip_address
+
 from tests.packet.frames import at, destination, opening
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
@@ -28,3 +30,19 @@ def test_no_client_can_choose_its_backend_by_its_port(node: PacketNode, places: 
     agreeing = sum(a == b for a, b in zip(one, other, strict=True))
     assert agreeing < len(PORTS) // 2  # 8 of 64 by chance
     assert len(set(one)) == len(set(other)) == BACKENDS
+
+
+def test_a_client_has_one_backend_by_its_address(node: PacketNode, places: Places) -> None:
+    """With source-hash: whatever its port is; the backends are distributed among clients."""
+    backends = [at(places.there, 8000 + number) for number in range(BACKENDS)]
+    where = serve(node, places, "nodeport", "udp", "by_client", cluster=backends)
+    clients = [str(ip_address(places.client) + number) for number in range(32)]
+    drawn_by = {
+        client: {
+            destination(node.ingress(opening("udp", at(client, port), where)).packet)
+            for port in PORTS[:3]
+        }
+        for client in clients
+    }
+    assert {len(its) for its in drawn_by.values()} == {1}
+    assert len(set.union(*drawn_by.values())) > BACKENDS // 2
