@@ -66,6 +66,7 @@ int copy_service(const void *frontend, const void *value, void *copy);
 int copy_backend(const void *slot, const void *value, void *copy);
 int copy_entry(const void *tuple, const void *entry, void *copy);
 void write_in_turns(void *entry, const void *one, const void *other, __u32 size, __u32 rounds);
+int look_at(void *socket, const void *numbers, __u64 time);
 int read_often(const void *tuple, const void *entry, const void *right, void *wrong, __u32 rounds);
 """
 SOURCE = Path(__file__).with_name("lookups.c")  # it includes the hooks
