@@ -86,14 +86,11 @@ class UplinkProgram(NamedTuple):
             if link is not None and tcx.runs_before(link, other, index):
                 bpf.link_update(link, program.fd)
                 return
-            pin.unlink(missing_ok=True)
-            with bpf.closing(
-                bpf.link_create(program.fd, index, tcx.TCX_HOOKS["ingress"], tcx.BEFORE)
-            ) as made:
-                bpf.pin(made, str(pin))
-            if link is not None:  # the former one, which no packet missed meanwhile
-                with suppress(KernelError):
-                    bpf.link_detach(link)
+        tcx.detach(pin)
+        with bpf.closing(
+            bpf.link_create(program.fd, index, tcx.TCX_HOOKS["ingress"], tcx.BEFORE)
+        ) as link:
+            bpf.pin(link, str(pin))
 
     def _attach_filter(self, state: StateDir, index: int, program: Program) -> None:
         name = self._filter_name(state)
