@@ -15,7 +15,7 @@ import pytest
 from ebpflb.errors import NodeError
 from ebpflb.kernel import probe
 from ebpflb.kernel.attach import cgroup_links, device_programs, tcx
-from ebpflb.kernel.netfilter import firewall
+from ebpflb.kernel.netfilter import firewall, nft
 from ebpflb.kernel.node import namespaces, sock_diag
 from ebpflb.tools import check
 from tests.cli.conftest import NEVER, Ebpflb
@@ -101,15 +101,16 @@ def firewall_rules(ebpflb: Ebpflb) -> list[dict[str, Any]]:
 
 
 def test_rules_that_cannot_be_read(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rule that a tool cannot read gives one line, and no failure."""
+    """Rules that a tool cannot read give one line, and no failure."""
     says = "Operation not permitted (you must be root)"
 
     def refuse(command: list[str]) -> str:
         raise NodeError(f"{command[0]}: {says}")
 
     monkeypatch.setattr(firewall, "run", refuse)
+    monkeypatch.setattr(nft, "tables_in_force", lambda: {nft.Name("inet", "site")})
     found = firewall_rules(ebpflb)
-    assert f"nft: {says}" in [each["detail"] for each in found]
+    assert f"table inet site: nft: {says}" in [each["detail"] for each in found]
     assert all(each["remedy"] for each in found if not each["ok"])
 
 
