@@ -349,8 +349,9 @@ class AddressOwner(PeriodicWorker, Part):
         self._tell(owners, blocked, now, _ALONE if is_alone else view.elsewhere)
 
     def _leave(self, addresses: set[Address], owners: Mapping[Address, str], now: float) -> None:
-        """Stop answering for addresses: once the new owner answers, or has had time to; at once for
-        those of no Service.
+        """Stop answering for addresses once the new owner answers or has had time to answer.
+
+        Stop at once for an address that no Service has.
         """
         assert self._answerer and self._segment
         self._leaving = {it: self._leaving.get(it, now) for it in addresses}
@@ -370,8 +371,8 @@ class AddressOwner(PeriodicWorker, Part):
     def _claim(
         self, addresses: set[Address], mine: set[Address], living: frozenset[str], now: float
     ) -> Iterator[tuple[Address, str]]:
-        """Take new addresses that are ``mine`` and that nobody else has; yield the others of these,
-        with who has them.
+        """Take the new addresses in ``mine`` that no other station has; yield the rest of ``mine``,
+        each with the station that has it.
 
         A node whose agent is dead keeps what it answers for. Another living agent is about to give
         it up.

@@ -85,8 +85,8 @@ Matches = Callable[[bytes, bytes], bool]
 class PrivateMaps:
     """A node's maps, and private ones instead of those that programs write.
 
-    ``pinned`` are the node's maps, opened for reading, and closed by their opener, with those of
-    hand-overs or without; ``maps`` are those with which programs are loaded.
+    ``pinned`` are the node's maps, with or without the maps of hand-over; the caller opens them for
+    reading and closes them. ``maps`` are the maps that programs are loaded with.
     """
 
     def __init__(self, pinned: Mapping[str, Map]) -> None:

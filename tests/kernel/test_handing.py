@@ -65,7 +65,7 @@ def test_each_address_that_has_a_frontend_has_its_bit(handing: Handing, home: St
 
 
 def test_a_new_agent_knows_whom_the_former_one_believed(handing: Handing, home: StateDir) -> None:
-    """In each family; its own MAC address is nobody's to believe."""
+    """It knows them by family; this node's own MAC address is not one of them."""
     two, three = "02:00:00:00:00:02", "02:00:00:00:00:03"
     families = {two: 3, three: 2, "02:00:00:00:00:01": 0}
     handing.set_hops({mac: HopEntry(V4, 2, two, bits) for mac, bits in families.items()})

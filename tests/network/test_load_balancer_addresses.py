@@ -139,15 +139,15 @@ class ThreeNodes(LabCluster):
         (owner,) = self.owners(address, among)
         return NAMES.index(owner)
 
-    def asks(self, address: str, *, anew: bool = False) -> str:
-        """The endpoint that answered a request; ``anew``: the router asks for the MAC address."""
-        if anew:
+    def asks(self, address: str, *, again: bool = False) -> str:
+        """The endpoint that answered a request; ``again``: by a new ARP question."""
+        if again:
             self.lab.router.ip(f"neigh flush to {address} dev {NODES.name}")
         return requests.tcp(self.sockets(self.outside), address).name
 
-    def answers(self, address: str, *, anew: bool = False) -> bool:
+    def answers(self, address: str, *, again: bool = False) -> bool:
         try:
-            return bool(self.asks(address, anew=anew))
+            return bool(self.asks(address, again=again))
         except OSError:
             return False
 
@@ -155,9 +155,9 @@ class ThreeNodes(LabCluster):
         with nodes.entered(self.nodes[node].netns):
             return str(json.loads(nodes.run("ip", "-j", "link", "show", "eth0"))[0]["address"])
 
-    def station(self, client: Namespace, address: str, *, anew: bool = False) -> str:
+    def station(self, client: Namespace, address: str, *, again: bool = False) -> str:
         """The MAC address that a client on the segment sends to; "" if nobody answers."""
-        if anew:
+        if again:
             client.ip(f"neigh flush to {address}")
         with nodes.entered(client.netns):
             with suppress(OSError), socket.create_connection((address, PORT), timeout=1):
@@ -225,7 +225,7 @@ def test_from_the_pool_to_the_first_request_and_a_pulled_cable(three: ThreeNodes
     wait_until("it hears nobody", lambda: bool(three.status(owner).not_announced), 30)
     three.pull(owner, back=True)
     assert three.wait_for_owner(FIRST[0]) == owner
-    assert three.answers(FIRST[0]) and three.answers(FIRST[1], anew=True)
+    assert three.answers(FIRST[0]) and three.answers(FIRST[1], again=True)
 
 
 SPLIT = """table bridge split {{
@@ -246,7 +246,7 @@ def test_the_segment_splits_and_heals(three: ThreeNodes) -> None:
     router = three.lab.router
 
     def owner_answers() -> bool:
-        return three.station(beyond, FIRST[0], anew=True) == three.mac(owner)
+        return three.station(beyond, FIRST[0], again=True) == three.mac(owner)
 
     wait_until("the owner alone answers", owner_answers, 30)
     cables = f"{NODES.name}{owner + 1}", f"{NODES.name}78"
@@ -268,7 +268,9 @@ def test_the_segment_splits_and_heals(three: ThreeNodes) -> None:
 
 
 def test_agents_are_killed(three: ThreeNodes) -> None:
-    """One by one, then all: the address stays where it is, also for who asks for it anew. The next
+    """One by one, then all: the address stays where it is, also for hosts that ask for it again.
+
+    The next
     agents change nothing.
     """
     wait_until("the Service has addresses", lambda: three.addresses("web") == [*FIRST], 60)
@@ -282,11 +284,11 @@ def test_agents_are_killed(three: ThreeNodes) -> None:
                 taken = nodes.run("ip", "maddress", "show", "dev", "eth0")
             assert "33:33:ff:00:02:00" in taken, "a real device would drop solicitations"
         for address in FIRST:
-            assert three.answers(address, anew=True)
+            assert three.answers(address, again=True)
     for agent in three.agents:
         agent.start()
     assert three.wait_for_owner(FIRST[0]) == owner
-    assert three.answers(FIRST[0], anew=True)
+    assert three.answers(FIRST[0], again=True)
     assert [three.status(node).address_moves for node in range(3)] == [0, 0, 0], moves
 
 
@@ -322,11 +324,13 @@ def test_a_stranger_with_an_address_and_a_flood(three: ThreeNodes) -> None:
 
     wait_until("the stranger is named", conflict, 60)
     stranger.ip(f"address delete {taken}/24 dev eth0")
-    wait_until("a node answers for the address", lambda: three.answers(taken, anew=True), 60)
+    wait_until(
+        "an ARP request for the address is answered", lambda: three.answers(taken, again=True), 60
+    )
     for host, sender in ((stranger, "192.0.2.77"), (three.pods[0], FIRST[0])):
         words = [*host.enter, sys.executable, "-IS", "-c", FLOOD, FIRST[0], sender]
         flood = three.lab.keep_ready(subprocess.Popen(words, text=True, stdout=subprocess.PIPE))
-        assert [three.answers(FIRST[0], anew=True) for _ in range(20)] == [True] * 20
+        assert [three.answers(FIRST[0], again=True) for _ in range(20)] == [True] * 20
         flood.kill()
     assert not any(FIRST[0] in three.status(node).address_conflicts for node in range(3))
 
@@ -349,7 +353,7 @@ def test_what_a_tenant_must_not_get(three: ThreeNodes) -> None:
 
     wait_until("the others are named", named, 60)
     assert not any(map(three.addresses, wrong)) and three.addresses("web") == [*FIRST]
-    assert three.answers(FIRST[0], anew=True)
+    assert three.answers(FIRST[0], again=True)
 
 
 CROWD, SECONDS = 200, 10.0
@@ -411,13 +415,13 @@ def test_a_policy_local_service_and_a_node_that_takes_no_part(three: ThreeNodes)
     wait_until("it has an address", lambda: bool(three.addresses("local")), 60)
     (local, _) = three.addresses("local")
     assert three.wait_for_owner(local) == NAMES.index("two")
-    assert three.asks(local, anew=True) == "pod-two"
+    assert three.asks(local, again=True) == "pod-two"
     pins = three.agents[0].paths.state / "devices" / "answer"
     assert [*pins.iterdir()]
     three.take_no_part(0)
     assert not [*pins.iterdir()]
     assert not [*three.agents[0].paths.state.rglob("answered")]
     three.wait_for_owner(FIRST[0], (1, 2))
-    wait_until("requests are served", lambda: three.answers(FIRST[0], anew=True), 60)
+    wait_until("requests are served", lambda: three.answers(FIRST[0], again=True), 60)
     three.clean_up(1)
-    assert three.answers(local, anew=True) is False
+    assert three.answers(local, again=True) is False

@@ -133,7 +133,7 @@ def remove_ours(kernel: socket.socket, folder: Path, index: int, hook: str, ours
 
 
 def forget_qdisc(folder: Path, index: int) -> None:
-    """Remove the record that we made the qdisc, unless it still has a filter of ours."""
+    """Delete the note that this agent made the qdisc, unless the qdisc still has our filter."""
     record = folder / f"{index}-qdisc"
     if record.exists() and not _has_ours(folder, index):
         record.rmdir()

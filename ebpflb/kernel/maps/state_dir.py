@@ -260,8 +260,9 @@ class StateDir:
         return {name: open_map(wanted[name], fd) for name, fd in zip(wanted, fds, strict=True)}
 
     def read_maps(self, specs: dict[str, MapSpec] | None = None) -> dict[str, Map]:
-        """Open the pinned maps, or those of ``specs``, for reading. Raises NodeError if any is
-        missing or does not fit.
+        """Open the pinned maps (all, or only those in ``specs``) for reading.
+
+        Raises NodeError if a map is missing or does not fit.
         """
         specs = self.specs if specs is None else specs
         with ExitStack() as opened:

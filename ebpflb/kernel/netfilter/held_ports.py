@@ -51,7 +51,7 @@ def hold(maps: Mapping[str, Map], first: int, last: int) -> None:
 
 
 def let_go(maps: Mapping[str, Map]) -> None:
-    """Delete the entries that hold ports, also those of ended flows: no flow opens any more."""
+    """Delete all entries that hold ports; to be called when no flow can open any more."""
     for opened in (maps[name] for name in FLOW_MAPS):
         size = opened.spec.key_size
         for keys, values in opened.slices():
