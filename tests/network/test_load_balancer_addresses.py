@@ -270,8 +270,7 @@ def test_the_segment_splits_and_heals(three: ThreeNodes) -> None:
 def test_agents_are_killed(three: ThreeNodes) -> None:
     """One by one, then all: the address stays where it is, also for hosts that ask for it again.
 
-    The next
-    agents change nothing.
+    The next agents change nothing.
     """
     wait_until("the Service has addresses", lambda: three.addresses("web") == [*FIRST], 60)
     owner = three.wait_for_owner(FIRST[0])
