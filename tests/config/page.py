@@ -13,39 +13,43 @@ PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 BEGIN = "<!-- made of ebpflb/options.py -->\n"
 END = "<!-- until here -->\n"
 
+# By option: the page that explains it.
+LINKS = {
+    "--answer-pings": "vips.md",
+    "--api-server": "api-servers.md",
+    "--audit": "reliability.md#how-does-the-agent-notice-what-others-change",
+    "--endpoint-health": "endpoint-health.md",
+    "--fast-forward": "#what-do-the-larger-options-cost",
+    "--hand-over": "client-addresses.md",
+    "--load-balancer-unknown-ports": "vips.md",
+    "--l2-pool": "load-balancer-addresses.md",
+    "--local-api-server": "api-servers.md#how-does-a-kubelet-use-it",
+    "--manifests": "getting-started.md#how-do-i-serve-a-service-from-a-file",
+    "--map-size": "scale.md#how-large-are-the-maps",
+    "--namespaces": "#how-do-i-serve-only-some-services",
+    "--node-local-addresses": "node-local.md",
+    "--node-readiness": "node-readiness.md",
+    "--packet-path": "architecture.md#two-engines",
+    "--reply-path": "#what-do-the-larger-options-cost",
+    "--scheduler": "scheduling.md",
+    "--service-metrics": "metrics.md#metrics-of-each-service",
+    "--services": "#how-do-i-serve-only-some-services",
+    "--shadow": "#how-do-i-serve-only-some-services",
+    "--socket-translation": "#how-do-i-run-a-service-mesh",
+}
 # By option: what the page says besides the option's help.
 DETAILS = {
-    "--answer-pings": "See [addresses of Services](vips.md).",
-    "--api-server": "See [API servers](api-servers.md).",
-    "--audit": "See [audit](reliability.md#how-does-the-agent-notice-what-others-change).",
-    "--endpoint-health": "See [endpoint health](endpoint-health.md).",
-    "--fast-forward": "See [below](#what-do-the-larger-options-cost).",
-    "--hand-over": "See [the client's address](client-addresses.md).",
-    "--load-balancer-unknown-ports": "See [addresses of Services](vips.md).",
-    "--l2-pool": "See [load balancer addresses](load-balancer-addresses.md).",
-    "--local-api-server": "Only with the systemd unit or a static pod: see [API "
-    "servers](api-servers.md#how-does-a-kubelet-use-it).",
-    "--manifests": "[Getting started](getting-started.md#how-do-i-serve-a-service-from-a-file) has "
-    "an example.",
-    "--map-size": "See [scale.md](scale.md#how-large-are-the-maps).",
+    "--local-api-server": "Only with the systemd unit or a static pod.",
     "--masquerade-ports": "netfilter uses 1024-29999 and 32768-65535, without these ports if a flow"
     " can be in the flow tables.",
     "--namespace-share": "Choose 100 if all Services are in one namespace.",
-    "--namespaces": "See [below](#how-do-i-serve-only-some-services).",
-    "--node-local-addresses": "See [a DNS cache on the node](node-local.md).",
-    "--node-readiness": "See [no pods before Services work](node-readiness.md).",
     "--nodeport-source-ranges": "Others are dropped. If no CIDR of a family is listed, or `/0`, all"
     " clients of that family are admitted.",
     "--packet-mark": "Replies that are translated when they leave have no mark: accept them by `ct "
     "state established`.",
-    "--packet-path": "See [two engines](architecture.md#two-engines). With `netfilter` (formerly "
-    "`conntrack`) the agent does not start where it cannot work, and writes nothing while its "
-    "table cannot be made: what is in force keeps translating.",
-    "--reply-path": "See [below](#what-do-the-larger-options-cost).",
-    "--scheduler": "See [scheduling.md](scheduling.md).",
-    "--service-metrics": "See [metrics of each Service](metrics.md#metrics-of-each-service).",
-    "--shadow": "See [below](#how-do-i-serve-only-some-services).",
-    "--socket-translation": "See [below](#how-do-i-run-a-service-mesh).",
+    "--packet-path": "With `netfilter` (formerly `conntrack`) the agent does not start where it "
+    "cannot work, and writes nothing while its table cannot be made: what is in force keeps "
+    "translating.",
 }
 # The value of the chart that sets an option, if its name is another one; "-": the chart decides.
 _CHART = {
@@ -86,7 +90,9 @@ def _own_line(flag: Flag, default: object) -> str:
     variable = f"Or `{flag.variable}`." if flag.variable else ""
     shown = flag.default_text or f"`{format_value(flag.shown(default))}`".replace("``", "-")
     meaning = " ".join(filter(None, (flag.help, variable, DETAILS.get(flag.name))))
-    return f"| `{flag.name}` | {chart} | {shown} | {meaning} |\n"
+    link = LINKS.get(flag.name)
+    name = f"[`{flag.name}`]({link})" if link else f"`{flag.name}`"
+    return f"| {name} | {chart} | {shown} | {meaning} |\n"
 
 
 def current(page: str) -> str:
