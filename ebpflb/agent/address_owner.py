@@ -49,6 +49,7 @@ CANDIDATES = 3  # of an address
 CLAIM_SECONDS = 0.35  # that other stations have to say that they have an address: two questions
 CLAIMED_AGAIN = 2.0  # seconds, if one has it
 LEFT_SECONDS = 3.0  # that a former owner answers at most while the new one does not
+FORMER_SECONDS = 10.0  # that candidates of before are probed: they may answer, and are no strangers
 ANNOUNCEMENTS, ANNOUNCED_AGAIN = 3, 1.0  # of a new owner, and seconds between two
 ATTACHED_AGAIN = 30.0  # seconds: somebody may have removed the program
 CONFLICT_SECONDS = 60.0  # that a conflict is named after it was seen last
@@ -115,7 +116,8 @@ class AddressOwner(PeriodicWorker, Part):
         self._heard: dict[str, float] = {}  # node -> when it answered last
         self.macs: dict[str, bytes] = {}  # node -> its MAC address
         self._living: frozenset[str] = frozenset()
-        self._orders: tuple[object, dict[Address, list[str]]] = None, {}
+        self._orders: tuple[View | None, dict[Address, list[str]]] = None, {}
+        self._former: dict[str, float] = {}  # candidates of before, and until when they are probed
         self.answers: dict[Address, tuple[bytes, float]] = {}  # who said to have it, and when
         self._claiming: dict[Address, float] = {}  # since when
         self._leaving: dict[Address, float] = {}  # to a new owner, since when
@@ -232,8 +234,8 @@ class AddressOwner(PeriodicWorker, Part):
             return
         if self._segment is None or self._segment.device != view.uplink:
             self._open(view.uplink)
-        orders = self._orders_of(view)
-        peers = self._peers(view, orders)
+        orders = self._orders_of(view, now)
+        peers = self._peers(view, orders, now)
         self._hear(view, peers, now)
         if now >= self._renew_due:
             self._renew_due = now + RENEWED
@@ -264,20 +266,39 @@ class AddressOwner(PeriodicWorker, Part):
         self._answerer.give(address, self._segment.device)
         self._segment.join(address)
 
-    def _orders_of(self, view: View) -> dict[Address, list[str]]:
-        """Return the candidates of each address; hashed again only after a change."""
-        about = view.wanted, view.nodes
-        if self._orders[0] != about:
-            found = {
-                address: ranked(str(address), near & view.nodes or view.nodes)[:CANDIDATES]
-                for address, near in view.wanted.items()
-            }
-            self._orders = about, found
-        return self._orders[1]
+    def _orders_of(self, view: View, now: float) -> dict[Address, list[str]]:
+        """Return the candidates of each address; hashed again only where something has changed."""
+        before, orders = self._orders
+        if before is view:
+            return orders
+        known = before.wanted if before and before.nodes == view.nodes else {}
+        found = {
+            address: orders[address]
+            if known.get(address) == near
+            else ranked(str(address), near & view.nodes or view.nodes)[:CANDIDATES]
+            for address, near in view.wanted.items()
+        }
+        former = {it for at, order in orders.items() if found.get(at) != order for it in order}
+        self._former = {it: at for it, at in self._former.items() if at > now}
+        if not former <= self._former.keys():
+            self._ask_all_due = now
+        self._former |= dict.fromkeys(former, now + FORMER_SECONDS)
+        self._orders = view, found
+        return found
 
-    def _peers(self, view: View, orders: Mapping[Address, list[str]]) -> set[str]:
-        """Return the nodes to probe: other candidates, and some to know whether anybody hears."""
-        found = {node for order in orders.values() if self._node in order for node in order}
+    def _peers(self, view: View, orders: Mapping[Address, list[str]], now: float) -> set[str]:
+        """Return the nodes to probe: other candidates, also former ones and those of addresses that
+        this node leaves, and some to know whether anybody hears.
+        """
+        assert self._answerer
+        given = self._answerer.given
+        found = {
+            node
+            for at, order in orders.items()
+            if self._node in order or at in given
+            for node in order
+        }
+        found |= {node for node, until in self._former.items() if until > now} & view.known
         found |= {*ranked(self._node, view.nodes - {self._node})[: CANDIDATES - 1]}
         return found - {self._node}
 
@@ -384,7 +405,7 @@ class AddressOwner(PeriodicWorker, Part):
             began = self._claiming.setdefault(address, now)
             mac, at = self.answers.get(address, (b"", -math.inf))
             if at >= began and nodes.get(mac) not in living:
-                if address in mine:
+                if address in mine and now - began >= CLAIM_SECONDS:  # until then it may be a node
                     yield address, nodes.get(mac, mac.hex(":"))
                 if now - began >= CLAIMED_AGAIN:
                     self._claiming[address] = now

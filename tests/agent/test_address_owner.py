@@ -31,7 +31,7 @@ class Station:
     """A node: its agent, and its kernel with the program that answers."""
 
     def __init__(self, wire: "Wire", number: int) -> None:
-        self.wire, self.node_name = wire, NAMES[number]
+        self.wire, self.node_name = wire, wire.names[number]
         self.mac = bytes([2, 0, 0, 0, 0, number])
         self.uplink = self.device = "eth0"  # as it is, and where the sockets are
         self.answers: set[Address] = set()  # outlives the agent
@@ -120,24 +120,24 @@ class Station:
 
 
 class Wire:
-    """The segment with its three stations."""
+    """The segment with its stations."""
 
-    def __init__(self) -> None:
-        self.now, self.stations = 0.0, list[Station]()
+    def __init__(self, names: tuple[str, ...] = NAMES) -> None:
+        self.names, self.now, self.stations = names, 0.0, list[Station]()
         self.announced: list[tuple[str, Address]] = []
         self.stolen: set[Address] = set()
         self.reflects = False
-        self.ready = {*NAMES}
+        self.ready = {*names}
         self.unanswered = set[tuple[Address, float]]()  # when nobody did
         self.wanted: dict[Address, frozenset[str]] = dict.fromkeys(WANTED, frozenset())
-        for number in range(len(NAMES)):
+        for number in range(len(names)):
             self.stations.append(Station(self, number))
 
     def show(self, *stations: Station) -> None:
         """Let the loops see Nodes and Services as they are now."""
         for each in stations or self.stations:
             uplink: Any = each.uplink
-            known = frozenset(NAMES)
+            known = frozenset(self.names)
             view = View(self.wanted, frozenset(self.ready) or known, known, uplink, "")
             each.owner.view, each.owner.is_new = view, False
 
@@ -320,6 +320,21 @@ def test_a_former_owner_answers_until_the_new_one_does(wire: Wire, order: tuple[
     wire.run(4)
     wire.check_owned_by(NAMES)
     assert not wire.unanswered
+
+
+def test_an_address_moves_between_nodes_that_did_not_probe_each_other() -> None:
+    """With the endpoints of policy Local, in a larger cluster: the former owner is no stranger, and
+    knows the new one.
+    """
+    wire, (address, *_) = Wire(tuple(map(str, range(12)))), WANTED
+    for node in "091":
+        wire.wanted = {address: frozenset({node})}
+        wire.show()
+        wire.run(3 if node == "0" else 1)
+        assert wire.owners() == {address: [node]}
+        if node == "0":
+            wire.unanswered.clear()
+    assert not wire.unanswered and not any(each.seen.conflicts for each in wire.stations)
 
 
 def test_a_node_without_an_agent_that_dies_is_replaced(wire: Wire) -> None:
