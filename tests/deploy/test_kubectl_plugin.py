@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 KUBECTL = Path(sys.executable).parent / "kubectl"
 OURS = {"app.kubernetes.io/name": "ebpflb"}
 SECRET = "pLaNt3d"
+LOG = f"Service shop/cart: changed\nAuthorization: Bearer {SECRET}\n"
 PODS = [
     api_exec.pod("ebpflb-a", "worker-a", "192.0.2.1", labels=OURS),
     api_exec.pod("ebpflb-b", "worker-b", "192.0.2.2", labels=OURS),
@@ -55,7 +56,9 @@ class Kubectl:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.asked: list[tuple[str, str]] = []
-        self.reports = threading.Event()  # pods wait for it
+        self.logs_read = 0
+        self.logs, self.reports = threading.Event(), threading.Event()  # pods wait for them
+        self.logs.set()
         self.reports.set()
         self.url = ""
 
@@ -70,6 +73,7 @@ class Kubectl:
         if command[1] == "status":
             return (3, b"ebpflb 1.0\nDEGRADED\n", b"") if pod == "ebpflb-b" else (0, b"OK\n", b"")
         if command[1] == "monitor":
+            self.reports.wait()
             return 0, b"TIME  VERDICT\n14:03:10  " + pod.encode() + b"\n", b""
         if command[1] == "report":
             environment = {**os.environ, "EBPFLB_STATE_DIR": str(NEVER)}
@@ -80,6 +84,11 @@ class Kubectl:
             )
             return done.returncode, done.stdout, done.stderr
         return 0, b"STEP  WHAT\nverdict  ok\n", b""
+
+    def log(self) -> str:
+        self.logs_read += 1
+        self.logs.wait()
+        return LOG
 
     def words(self, *words: str) -> list[str]:
         return [str(KUBECTL), "ebpflb", f"--kubeconfig={self.folder / 'config'}", *words]
@@ -109,8 +118,7 @@ def pods() -> list[api_exec.Pod]:
 @pytest.fixture
 def kubectl(tmp_path: Path, pods: list[api_exec.Pod]) -> Iterator[Kubectl]:
     made = Kubectl(tmp_path)
-    log = f"Service shop/cart: changed\nAuthorization: Bearer {SECRET}\n"
-    with api_exec.serving(pods, made.execute, log) as url:
+    with api_exec.serving(pods, made.execute, made.log) as url:
         config = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -240,17 +248,34 @@ def test_no_pods(kubectl: Kubectl) -> None:
     assert "no pods app.kubernetes.io/name=ebpflb in namespace kube-system" in kubectl("status").err
 
 
-def test_ctrl_c_leaves_nothing(kubectl: Kubectl) -> None:
-    kubectl.reports.clear()
+@pytest.mark.parametrize("amid", ["logs", "reports"])
+def test_ctrl_c_leaves_nothing(kubectl: Kubectl, amid: str) -> None:
+    """Neither a file nor a command that begins afterwards."""
+    waits = getattr(kubectl, amid)
+    waits.clear()
     # A shell that starts the tests in the background has SIGINT ignored.
     command = ["env", "--default-signal=INT", *kubectl.words("report")]
     with subprocess.Popen(
         command, env=kubectl.environment, cwd=kubectl.folder, start_new_session=True
     ) as process:
-        wait_until("a pod is asked", lambda: bool(kubectl.asked))
+        wait_until(
+            "pods are asked", lambda: bool(kubectl.asked or (amid == "logs" and kubectl.logs_read))
+        )
         os.killpg(process.pid, signal.SIGINT)
-        kubectl.reports.set()  # a pod may be asked just now
+        waits.set()  # a pod may be asked just now
         assert process.wait(60) == 130
+    assert amid == "reports" or not kubectl.asked
     assert [
         it.name for it in kubectl.folder.iterdir() if "report" in it.name or ".ebpflb" in it.name
     ] == []
+
+
+def test_a_stream_ends_with_the_plugin(kubectl: Kubectl) -> None:
+    kubectl.reports.clear()
+    with subprocess.Popen(kubectl.words("monitor"), env=kubectl.environment) as process:
+        wait_until("pods are asked", lambda: len(kubectl.asked) == 2)
+        process.terminate()
+        try:
+            assert process.wait(60) == 1
+        finally:
+            kubectl.reports.set()

@@ -53,7 +53,7 @@ class _Handler(Handler):
     protocol_version = "HTTP/1.1"
     pods: list[Pod]
     execute: Execute
-    log: str
+    log: Callable[[], str]
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
@@ -72,7 +72,7 @@ class _Handler(Handler):
         elif parts[-1] == "exec":
             self._exec(parts[5], query)
         elif parts[-1] == "log":
-            self._answer(200, self.log.encode(), "text/plain")
+            self._answer(200, type(self).log().encode(), "text/plain")
         else:
             self._one(parts)
 
@@ -168,8 +168,8 @@ def _status(code: int) -> dict[str, Any]:
 
 
 @contextmanager
-def serving(pods: list[Pod], execute: Execute, log: str = "") -> Iterator[str]:
-    """Serve; yield the URL."""
-    fields = {"pods": pods, "execute": staticmethod(execute), "log": log}
+def serving(pods: list[Pod], execute: Execute, log: Callable[[], str]) -> Iterator[str]:
+    """Serve; yield the URL. ``log``: returns each pod's."""
+    fields = {"pods": pods, "execute": staticmethod(execute), "log": staticmethod(log)}
     with Server(("127.0.0.1", 0), type("Handler", (_Handler,), fields)) as server:
         yield f"http://127.0.0.1:{server.server_port}"
