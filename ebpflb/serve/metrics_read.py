@@ -84,7 +84,8 @@ READ = {
     "ebpflb_l2_conflicts": "Addresses of --l2-pool that another station has too",
     "ebpflb_l2_addresses_missing": "Services that lack an address, as the agent that writes them "
     "sees it",
-    "ebpflb_hand_over_nodes_blocked": "Other nodes that no request is handed to (--hand-over)",
+    "ebpflb_hand_over_blocked": "Other nodes that no request is handed to, and addresses whose "
+    "requests a rule drops (--hand-over)",
     "ebpflb_conntrack_max_entries": "Maximum number of entries of conntrack",
     "ebpflb_conntrack_table_restored_total": "Times that the engine's nft table was put back",
     "ebpflb_service_connections_total{namespace,name,port,protocol}": "New connections and flows",
@@ -220,11 +221,7 @@ def look_at_agent(status: AgentStatus, health: Health) -> dict[str, Samples]:
         "ebpflb_objects_invalid": {kind: kinds[kind] for kind in Kind},
         "ebpflb_source_error": dict.fromkeys(status.source_errors, 1),
         **_look_at_addresses(status),
-        **(
-            {"ebpflb_hand_over_nodes_blocked": len(status.not_handed_to)}
-            if status.hand_over
-            else {}
-        ),
+        **({"ebpflb_hand_over_blocked": len(status.not_handed_to)} if status.hand_over else {}),
     }
 
 

@@ -124,6 +124,14 @@ def test_load_balancer_addresses() -> None:
     assert not [name for name, _ in values(reading([STATUS])) if name.startswith("ebpflb_l2_")]
 
 
+def test_hand_overs() -> None:
+    """What is not handed over is counted: nodes, and addresses that rules drop; with the option."""
+    blocked = {"two": "192.0.2.2 answers no test", "203.0.113.1": "a rule"}
+    made = reading([STATUS.changed(hand_over="to 1 of 2 other nodes", not_handed_to=blocked)])
+    assert value(made, "ebpflb_hand_over_blocked") == 2
+    assert "ebpflb_hand_over_blocked" not in {name for name, _ in values(reading([STATUS]))}
+
+
 def test_services_not_programmed() -> None:
     """Services that are not programmed are counted, and each of them is named."""
     reasons = dict.fromkeys(("shop/web", "shop/db", "a/web"), "full")
