@@ -66,7 +66,7 @@ def test_serves_by_the_file(cluster: Cluster) -> None:
 
 
 def test_tcp_close_wait_timeout(cluster: Cluster) -> None:
-    """CLOSE_WAIT lasts an hour, an established connection a day (kube-proxy.md 11.3, 18)."""
+    """CLOSE_WAIT lasts an hour, an established connection a day (kube-proxy.md 11.3)."""
     assert node_reads(cluster, f"{NETFILTER}close_wait") == "3600"
     assert node_reads(cluster, f"{NETFILTER}established") == "86400"
 

@@ -177,7 +177,7 @@ CASES = {
         lambda two: [only_for(two, two.unhooked, two.near)],
         [Row("unhooked near", 10, ALL, BOTH), Row("outside hooked", 10, "balancer", SILENT)],
     ),
-    # Kubernetes' e2e tests (kube-proxy.md 18): an endpoint that terminates serves while there is no
+    # Kubernetes' e2e tests: an endpoint that terminates serves while there is no
     # other, by cluster IP and either node's port.
     "internal Local": Case(
         lambda two: [two.service("web", 10, two.here, internalTrafficPolicy="Local")], INSIDE

@@ -32,15 +32,10 @@ def test_the_table_has_each_verdict_once() -> None:
 
 
 def test_the_table_has_every_map() -> None:
-    """The table has every map of bpf/maps, with its maximum number of entries."""
-    listed: dict[str, str] = {}
-    for names, _, entries in pages.rows(REFERENCE, "Which maps are there?"):
-        each = names.split(", ")
-        numbers = entries.split("; ")
-        listed.update(zip(each, numbers * (len(each) // len(numbers)), strict=True))
-    assert listed.keys() == layout.MAPS.keys()
-    for name, entries in listed.items():
-        assert entries in ("-", f"{layout.MAPS[name].entries:,}"), name
+    """The table has every map of bpf/maps, once."""
+    rows = pages.rows(REFERENCE, "Which maps are there?")
+    listed = [name for names, _ in rows for name in names.split(", ")]
+    assert sorted(listed) == sorted(layout.MAPS)
 
 
 def test_every_field_has_its_line() -> None:

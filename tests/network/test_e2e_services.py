@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Kubernetes' e2e tests require of a proxy (kube-proxy.md 18), within one node."""
+"""What Kubernetes' e2e tests require of a proxy, within one node."""
 
 import subprocess
 from pathlib import Path
