@@ -223,7 +223,7 @@ class HandOver(Part):
             return None
         ports = self._services.cluster.services.get(name.owner, ())
         is_local = any(port.external_local for port in ports[:1])
-        if not (is_local or name in planner or planner.knows(handed.frontends)):
+        if not (is_local or name in planner or planner.hands_over(handed.frontends)):
             self._noting.pop(name, None)
             self._noting[name] = now + NOTING_SECONDS
         return handed._replace(nodes=()) if name in self._noting else handed

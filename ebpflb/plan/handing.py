@@ -158,9 +158,9 @@ class HandingPlanner:
     def __contains__(self, name: PortName) -> bool:
         return name in self._ports
 
-    def knows(self, frontends: Iterable[Frontend]) -> bool:
-        """Whether the maps have one of them."""
-        return any(frontend in self._entries for frontend in frontends)
+    def hands_over(self, frontends: Iterable[Frontend]) -> bool:
+        """Whether requests to one of them are handed over, not only noted."""
+        return any(it in self._entries and self._entries[it][2].size for it in frontends)
 
     def put(self, name: PortName, handed: Handed | None) -> None:
         """Plan a service port; None, or without frontends: it is not handed over."""

@@ -147,10 +147,13 @@ def test_what_is_written_is_handed_over(node: Node) -> None:
 
 def test_open_connections_are_noted_first(node: Node) -> None:
     """They were masqueraded here: only the program knows them apart, after it has seen a packet of
-    each. Once for a service port, also if it changes or the agent starts anew.
+    each. Once for a service port, also if it changes or the agent starts anew, but again by a new
+    agent if the former one was killed meanwhile.
     """
     frontend = node.serve("shop", 1, {"two": 1}, is_local=False)
     node.turn()
+    node.part = node.made()
+    node.turn(full=True)
     assert node.frontends[frontend].size == 0
     node.now = node.part.due
     node.turn()

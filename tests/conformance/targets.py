@@ -77,9 +77,9 @@ def ebpflb(packet_path: str, *more: str) -> Target:
     return Target(command, lambda place: unpin_all(StateDir(_state(place))), differs)
 
 
-def handing_over() -> Target:
+def handing_over(packet_path: str) -> Target:
     """Return the target with hand-over: no node drops for policy Local what another one serves."""
-    usual = ebpflb("netfilter", "--hand-over=auto")
+    usual = ebpflb(packet_path, "--hand-over=auto")
 
     def differs(row: Row, who: str, kind: str) -> str:
         is_local = (row.number, row.cell) == (cells.POLICIES["external local"][0], SILENT)
@@ -151,7 +151,8 @@ TARGETS = {
     "ebpflb-netfilter": ebpflb("netfilter"),
     "ebpflb-flows": ebpflb("flows"),
     "ebpflb-masquerading": ebpflb("netfilter", "--masquerade-local-backends"),
-    "ebpflb-hand-over": handing_over(),
+    "ebpflb-hand-over": handing_over("netfilter"),
+    "ebpflb-hand-over-flows": handing_over("flows"),
     "kube-proxy-nftables": kube_proxy("nftables"),
     "kube-proxy-iptables": kube_proxy("iptables"),
 }

@@ -20,10 +20,11 @@ def test_ours_pass(target: str) -> None:
     assert not [result for result in results if result.seen]
 
 
-def test_hand_over_serves_policy_local_everywhere() -> None:
+@pytest.mark.parametrize("target", ["ebpflb-hand-over", "ebpflb-hand-over-flows"])
+def test_hand_over_serves_policy_local_everywhere(target: str) -> None:
     """By load balancer and external addresses, with the client's address; NodePorts as ever."""
     cases = {name: CASES[name] for name in ("zones", "endpoints elsewhere")}
-    results = [it for it in play("ebpflb-hand-over", cases) if it.seen]
+    results = [it for it in play(target, cases) if it.seen]
     assert {it.asked.split()[2] for it in results} == {"balancer", "external"}
     assert len(results) == 8 and all(it.on_purpose for it in results)
 

@@ -102,7 +102,10 @@ class ThreeNodes(LabCluster):
         return self.service("local", 1, LOCAL, among, externalTrafficPolicy="Local", **spec)
 
     def keep(self, *among: str) -> list[Manifest]:
-        return self.service("keep", 2, KEEP, among, {FORWARDING_ANNOTATION: "keep-client"})
+        """At external addresses."""
+        spec: dict[str, Any] = {"ingress": (), "externalIPs": [*KEEP]}
+        annotations = {FORWARDING_ANNOTATION: "keep-client"}
+        return self.service("keep", 2, KEEP, among, annotations, **spec)
 
     def narrow(self, mtu: int) -> None:
         """Limit the packets to outside."""
