@@ -526,9 +526,9 @@ class Options:
     endpoint_health: str = option(
         annotations.HEALTH_OFF,
         "--endpoint-health",
-        "How endpoints that do not answer this node are noticed, and set aside for a while: by the"
-        " connections that its clients fail to open (passive), or not at all (off), unless the"
-        f" Service's annotation {annotations.HEALTH_ANNOTATION} says otherwise.",
+        "Whether endpoints are set aside for a while to which clients of this node fail to open"
+        " connections (passive) or not (off), unless the Service's annotation"
+        f" {annotations.HEALTH_ANNOTATION} says otherwise.",
         choices=annotations.ENDPOINT_HEALTH,
         removed={"nodes": annotations.HEALTH_PASSIVE},
     )
@@ -545,8 +545,7 @@ class Options:
     answer_pings: bool = option(
         False,
         "--answer-pings",
-        "Answer pings to the addresses of Services that have endpoints, except from this node"
-        " itself. Without it those to cluster IPs are refused, and others are left to the routes.",
+        "Answer pings to the addresses of Services that have endpoints, except from this node.",
     )
     # One of UNKNOWN_PORTS.
     unknown_ports: str = option(

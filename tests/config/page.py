@@ -48,8 +48,7 @@ DETAILS = {
     "--packet-mark": "Replies that are translated when they leave have no mark: accept them by `ct "
     "state established`.",
     "--packet-path": "With `netfilter` (formerly `conntrack`) the agent does not start where it "
-    "cannot work, and writes nothing while its table cannot be made: what is in force keeps "
-    "translating.",
+    "cannot work.",
 }
 # The value of the chart that sets an option, if its name is another one; "-": the chart decides.
 _CHART = {
