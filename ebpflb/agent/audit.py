@@ -237,8 +237,8 @@ class MapsCheck(Check):
         yield from self._source_ranges()
         slots = maps["backend_slots"]
         for first in range(0, slots.spec.entries, _ENTRIES_A_STEP):
-            ids = range(first, min(first + _ENTRIES_A_STEP, slots.spec.entries))
-            yield list(comparison.removed_backends(planner, ((id, slots.get(id)) for id in ids)))
+            found = slots.get_range(first, min(_ENTRIES_A_STEP, slots.spec.entries - first))
+            yield list(comparison.removed_backends(planner, enumerate(found, first)))
 
     def _source_ranges(self) -> Iterator[list[Wrong]]:
         """Compare all entries: a look-up would find a shorter prefix instead of a missing entry."""
