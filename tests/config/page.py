@@ -26,15 +26,15 @@ LINKS = {
     "--local-api-server": "api-servers.md#how-does-a-kubelet-use-it",
     "--manifests": "getting-started.md#how-do-i-serve-a-service-from-a-file",
     "--map-size": "scale.md#how-large-are-the-maps",
-    "--namespaces": "#how-do-i-serve-only-some-services",
+    "--namespaces": "migration.md#a-little-at-a-time",
     "--node-local-addresses": "node-local.md",
     "--node-readiness": "node-readiness.md",
     "--packet-path": "architecture.md#two-engines",
     "--reply-path": "#what-do-the-larger-options-cost",
     "--scheduler": "scheduling.md",
     "--service-metrics": "metrics.md#metrics-of-each-service",
-    "--services": "#how-do-i-serve-only-some-services",
-    "--shadow": "#how-do-i-serve-only-some-services",
+    "--services": "migration.md#a-little-at-a-time",
+    "--shadow": "migration.md#a-little-at-a-time",
     "--socket-translation": "#how-do-i-run-a-service-mesh",
 }
 # By option: what the page says besides the option's help.
