@@ -56,7 +56,7 @@ WORKERS := $(shell echo $$((3 * $$(nproc))))
 
 .PHONY: help demo test test-all test-fast test-page conformance soak fuzz check format diagrams screenshots bench bench-connect \
 	bench-agent bench-schedulers bench-draws bench-nodeport bench-growth lint-c lint-python \
-	lint-types run-test run-test-all tests-bytecode tests-libraries image wheel release release-twice \
+	lint-types run-test run-test-all tests-libraries image wheel release release-twice \
 	lock renew lane-packages clean
 
 demo: $(VENV)/run
@@ -78,7 +78,7 @@ test test-all: $(VENV)/test
 
 run-test: SELECTED := $(PART)
 run-test: export EBPFLB_TEST_LOAD := 0.2
-run-test run-test-all: tests-libraries tests-bytecode
+run-test run-test-all: tests-libraries build/tests-bytecode
 	$(RUN_SELECTED)
 
 # What fails beside others runs again alone, and fails the whole if it fails there. One that passes
@@ -89,8 +89,10 @@ $(PYTEST) -n $(WORKERS) $(SELECTED) || \
 endef
 
 # Otherwise every worker would rewrite the assertions of all new files. Its errors the tests say.
-tests-bytecode: $(VENV)/test
+build/tests-bytecode: $(shell find tests -name '*.py') $(VENV)/test
+	@mkdir -p build
 	-$(PYTEST) $(SELECTED) --collect-only --quiet --quiet >/dev/null
+	@touch $@
 
 # Otherwise workers would wait for them.
 tests-libraries: $(VENV)/test

@@ -14,11 +14,7 @@ from ebpflb.options import Flag, Options, Paths, flags_of
 PACKAGE = Path(ebpflb.__file__).parent
 DECLARATIONS = PACKAGE / "options.py"
 PASSES_ON = PACKAGE / "serve" / "status.py"  # publishes options, and reads them again
-READERS = [
-    ast.parse(path.read_text())
-    for path in PACKAGE.rglob("*.py")
-    if path not in (DECLARATIONS, PASSES_ON)
-]
+READERS = [it for it in PACKAGE.rglob("*.py") if it not in (DECLARATIONS, PASSES_ON)]
 
 
 def attributes(tree: ast.AST, *owners: str) -> Iterator[str]:
@@ -48,7 +44,8 @@ def unread(kind: type, declarations: ast.AST, readers: Iterable[ast.AST], owner:
 @pytest.mark.parametrize(("kind", "owner"), [(Options, "options"), (Paths, "paths")])
 def test_every_option_is_read(kind: type, owner: str) -> None:
     """The agent or a command reads every option."""
-    assert unread(kind, ast.parse(DECLARATIONS.read_text()), READERS, owner) == []
+    readers = [ast.parse(path.read_text()) for path in READERS]
+    assert unread(kind, ast.parse(DECLARATIONS.read_text()), readers, owner) == []
 
 
 def test_an_option_that_nothing_reads_is_found() -> None:

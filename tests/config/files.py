@@ -8,8 +8,8 @@ import yaml
 
 KUBEADM = Path(__file__).parent / "kubeadm.yaml"  # as kubeadm writes it into its ConfigMap
 HEAD = {"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration"}
-DECISIONS: list[dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("decisions.yaml").read_text()
+DECISIONS: list[dict[str, Any]] = yaml.load(
+    Path(__file__).with_name("decisions.yaml").read_text(), yaml.CSafeLoader
 )
 
 

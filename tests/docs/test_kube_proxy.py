@@ -16,8 +16,8 @@ from tests.docs.named_tests import assert_exists
 from tests.docs.pages import ROOT
 
 PAGE = (ROOT / "docs/kube-proxy.md").read_text()
-SHOWN_BY: dict[str, dict[str, list[str] | str]] = yaml.safe_load(
-    (ROOT / "tests/docs/kube_proxy.yaml").read_text()
+SHOWN_BY: dict[str, dict[str, list[str] | str]] = yaml.load(
+    (ROOT / "tests/docs/kube_proxy.yaml").read_text(), yaml.CSafeLoader
 )
 DIFFERENCE = "ebpflb: "
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from ebpflb.entries.services import Frontend
-from ebpflb.kernel import bpf, probe
+from ebpflb.kernel import bpf
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import PeerFrontend, QuietSocket, SocketEntry
@@ -27,12 +27,10 @@ from ebpflb.kernel.quiet_sockets import ENDED, MAP, READY, ClientSocket, QuietSo
 from ebpflb.model.services import Protocol
 from tests.kernel.maps.small import small_maps
 from tests.kernel.variants import eventually, needs_root
+from tests.kit import needs
 from tests.load import scaled
 
-pytestmark = [
-    needs_root,
-    pytest.mark.skipif(not probe.sock_destroy(), reason="this kernel has no bpf_sock_destroy"),
-]
+pytestmark = needs_root
 NAMES = MAP, "failed_openings", "socket_places", "sockets"
 IDLE = 0.05  # seconds
 USED = READY - 1
@@ -40,6 +38,11 @@ REQUEST, RESPONSE = b"POST / HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"
 BODY = b"{}"
 SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27  # Linux's numbers; Python has no names for them
 LOST = {errno.ECONNABORTED, errno.EPIPE, errno.ECONNRESET}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def needed() -> None:
+    needs.sock_destroy()
 
 
 class Changed(QuietSockets):

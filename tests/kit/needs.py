@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.errors import NodeError
+from ebpflb.kernel import probe as sockets_probe
 from ebpflb.kernel.netfilter import probe
 from ebpflb.kernel.netfilter.flowtable import flowtable_obstacle
 from ebpflb.kernel.netfilter.table import Keeper
@@ -42,6 +43,12 @@ def ipvs() -> None:
     subprocess.run(["unshare", "--net", *rule], capture_output=True, check=False)
     if not kube_proxy.SERVERS.exists():
         pytest.skip("this kernel is without IPVS")
+
+
+def sock_destroy() -> None:
+    """Skip the test if no program can end sockets."""
+    if not sockets_probe.sock_destroy():
+        pytest.skip("this kernel has no bpf_sock_destroy")
 
 
 def flowtable() -> None:

@@ -8,24 +8,25 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from ebpflb.kernel import probe
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.model.annotations import REBALANCE_ANNOTATION
-from tests.kit import requests
+from tests.kit import needs, requests
 from tests.kit.parameters import flow_tables
 from tests.kit.two_nodes import Frontends, TwoNodes
 
-pytestmark = [
-    pytest.mark.skipif(not probe.sock_destroy(), reason="this kernel has no bpf_sock_destroy"),
-    flow_tables,
-]
+pytestmark = flow_tables
 WEB, BESIDE = Frontends(10), Frontends(20)
 COUNT = 8
 IDLE = "idle=1s,above=20%"
 RESTS = 5.0  # seconds: the agent looks about each second
 STAY = "connections stay: a new one could not be opened"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def needed() -> None:
+    needs.sock_destroy()
 
 
 def web(
