@@ -12,9 +12,10 @@ DOWN: sockets of this node are not served.
 The published status of an agent counts only as long as that agent runs.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
+from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -49,7 +50,7 @@ class Cause(StrEnum):
     DRIFT = "drift"
     AUDIT_ERRORS = "audit errors"
     OBJECTS_DIFFER = "objects differ"
-    STALE_UDP = "UDP sockets not ended"
+    UDP_NOT_ENDED = "UDP sockets not ended"
     NOT_REBALANCED = "connections not rebalanced"
     NODE_NOT_WRITTEN = "node readiness not written"
     ADDRESS_CONFLICTS = "address conflicts"
@@ -84,7 +85,8 @@ _UNREADY = {
 }
 
 
-# Its words for a reason ({}), or for reasons by name ("one | many").
+# Each cause's words for a reason ({}), or for reasons by name ("one | many"). What is wrong is in
+# the field of the status that has the cause's name: a reason, reasons by name, or True.
 _LASTING = {
     Cause.DRIFT: "not as planned | differences from the plan",
     Cause.AUDIT_ERRORS: "an audit cannot finish | audits cannot finish",
@@ -100,7 +102,7 @@ _LASTING = {
     Cause.DEVICES_NOT_SERVED: "a device is not served | devices are not served",
     Cause.CHOICES_LOST: "a device's requests are not translated | devices' requests are not "
     "translated",
-    Cause.STALE_UDP: "UDP sockets and flows may keep removed endpoints: {}",
+    Cause.UDP_NOT_ENDED: "UDP sockets and flows may keep removed endpoints: {}",
     Cause.NOT_REBALANCED: "idle connections do not move to new endpoints, as Services want: {}",
     Cause.NODE_NOT_WRITTEN: "the Node does not say in the API whether Services work here: {}",
     Cause.ADDRESS_CONFLICTS: "another station has a load balancer address | other stations have "
@@ -117,33 +119,13 @@ _LASTING = {
 }
 
 
-def _found(it: AgentStatus) -> dict[Cause, str | Mapping[str, str] | bool | None]:
-    """Return what is wrong: a reason, reasons by name, or True."""
-    return {
-        Cause.DRIFT: it.drift,
-        Cause.AUDIT_ERRORS: it.audit_errors,
-        Cause.PROGRAMS: it.programs != CURRENT_PROGRAMS and it.programs,
-        Cause.FAILING_PARTS: it.failing_parts,
-        Cause.LISTS: not it.lists_complete,
-        Cause.NODE_UNKNOWN: it.node_unknown,
-        Cause.SOURCE_ERRORS: it.source_errors,
-        Cause.OBJECTS_DIFFER: it.objects_differ,
-        Cause.NOT_PROGRAMMED: it.not_programmed,
-        Cause.CLAIMED_TWICE: it.standalone and it.claimed_twice,  # else a tenant could
-        Cause.DEVICES_NOT_SERVED: it.devices_not_served,
-        Cause.CHOICES_LOST: it.choices_lost,
-        Cause.STALE_UDP: it.udp_not_ended,
-        Cause.NOT_REBALANCED: it.not_rebalanced,
-        Cause.NODE_NOT_WRITTEN: it.node_not_written,
-        Cause.ADDRESS_CONFLICTS: it.address_conflicts,
-        Cause.NOT_ANNOUNCED: it.not_announced,
-        Cause.ADDRESSES_MISSING: it.addresses_missing,
-        Cause.HAND_OVER_BLOCKED: it.hand_over_blocked,
-        Cause.KUBE_PROXY_MISSING: it.left_to_kube_proxy and it.kube_proxy,
-        Cause.PORTS_NOT_OPEN: not it.kube_proxy_runs and it.ports_not_open,  # else it has them
-        Cause.REMOVED_SETTINGS: it.removed_settings,
-        Cause.INVALID_OBJECTS: it.invalid_objects,
-    }
+_OTHER_FIELDS: Mapping[Cause, Callable[[AgentStatus], object]] = {
+    Cause.PROGRAMS: lambda it: it.programs != CURRENT_PROGRAMS and it.programs,
+    Cause.LISTS: lambda it: not it.lists_complete,
+    Cause.CLAIMED_TWICE: lambda it: it.standalone and it.claimed_twice,  # else a tenant could
+    Cause.KUBE_PROXY_MISSING: lambda it: it.left_to_kube_proxy and it.kube_proxy,
+    Cause.PORTS_NOT_OPEN: lambda it: not it.kube_proxy_runs and it.ports_not_open,  # it has them
+}
 
 
 def conditions(status: AgentStatus) -> list[Condition]:
@@ -169,8 +151,9 @@ def _beginning(status: AgentStatus) -> Iterator[Condition]:
 
 def _lasting(status: AgentStatus) -> Iterator[Condition]:
     """Yield a condition for each reason; for several reasons by name one, which names the first."""
-    for cause, found in _found(status).items():
-        text, unready = _LASTING[cause], cause in _UNREADY
+    for cause, text in _LASTING.items():
+        read = _OTHER_FIELDS.get(cause, attrgetter(cause.name.lower()))
+        found, unready = read(status), cause in _UNREADY
         if isinstance(found, Mapping) and found:
             one, _, many = text.partition(" | ")
             name, reason = next(iter(found.items()))

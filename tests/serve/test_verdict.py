@@ -83,7 +83,7 @@ def test_ok_needs_an_agent_without_errors() -> None:
             Cause.REMOVED_SETTINGS,
             "a setting has no effect: --one: was removed",
         ),
-        ({"udp_not_ended": "no space"}, Cause.STALE_UDP, "may keep removed endpoints"),
+        ({"udp_not_ended": "no space"}, Cause.UDP_NOT_ENDED, "may keep removed endpoints"),
         ({"not_rebalanced": "too old"}, Cause.NOT_REBALANCED, "do not move to new endpoints"),
         (
             {"failing_parts": {"sweep": "KeyError: 1"}},
