@@ -33,7 +33,7 @@ from ebpflb.agent.monitoring import Monitoring
 from ebpflb.agent.node_local import NodeLocalWatch, answering_in
 from ebpflb.agent.node_readiness import NodeReadiness
 from ebpflb.agent.node_sync import NodeSync, ProgramLoader, flow_timeouts
-from ebpflb.agent.rebalance import Rebalance, Rebalancer
+from ebpflb.agent.rebalance import Rebalancer
 from ebpflb.agent.reporter import (
     ApiServersFile,
     BesideKubeProxy,
@@ -266,7 +266,7 @@ class _Builder:
             Recorder(self._history, sync),
             ApiServersFile(options, self._cluster, self._api_servers.name),
             self._source_errors,
-            Rebalance(watches[-1]),
+            watches[-1],
             *writers,
             *self._hand_over(),
             BesideKubeProxy(options.left_to_kube_proxy),

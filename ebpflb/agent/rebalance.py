@@ -78,12 +78,14 @@ class _Port(NamedTuple):
         return {id: each.endpoint for id, each in zip(self.ids, self.backends, strict=True)}
 
 
-class Rebalancer(PeriodicWorker):
+class Rebalancer(PeriodicWorker, Part):
     """``moved`` counts the ended connections; ``lacking``: why none can be ended, if so.
 
     ``actual`` returns what is written of service ports, and ``source_errors`` why their source
     cannot be read; the loop calls both. ``clock`` is a monotonic clock, in seconds.
     """
+
+    name = "rebalance"
 
     def __init__(
         self,
@@ -94,23 +96,37 @@ class Rebalancer(PeriodicWorker):
         source_errors: Callable[[], Mapping[str, str]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__("rebalance", _LONGEST, failing="connections do not move")
+        super().__init__(self.name, _LONGEST, failing="connections do not move")
         self._quiet, self._cluster, self._inbox = quiet, cluster, inbox
         self._actual, self._source_errors, self._clock = actual, source_errors, clock
         self._changed: dict[Key, float] = {}  # when a Service last changed; of the loop
         self._former: Set[Key] = set()  # Services that were there when the agent started
+        self._has_served = False
         self.movements: dict[PortName, Movement] = {}
         self._ended: set[int] = set()  # cookies of sockets that their owners have not closed yet
         self._rests_until = -math.inf
         self.moved = 0
         self.lacking: str | None = None
 
-    def changed(self, services: Set[Key], *, is_start: bool = False) -> None:
-        """Note that these Services, or their slices, have changed; called by the loop."""
-        self._former |= services if is_start else set()
-        if services := services & self._cluster.with_rebalance:
-            self._changed |= dict.fromkeys(services, self._clock())
-            self.want(True)
+    # In the agent's loop
+
+    def observe(self, turn: Turn) -> None:
+        """Note the Services that have changed, or whose slices have; wake the thread for them."""
+        for _, applied in turn.applied:
+            slices = applied.slices.values()
+            of_slices = {it.service for each in slices if (it := each.after or each.before)}
+            services = applied.services | of_slices
+            if not self._has_served:
+                self._former |= services
+            if wanting := services & self._cluster.with_rebalance:
+                self._changed |= dict.fromkeys(wanting, self._clock())
+                self.want(True)
+        self._has_served = self._has_served or turn.serves
+
+    def status(self) -> Mapping[str, Any]:
+        return {"not_rebalanced": self.lacking}
+
+    # In the thread
 
     def stop(self) -> None:
         super().stop()
@@ -241,22 +257,3 @@ class Rebalancer(PeriodicWorker):
                     most, left[each.backend] = most - 1, left[each.backend] - 1
                     chosen.append(each)
         return random.sample(chosen, min(len(chosen), MOST_A_TURN))
-
-
-class Rebalance(Part):
-    """Wakes the worker, and tells why connections do not move that should."""
-
-    name = "rebalance"
-
-    def __init__(self, worker: Rebalancer) -> None:
-        self._worker, self._has_served = worker, False
-
-    def observe(self, turn: Turn) -> None:
-        for _, applied in turn.applied:
-            slices = applied.slices.values()
-            changed = {it.service for each in slices if (it := each.after or each.before)}
-            self._worker.changed(applied.services | changed, is_start=not self._has_served)
-        self._has_served = self._has_served or turn.serves
-
-    def status(self) -> Mapping[str, Any]:
-        return {"not_rebalanced": self._worker.lacking}

@@ -6,8 +6,7 @@ It outlives the agent: what is handed over then is what the agent has written la
 
 import os
 import sys
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
 from functools import cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import NamedTuple
 from ebpflb.entries.services import Frontend
 from ebpflb.kernel.attach import uplink_program
 from ebpflb.kernel.datapath import Datapath, packet_flags
+from ebpflb.kernel.map_writer import FrontendBits
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import HANDED, ffi
 from ebpflb.kernel.maps.state_dir import StateDir
@@ -66,16 +66,15 @@ def bit_of(address: Address) -> int:
 
 
 class AddressBits:
-    """The bits that map handed_addresses has. Raises KernelError."""
+    """The bits that map handed_addresses has."""
 
     def __init__(self, opened: Map) -> None:
         self._map, self._words = opened, [0] * WORDS
 
     def flip(self, bits: Iterable[int]) -> None:
+        """Write them. Raises KernelError."""
         for bit in bits:
             self._words[bit // 64] ^= 1 << 63 - bit % 64
-
-    def write(self) -> None:
         self._map.write([(0, pack(f"={WORDS}Q", *self._words))])
 
 
@@ -90,9 +89,8 @@ class Handing:
         self._program: Program | None = None
         self._made_for: ProgramSet | None = None  # None: the usual programs
         self._hops = {mac: HopEntry(*it) for mac, it in self._maps["hops"].items()}
-        self._frontends: set[Frontend] = set()
-        self._bits: Counter[int] = Counter()  # of their addresses
-        self._flags = AddressBits(self._maps["handed_addresses"])
+        self._frontends = FrontendBits(lambda it: bit_of(it.address))
+        self._bits = AddressBits(self._maps["handed_addresses"])
 
     def close(self) -> None:
         """Close the descriptors; the program stays."""
@@ -114,25 +112,11 @@ class Handing:
         place = cache(lambda packed: HandedPlace(*places.value.unpack(packed)))
         left = [place(it) for it, _ in members.packed_items() if it[-4:] not in blocks]
         each = enumerate(value for _, value in places.packed_items()) if used else ()
-        self._know(found)
+        # The bits of the frontends that the map has, and no others.
+        self._frontends = FrontendBits(lambda it: bit_of(it.address))
+        self._bits = AddressBits(self._maps["handed_addresses"])
+        self._bits.flip(self._frontends.add(found))
         return found, {at: place(value) for at, value in each if at in used}, left
-
-    def _know(self, frontends: Collection[Frontend]) -> None:
-        """Write the bits of the frontends that the map has, and no others."""
-        self._frontends = set(frontends)
-        self._bits = Counter(bit_of(it.address) for it in self._frontends)
-        self._flags = AddressBits(self._maps["handed_addresses"])
-        self._flags.flip(self._bits)
-        self._flags.write()
-
-    def _flip(self, frontends: set[Frontend], change: Callable[[Iterable[int]], None]) -> None:
-        """Count the bits of these frontends, and write those that are in use or free now."""
-        bits = [bit_of(it.address) for it in frontends]
-        before = {bit for bit in bits if self._bits[bit]}
-        change(bits)
-        if flipped := {bit for bit in bits if bool(self._bits[bit]) != (bit in before)}:
-            self._flags.flip(flipped)
-            self._flags.write()
 
     def set_hops(self, hops: Mapping[str, HopEntry]) -> None:
         """Write the nodes of the segment, by MAC address, and remove all others."""
@@ -147,14 +131,12 @@ class Handing:
         """Write a plan in its order."""
         self._maps["handed_places"].write(plan.places)
         self._maps["handed_members"].write([(it, 1) for it in plan.members])
-        new = plan.frontends.keys() - self._frontends
-        self._flip(new, self._bits.update)
-        self._frontends |= new
+        if taken := self._frontends.add(plan.frontends):
+            self._bits.flip(taken)
         self._maps["handed_frontends"].write(list(plan.frontends.items()))
         self._maps["handed_frontends"].delete(list(plan.removed_frontends))
-        gone = self._frontends.intersection(plan.removed_frontends)
-        self._frontends -= gone
-        self._flip(gone, self._bits.subtract)
+        if freed := self._frontends.remove(plan.removed_frontends):
+            self._bits.flip(freed)
         self._maps["handed_members"].delete(plan.removed_members)
 
     @property

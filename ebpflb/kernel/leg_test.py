@@ -5,13 +5,12 @@ They are ICMP of types for experiments with a TTL of 1, so no host answers them,
 them, and nobody sends an error about them.
 """
 
-import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from struct import Struct, pack
 from typing import NamedTuple
 
-from ebpflb.kernel.segment import attach_filter, checksum, received
+from ebpflb.kernel.segment import Frames, Program, checksum, received
 from ebpflb.model.addresses import Address
 from ebpflb.model.devices import Device
 
@@ -24,9 +23,7 @@ _LOAD_HALF, _LOAD_BYTE, _EQUAL, _RETURN = 0x28, 0x30, 0x15, 0x06
 _END = ((_RETURN, 0, 0, 0xFFFF), (_RETURN, 0, 0, 0))
 
 
-def _answers(
-    protocol_at: int, protocol: int, icmp_at: int, kind: int
-) -> tuple[tuple[int, int, int, int], ...]:
+def _answers(protocol_at: int, protocol: int, icmp_at: int, kind: int) -> Program:
     """Return classic BPF that lets only answers pass."""
     return (
         *((_LOAD_BYTE, 0, 0, protocol_at), (_EQUAL, 0, 3, protocol)),
@@ -48,35 +45,22 @@ class LegAnswer(NamedTuple):
     mark: bytes
 
 
-class LegTest:
-    """Sockets at one device, as long as a test lasts; raises OSError if it is gone."""
+class LegTest(Frames):
+    """As long as a test lasts."""
 
     def __init__(self, device: Device) -> None:
-        self._mac = bytes.fromhex(device.mac.replace(":", ""))
-        self._opened: dict[int, socket.socket] = {}
-        try:
-            for version, kind in _TYPES.items():
-                made = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, 0)
-                self._opened[version] = made
-                attach_filter(made, _FILTERS[version])
-                made.bind((device.name, kind))
-        except OSError:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        for each in self._opened.values():
-            each.close()
+        super().__init__(device, *((kind, _FILTERS[version]) for version, kind in _TYPES.items()))
+        self._of = dict(zip(_TYPES, self._opened, strict=True))
 
     def ask(self, to: bytes, source: Address, destination: Address, mark: bytes) -> None:
         """Send a question to a MAC address; ``mark``: 8 bytes that the answer has too."""
-        frame = question(to, self._mac, source, destination, mark)
+        frame = question(to, self.mac, source, destination, mark)
         with suppress(OSError):  # the device is down, or its queue is full: no answer comes
-            self._opened[source.version].send(frame)
+            self._of[source.version].send(frame)
 
     def take(self) -> Iterator[LegAnswer]:
         """Yield the answers that have arrived."""
-        for version, opened in self._opened.items():
+        for version, opened in self._of.items():
             at = _ETHERNET + (_IPV4 if version == 4 else _IPV6).size + 4
             for frame in received(opened):
                 if len(mark := frame[at : at + _MARK]) == _MARK:

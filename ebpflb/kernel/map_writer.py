@@ -11,7 +11,7 @@ restore_secret    writes again the secret of the packets' random choices
 import secrets
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from struct import pack
 from typing import Any, NamedTuple
@@ -28,6 +28,32 @@ from ebpflb.model.services import Protocol
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.planner import NOT_IN_MAPS, Plan
+
+
+class FrontendBits:
+    """Frontends, each with a bit; several may have one."""
+
+    def __init__(self, bit_of: Callable[[services.Frontend], int]) -> None:
+        self._bit_of = bit_of
+        self._known = set[services.Frontend]()
+        self._counts = Counter[int]()
+
+    def add(self, frontends: Iterable[services.Frontend]) -> list[int]:
+        """Return the bits that no frontend had until now."""
+        new = {each for each in frontends if each not in self._known}
+        self._known |= new
+        taken = Counter(map(self._bit_of, new))
+        self._counts.update(taken)
+        return [bit for bit, count in taken.items() if self._counts[bit] == count]
+
+    def remove(self, frontends: Iterable[services.Frontend]) -> list[int]:
+        """Return the bits that no frontend has any more."""
+        gone = self._known.intersection(frontends)
+        self._known -= gone
+        freed = Counter(map(self._bit_of, gone))
+        self._counts.subtract(freed)
+        return [bit for bit in freed if not self._counts[bit]]
+
 
 # The map no_frontends: its bits tell programs where no frontend is, so that they skip the look-up.
 #
@@ -54,27 +80,17 @@ class NoFrontends:
 
     def load(self, frontends: Iterable[services.Frontend]) -> None:
         """Set the complete list of frontends in map services. ``repair`` writes the bits."""
-        self._known = set(frontends)
-        self._counts = Counter(map(bit_of, self._known))
-        self._words = [_ALL] * WORDS
-        for bit in self._counts:
+        self._its, self._words = FrontendBits(bit_of), [_ALL] * WORDS
+        for bit in self._its.add(frontends):
             self._words[bit // 64] &= ~(1 << bit % 64)
 
     def before_writing(self, frontends: Iterable[services.Frontend]) -> None:
         """Clear the bits of frontends that map services will get."""
-        new = {each for each in frontends if each not in self._known}
-        self._known |= new
-        taken = Counter(map(bit_of, new))
-        self._flip(bit for bit in taken if not self._counts[bit])
-        self._counts.update(taken)
+        self._flip(self._its.add(frontends))
 
     def after_removing(self, frontends: Iterable[services.Frontend]) -> None:
         """Set the bits of frontends that map services no longer has."""
-        gone = self._known.intersection(frontends)
-        self._known -= gone
-        freed = Counter(map(bit_of, gone))
-        self._counts.subtract(freed)
-        self._flip(bit for bit in freed if not self._counts[bit])
+        self._flip(self._its.remove(frontends))
 
     def wrong(self) -> list[int]:
         """Return the numbers of the words that differ from the plan."""

@@ -36,6 +36,7 @@ _LARGEST = 2048  # bytes
 _SO_ATTACH_FILTER = 26
 _ADD_MULTICAST = 0x8931  # SIOCADDMULTI
 _GROUPS_OF_SOCKET = 100  # net.core.optmem_max allows some 400
+Program = tuple[tuple[int, int, int, int], ...]
 # Classic BPF: code, jumps if true and if false, number. Loads of 4, 2 and 1 bytes; the last two
 # lines of each let the frame pass, or drop it.
 _LOAD, _LOAD_HALF, _LOAD_BYTE, _TO_X, _AND = 0x20, 0x28, 0x30, 0x07, 0x54
@@ -67,18 +68,21 @@ class Answer(NamedTuple):
     mac: bytes
 
 
-class Segment:
-    """The sockets at one device; raises OSError if it is gone."""
+class Frames:
+    """Sockets for frames at one device, each with the protocol of its frames, and those that it
+    gets, from the first on; raises OSError if the device is gone.
+    """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, *wanted: tuple[int, Program]) -> None:
         self.device = device
         self.mac = bytes.fromhex(device.mac.replace(":", ""))
-        self._joined: set[bytes] = set()  # multicast groups
         self._opened: list[socket.socket] = []
         try:
-            self._arp = self._packet_socket(_ARP_TYPE, _ARP_ANSWERS)
-            self._probes = self._packet_socket(_ARP_TYPE, _PROBE_ANSWERS)
-            self._ndp = self._packet_socket(_IPV6_TYPE, _ADVERTISEMENTS)
+            for protocol, program in wanted:
+                made = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, 0)
+                self._opened.append(made)
+                _attach_filter(made, program)
+                made.bind((device.name, protocol))
         except OSError:
             self.close()
             raise
@@ -86,6 +90,20 @@ class Segment:
     def close(self) -> None:
         for each in self._opened:
             each.close()
+
+
+class Segment(Frames):
+    """Questions and announcements, and their answers."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(
+            device,
+            (_ARP_TYPE, _ARP_ANSWERS),
+            (_ARP_TYPE, _PROBE_ANSWERS),
+            (_IPV6_TYPE, _ADVERTISEMENTS),
+        )
+        self._arp, self._probes, self._ndp = self._opened
+        self._joined: set[bytes] = set()  # multicast groups
 
     def ask(self, address: Address, mac: bytes = _BROADCAST) -> None:
         """Ask all stations, or the one with this MAC address, who has the address."""
@@ -132,16 +150,6 @@ class Segment:
                 if option == _TARGET_MAC:
                     yield Answer(ip_address(target), mac)
 
-    def _packet_socket(
-        self, protocol: int, wanted: tuple[tuple[int, int, int, int], ...]
-    ) -> socket.socket:
-        """Open a socket that gets these frames, from the first on."""
-        made = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, 0)
-        self._opened.append(made)
-        attach_filter(made, wanted)
-        made.bind((self.device.name, protocol))
-        return made
-
     def _send_arp(self, sender: bytes, target: bytes, to: bytes) -> None:
         body = _ARP.pack(1, 0x800, 6, 4, _REQUEST, self.mac, sender, bytes(6), target)
         self._send(self._arp, to + self.mac + pack("!H", _ARP_TYPE) + body)
@@ -187,7 +195,7 @@ def received(by: socket.socket) -> Iterator[bytes]:
             return
 
 
-def attach_filter(opened: socket.socket, wanted: tuple[tuple[int, int, int, int], ...]) -> None:
+def _attach_filter(opened: socket.socket, wanted: Program) -> None:
     """Let the kernel drop all other frames: questions may come by the thousand."""
     program = b"".join(pack("=HBBI", *line) for line in wanted)
     held = ctypes.create_string_buffer(program, len(program))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.agent.loop import Turn
-from ebpflb.agent.rebalance import MOST_A_TURN, RETRY_SECONDS, Rebalance, Rebalancer, in_turn
+from ebpflb.agent.rebalance import MOST_A_TURN, RETRY_SECONDS, Rebalancer, in_turn
 from ebpflb.errors import NodeError
 from ebpflb.kernel.maps.records import QuietSocket
 from ebpflb.kernel.quiet_sockets import ENDED, READY, ClientSocket, QuietSockets
@@ -86,7 +86,6 @@ class Moving:
             lambda: self.errors,
             clock=lambda: self.now,
         )
-        self.part = Rebalance(self.worker)
         self.agent.send(*lists(wanting(), OLD))
         self.observe(serves=True)
         self.turn()
@@ -95,7 +94,7 @@ class Moving:
         """Tell the part that the Service has changed."""
         applied = Applied(1, frozenset(self.agent.cluster.services), {}, ())
         event = changed(Kind.SERVICE, wanting())
-        self.part.observe(Turn(applied=[(event, applied)], serves=serves))
+        self.worker.observe(Turn(applied=[(event, applied)], serves=serves))
 
     def publish(self, *events: Changed) -> None:
         self.agent.send(*events)
@@ -240,11 +239,11 @@ def test_a_kernel_that_lacks_it_is_a_condition(moving: Moving) -> None:
     with pytest.raises(NodeError):
         moving.turn()
     assert moving.turn() == 0
-    assert moving.part.status() == {"not_rebalanced": "this kernel has no bpf_sock_destroy"}
+    assert moving.worker.status() == {"not_rebalanced": "this kernel has no bpf_sock_destroy"}
     moving.quiet.lacks = ""
     moving.now += RETRY_SECONDS
     assert moving.turn() == 2
-    assert moving.part.status() == {"not_rebalanced": None}
+    assert moving.worker.status() == {"not_rebalanced": None}
     moving.quiet.out_of_reach = "those of pods"
     assert moving.turn() == 2
-    assert moving.part.status() == {"not_rebalanced": "those of pods"}
+    assert moving.worker.status() == {"not_rebalanced": "those of pods"}

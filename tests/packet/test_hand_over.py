@@ -83,7 +83,6 @@ class Node(PacketNode):
         """These are the addresses of frontends."""
         bits = AddressBits(self.maps["handed_addresses"])
         bits.flip(map(bit_of, addresses))
-        bits.write()
 
     def run(self, packet: Packet | bytes, device: str = "uplink") -> Outcome:
         return self._run("hand_over", bytes(packet), device, None, 0)

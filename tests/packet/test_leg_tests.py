@@ -39,7 +39,6 @@ def program(shared: Path, cache: Path) -> Iterator[int]:
     with loaded(compiled, **HANDED) as (maps, hooks):
         bits = AddressBits(maps["handed_addresses"])
         bits.flip(bit_of(parse_address(it)) for _, it in ADDRESSES)  # they may have frontends
-        bits.write()
         yield hooks["hand_over"]
 
 
