@@ -88,7 +88,7 @@ def handing_over(packet_path: str) -> Target:
 
     def ready(place: Place) -> bool:
         said = status.read(Paths(_state(place), place.folder / "run"))
-        programs = uplink_program.HAND_OVER.pinned(StateDir(_state(place)))
+        programs = uplink_program.HAND_OVER.recorded(StateDir(_state(place)))
         return bool(programs and said and said.hand_over.startswith("to 1 "))
 
     return replace(usual, differs=differs, ready=ready)

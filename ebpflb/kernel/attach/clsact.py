@@ -90,15 +90,10 @@ def put_filter(
     netlink.request(kernel, _NEW_FILTER, content, netlink.ACK | netlink.REPLACE)
 
 
-def remove_filter(kernel: socket.socket, index: int, hook: str, handle: int) -> None:
-    """Remove the filter at our priority. Raises OSError."""
-    netlink.request(kernel, _REMOVE_FILTER, _filter_request(index, hook, handle), netlink.ACK)
-
-
 # Filters of several kinds share a qdisc: whoever removes the last one removes it, if it is ours.
 
 
-def take_qdisc(kernel: socket.socket, folder: Path, index: int) -> str:
+def _take_qdisc(kernel: socket.socket, folder: Path, index: int) -> str:
     """Create the qdisc; one that exists without our filters is not ours. Return its kind.
 
     Raises OSError.
@@ -116,7 +111,7 @@ def take_qdisc(kernel: socket.socket, folder: Path, index: int) -> str:
     return _QDISC
 
 
-def remove_ours(kernel: socket.socket, folder: Path, index: int, hook: str, ours: Filter) -> None:
+def _remove_ours(kernel: socket.socket, folder: Path, index: int, hook: str, ours: Filter) -> None:
     """Remove our filter, if it is there, and our qdisc, if no filter is left.
 
     The filters of a removed device are already gone. Raises OSError.
@@ -124,7 +119,8 @@ def remove_ours(kernel: socket.socket, folder: Path, index: int, hook: str, ours
     try:
         if ours not in _filters(index, hook):
             return
-        remove_filter(kernel, index, hook, ours.handle)
+        request = _filter_request(index, hook, ours.handle)
+        netlink.request(kernel, _REMOVE_FILTER, request, netlink.ACK)
         if (folder / f"{index}-qdisc").exists() and not any(_filters(index, it) for it in PARENTS):
             netlink.request(kernel, _REMOVE_QDISC, _qdisc_request(index), netlink.ACK)
     except OSError as error:
@@ -132,7 +128,7 @@ def remove_ours(kernel: socket.socket, folder: Path, index: int, hook: str, ours
             raise
 
 
-def forget_qdisc(folder: Path, index: int) -> None:
+def _forget_qdisc(folder: Path, index: int) -> None:
     """Delete the note that this agent made the qdisc, unless the qdisc still has our filter."""
     record = folder / f"{index}-qdisc"
     if record.exists() and not _has_ours(folder, index):
@@ -162,7 +158,7 @@ def _native(number: int) -> bytes:
 class Clsact:
     """The filters of one state directory."""
 
-    name = "clsact"
+    name, handle = "clsact", HANDLE
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -171,8 +167,8 @@ class Clsact:
     def attach(self, index: int, programs: list[Program]) -> None:
         """Attach programs to a device. Raises KernelError; ENODEV: no such device."""
         with open_kernel() as kernel:
-            kind = take_qdisc(kernel, self.folder, index)
-            self._record(index, "clsact").mkdir(exist_ok=True)
+            kind = _take_qdisc(kernel, self.folder, index)
+            self._record(index).mkdir(exist_ok=True)
             if kind == _OTHERS_QDISC:
                 self.without_egress.add(index)
             else:
@@ -201,9 +197,9 @@ class Clsact:
                 for index in indexes:
                     self.detach_hook(kernel, index, hook)
             for index in indexes:
-                if self._record(index, "clsact").exists():
-                    self._record(index, "clsact").rmdir()
-                forget_qdisc(self.folder, index)
+                if self._record(index).exists():
+                    self._record(index).rmdir()
+                _forget_qdisc(self.folder, index)
 
     def detach_egress(self, index: int) -> None:
         with open_kernel() as kernel:
@@ -217,7 +213,7 @@ class Clsact:
         Filters are recognized by their names, so only the device is used.
         """
         found = self.hooks_at(device.index)
-        name, record = f"device {device.name}", self._record(device.index, "clsact")
+        name, record = f"device {device.name}", self._record(device.index)
         if not record.exists():
             yield Drift(Part.PIN, name, f"has no record {record}")
         for hook in ours.keys() & set(_hooks(device.index, self.without_egress)):
@@ -250,26 +246,26 @@ class Clsact:
         hook, name = program.name, self._name(program.name)
         own = set(map(self._name, PARENTS))  # at a qdisc ingress older agents put both in one place
         for found in _filters(index, hook):
-            if (found.priority, found.handle) == (PRIORITY, HANDLE) and found.name not in own:
+            if (found.priority, found.handle) == (PRIORITY, self.handle) and found.name not in own:
                 what = f"{found.name or found.kind} has priority {PRIORITY} at {hook}"
                 raise KernelError(what, errno.EEXIST, "remove it, or exclude the device")
-        put_filter(kernel, index, hook, HANDLE, program.fd, name)
+        put_filter(kernel, index, hook, self.handle, program.fd, name)
 
     def detach_hook(self, kernel: socket.socket, index: int, hook: str) -> None:
-        remove_ours(kernel, self.folder, index, hook, self._filter(hook))
+        _remove_ours(kernel, self.folder, index, hook, self._filter(hook))
 
     def hooks_at(self, index: int) -> list[str]:
         """Return the hooks of a device that have our filter."""
         return [hook for hook in PARENTS if self._filter(hook) in _filters(index, hook)]
 
     def _filter(self, hook: str) -> Filter:
-        return Filter(PRIORITY, HANDLE, _BPF, self._name(hook))
+        return Filter(PRIORITY, self.handle, _BPF, self._name(hook))
 
     def _name(self, hook: str) -> str:
         return f"{self.folder.parent}:{hook}"
 
-    def _record(self, index: int, what: str) -> Path:
-        return self.folder / f"{index}-{what}"
+    def _record(self, index: int) -> Path:
+        return self.folder / f"{index}-clsact"
 
     def recorded(self, hooks: Collection[str] = ()) -> set[int]:
         """Return the devices, by ifindex, that have a record, which is the same for all hooks."""

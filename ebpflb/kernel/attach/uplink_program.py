@@ -7,18 +7,43 @@ It outlives the agent.
 """
 
 import errno
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
 from ebpflb.errors import KernelError
 from ebpflb.kernel import bpf
-from ebpflb.kernel.attach import clsact, tcx
-from ebpflb.kernel.attach.clsact import Filter
+from ebpflb.kernel.attach import tcx
+from ebpflb.kernel.attach.clsact import Clsact, runs_before_packets
+from ebpflb.kernel.attach.tcx import Tcx
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.programs.loader import Program
 from ebpflb.model.devices import Device
+
+
+class _Links(Tcx):
+    def _pin(self, index: int, hook: str) -> Path:
+        return self.folder / str(index)
+
+    def runs_first(self, index: int) -> bool:
+        packets = self.folder.parent / f"{index}-ingress"
+        with bpf.opened(self._pin(index, "ingress")) as link, bpf.opened(packets) as other:
+            return link is None or tcx.runs_before(link, other, index)
+
+
+class _Filters(Clsact):
+    def __init__(self, folder: Path, handle: int) -> None:
+        super().__init__(folder.parent)
+        self._own_folder, self.handle = folder, handle
+
+    def _name(self, hook: str) -> str:
+        return f"{self.folder.parent}:{self._own_folder.name}"
+
+    def _record(self, index: int) -> Path:
+        return self._own_folder / str(index)
+
+    def runs_first(self, index: int) -> bool:
+        return runs_before_packets(index, self.handle)
 
 
 class UplinkProgram(NamedTuple):
@@ -27,81 +52,44 @@ class UplinkProgram(NamedTuple):
     name: str
     handle: int
 
-    def pinned(self, state: StateDir) -> Mapping[int, Path]:
-        """Return the pins, by the device's ifindex."""
-        folder = state.devices_directory / self.name
-        names = [pin.name for pin in folder.iterdir()] if folder.is_dir() else []
-        return {index: folder / str(index) for index in tcx.indexes(names)}
+    def recorded(self, state: StateDir) -> set[int]:
+        """Return the devices, by ifindex, that have the program."""
+        folder = self._folder(state)
+        return tcx.indexes(pin.name for pin in folder.iterdir()) if folder.is_dir() else set()
 
     def programs(self, state: StateDir) -> set[int]:
         """Return the ids of the programs that tcx links attach."""
-        found = set()
-        for index, pin in self.pinned(state).items():
-            if not pin.is_dir():
-                with bpf.opened(pin) as link:
-                    found.add(tcx.program_at(link, index, "ingress"))
-        return found
+        links = _Links(self._folder(state))
+        return {id for index in self.recorded(state) for id in links.programs(index).values()}
 
     def attach(self, state: StateDir, devices: Collection[Device], program: Program) -> None:
         """Attach the program to these devices and no others, also where it was removed.
 
         Raises KernelError.
         """
-        indexes = {device.index for device in devices}
-        self.detach(state, self.pinned(state).keys() - indexes)
+        attacher, indexes = self._attacher(state), {device.index for device in devices}
+        attacher.detach(self.recorded(state) - indexes)
+        self._folder(state).mkdir(mode=0o700, exist_ok=True)
         for index in indexes:
             try:
-                self._attach(state, index, program)
+                if not attacher.runs_first(index):
+                    attacher.detach([index])
+                attacher.attach(index, [program._replace(name="ingress")])
             except KernelError as error:
                 if error.errno != errno.ENODEV:  # else the device watch reports the removal
                     raise
 
-    def detach(self, state: StateDir, indexes: Collection[int]) -> None:
-        """Remove the program from these devices, which may have been removed."""
-        pins = self.pinned(state)
-        for index in indexes:
-            pin = pins[index]
-            if pin.is_dir():
-                ours = Filter(clsact.PRIORITY, self.handle, "bpf", self._filter_name(state))
-                with suppress(KernelError), clsact.open_kernel() as kernel:
-                    clsact.remove_ours(kernel, state.devices_directory, index, "ingress", ours)
-                clsact.forget_qdisc(state.devices_directory, index)
-                pin.rmdir()
-            else:
-                tcx.detach(pin)
-
     def remove(self, state: StateDir) -> None:
-        """Remove the program from all devices."""
-        self.detach(state, self.pinned(state).keys())
+        """Remove the program from all devices. Raises KernelError."""
+        if found := self.recorded(state):
+            self._attacher(state).detach(found)
 
-    def _attach(self, state: StateDir, index: int, program: Program) -> None:
-        pin = state.devices_directory / self.name / str(index)
-        pin.parent.mkdir(mode=0o700, exist_ok=True)
-        if not tcx.works():
-            self._attach_filter(state, index, program)
-            pin.mkdir(exist_ok=True)
-            return
-        packets = state.devices_directory / f"{index}-ingress"
-        with bpf.opened(pin) as link, bpf.opened(packets) as other:
-            if link is not None and tcx.runs_before(link, other, index):
-                bpf.link_update(link, program.fd)
-                return
-        tcx.detach(pin)
-        with bpf.closing(
-            bpf.link_create(program.fd, index, tcx.TCX_HOOKS["ingress"], tcx.BEFORE)
-        ) as link:
-            bpf.pin(link, str(pin))
+    def _folder(self, state: StateDir) -> Path:
+        return state.devices_directory / self.name
 
-    def _attach_filter(self, state: StateDir, index: int, program: Program) -> None:
-        name = self._filter_name(state)
-        with clsact.open_kernel() as kernel:
-            clsact.take_qdisc(kernel, state.devices_directory, index)
-            if not clsact.runs_before_packets(index, self.handle):
-                clsact.remove_filter(kernel, index, "ingress", self.handle)
-            clsact.put_filter(kernel, index, "ingress", self.handle, program.fd, name)
-
-    def _filter_name(self, state: StateDir) -> str:
-        return f"{state.devices_directory.parent}:{self.name}"
+    def _attacher(self, state: StateDir) -> _Links | _Filters:
+        folder = self._folder(state)
+        return _Links(folder) if tcx.works() else _Filters(folder, self.handle)
 
 
 ANSWER = UplinkProgram("answer", 0xEC)  # bpf/hooks/answer.c

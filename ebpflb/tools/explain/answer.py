@@ -184,7 +184,7 @@ def _facts(state: StateDir, maps: PrivateMaps) -> MapFacts:
     hooks = cgroup_links.attached(state)
     pins = state.devices_directory.glob("*")
     devices = tcx.indexes(pin.name.partition("-")[0] for pin in pins)
-    hands_over = uplink_program.HAND_OVER.pinned(state) if "hops" in maps.pinned else {}
+    hands_over = uplink_program.HAND_OVER.recorded(state) if "hops" in maps.pinned else ()
     return MapFacts(
         maps.pinned,
         cgroup_links.cgroup_of(state),

@@ -137,7 +137,7 @@ def test_a_further_program_runs_first(
         way.detach([here.index])
     uplink_program.HAND_OVER.attach(home, [], further[0])
     assert eventually(lambda: at("v0") == device_namespace.NONE)
-    assert not uplink_program.HAND_OVER.pinned(home)
+    assert not uplink_program.HAND_OVER.recorded(home)
     loader.close([*packets, *further])
 
 
@@ -149,7 +149,9 @@ def test_answers(
     """
     monkeypatch.setattr(tcx, "works", lambda: way.name == "tcx")
     asked, other = map(ip_address, ("192.0.2.200", "2001:db8::200"))
-    here, there = device(ns, "v0"), device(ns, "w0")
+    here = device(ns, "v0")
+    assert eventually(lambda: device(ns, "w0").addresses)  # solicitations come from there
+    there = device(ns, "w0")
     answerer = Answerer(home, cache)
     answerer.attach([here])
     segment = Segment(there)
