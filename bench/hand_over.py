@@ -161,7 +161,8 @@ def _costs(made: HandOverLab, rounds: int) -> Lines:
 
 def _for_others(state: StateDir) -> Lines:
     """Yield the cost of a packet for an address that is not handed over, by test runs in turns."""
-    (pin,) = uplink_program.HAND_OVER.recorded(state).values()
+    (index,) = uplink_program.HAND_OVER.recorded(state)
+    pin = state.devices_directory / uplink_program.HAND_OVER.name / str(index)
     program = hooks.at_device("ingress", pin)
     sizes = "!HHIIBBHHH", "!BBHHHBBH4s4s", "!IHBB16s16s"
     yield "the program that hands over, a packet for others; less what an empty program shows"
