@@ -27,7 +27,7 @@ def wait_until(what: str, true: Callable[[], bool], seconds: float = 240.0) -> f
         passed = time.monotonic() - begun
         if passed > seconds:
             raise NodeError(f"timeout after {seconds:g} s: {what}")
-        time.sleep(min(0.05, max(0.002, passed / 20)))
+        time.sleep(min(0.2, max(0.002, passed / 20)))
     return time.monotonic() - begun
 
 

@@ -119,15 +119,23 @@ class LabCluster:
 
     def metrics(self) -> list[str]:
         """Return the lines of the first agent's /metrics, as its own node reads them."""
+        code, body = self.http_get(10249, "/metrics")
+        assert code == 200, body
+        return body.splitlines()
+
+    def http_get(self, port: int, path: str) -> tuple[int, str]:
+        """Return status and body of a server on the first node's loopback; 0 without a server."""
         with self.sockets(self.agents[0].node).open(AF_INET, SOCK_STREAM) as stream:
-            stream.connect(("127.0.0.1", 10249))
-            stream.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            try:
+                stream.connect(("127.0.0.1", port))
+            except ConnectionRefusedError:
+                return 0, ""
+            stream.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
             said = b""
             while piece := stream.recv(1 << 16):
                 said += piece
         head, _, body = said.decode().partition("\r\n\r\n")
-        assert head.startswith("HTTP/1.1 200 "), head
-        return body.splitlines()
+        return int(head.split()[1]), body
 
     def logs(self, words: str) -> None:
         """Return when the first agent has logged these words."""

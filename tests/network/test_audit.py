@@ -24,7 +24,7 @@ from tests.kit.cluster import VIP, Cluster, endpoint, running, web
 from tests.kit.lab_cluster import new_lab
 from tests.kit.sockets import Sockets
 
-READY = "http://127.0.0.1:10247/readyz"
+READY = 10247, "/readyz"
 
 
 @pytest.fixture(scope="module")
@@ -71,20 +71,12 @@ def state(cluster: Cluster) -> StateDir:
     return StateDir(cluster.agent.paths.state)
 
 
-def ask(cluster: Cluster, url: str) -> tuple[int, str]:
-    """Return status and body of one request in the node's namespace."""
-    command = [*cluster.node.enter, "curl", "-s", "-m", "60", "-w", "\n%{http_code}", url]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    body, _, code = done.stdout.rpartition("\n")
-    return int(code or 0), body
-
-
 def is_ready(cluster: Cluster) -> bool:
-    return ask(cluster, READY)[0] == 200
+    return cluster.http_get(*READY)[0] == 200
 
 
 def not_ready_for(cluster: Cluster, reason: str) -> bool:
-    code, body = ask(cluster, READY)
+    code, body = cluster.http_get(*READY)
     return code == 503 and reason in json.dumps(json.loads(body)["reasons"])
 
 
@@ -270,14 +262,14 @@ def test_not_ready_while_another_answers_on_10256(tmp_path: Path) -> None:
         made.publish(web(*map(endpoint, made.web)))
         wait_until("it is ready", lambda: is_ready(made))
         made.agent.stop()
-        assert ask(made, READY)[0] == 0
+        assert made.http_get(*READY)[0] == 0
         taken = [*made.node.enter, "python3", "-m", "http.server", "10256"]
         other = subprocess.Popen(taken, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            wait_until("it answers", lambda: ask(made, "http://127.0.0.1:10256/")[0] == 200)
+            wait_until("it answers", lambda: made.http_get(10256, "/")[0] == 200)
             made.agent.start()
             wait_until("it is ready", lambda: is_ready(made))
-            assert ask(made, "http://127.0.0.1:10256/readyz")[0] == 404
+            assert made.http_get(10256, "/readyz")[0] == 404
         finally:
             other.terminate()
             other.wait()

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Endpoints that do not answer are set aside by what real clients see (docs/endpoint-health.md)."""
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +12,8 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.model.packet_path import Engine
 from ebpflb.serve import status
+from ebpflb.serve.service_page import USED, EndpointRow
+from ebpflb.tools import ask
 from tests.kit import requests
 from tests.kit.cluster import PORT, VIP, VIP6, Cluster, endpoint, web
 from tests.kit.lab_cluster import TARGET, started
@@ -94,16 +94,16 @@ def attempt(sockets: Sockets, address: str) -> str:
             return ""
 
 
-def rows(cluster: Cluster, address: str = VIP) -> list[dict[str, Any]]:
+def rows(cluster: Cluster, address: str = VIP) -> list[EndpointRow]:
     """Return the endpoints of the TCP port in this family, as in `ebpflb services get`."""
-    page = json.loads(cluster.ebpflb("services", "get", "default/web", "-o", "json").stdout)
+    ports = ask.service(cluster.agent.paths, "default", "web").ports
     family = "IPv6" if ":" in address else "IPv4"
-    (found,) = (it for it in page["ports"] if (it["family"], it["protocol"]) == (family, "TCP"))
-    return list(found["endpoints"])
+    (found,) = (it for it in ports if (it.family, it.protocol) == (family, "TCP"))
+    return list(found.endpoints)
 
 
 def used(cluster: Cluster, address: str = VIP) -> set[str]:
-    return {row["pod"] for row in rows(cluster, address) if row["state"] == "used"}
+    return {row.pod for row in rows(cluster, address) if row.state == USED}
 
 
 @pytest.mark.parametrize(("way", "address"), [("silent", VIP), ("refuses", VIP6)])
@@ -130,7 +130,7 @@ def test_an_endpoint_that_does_not_answer_is_set_aside(
         wait_until(what, found)
 
     def is_said() -> bool:
-        reasons = {row["pod"]: row["reason"] for row in rows(cluster, address)}
+        reasons = {row.pod: row.reason for row in rows(cluster, address)}
         return bool(reasons[dead.name].startswith("set aside"))
 
     to = f"[{address}]:{PORT}" if ":" in address else f"{address}:{PORT}"
