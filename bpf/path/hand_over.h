@@ -18,6 +18,7 @@
 
 #include "core/check.h"
 #include "core/client.h"
+#include "core/note.h"
 #include "core/tuple.h"
 #include "maps/handed.h"
 #include "net/hops.h"
@@ -255,6 +256,7 @@ static __always_inline bool hand_to(struct __sk_buff *ctx, const struct hop *hop
 	hops_decrement(ctx, v6);
 	__builtin_memcpy(link.destination, &mac, sizeof(link.destination));
 	__builtin_memcpy(link.source, hop->own_mac, sizeof(link.source));
+	note_write(ctx, NOTE_TRANSLATED);	/* at egress it would seem to be of a connection that is lost */
 	return !bpf_skb_store_bytes(ctx, 0, &link, sizeof(link), 0);
 }
 

@@ -97,11 +97,15 @@ def test_a_path_that_is_narrow(cluster: ThreeNodes, v6: bool) -> None:
 @families
 @pytest.mark.parametrize("addresses", [LOCAL, KEEP], ids=["local", "keep-client"])
 def test_connections_go_on(cluster: ThreeNodes, addresses: tuple[str, str], v6: bool) -> None:
-    """By another entry from now on, and while endpoints come and go on other nodes."""
+    """By another entry from now on, and while endpoints come and go on other nodes. No node that
+    hands it on believes it to be lost, as it does of those that it forwards without a reply.
+    """
     where, sockets = addresses[v6], cluster.sockets(cluster.outside)
     client, name = requests.connected(sockets, where, PORT)
     with client:
         assert name == "pod-three" and requests.lives(client)
+        unanswered = {it.source_port for it, _ in cluster.maps["forwarded"].items()}
+        assert client.getsockname()[1] not in unanswered
         cluster.lead("two")
         assert requests.lives(client)
         cluster.lead("one")
