@@ -122,6 +122,7 @@ class AddressOwner(PeriodicWorker, Part):
         self._claiming: dict[Address, float] = {}  # since when
         self._leaving: dict[Address, float] = {}  # to a new owner, since when
         self._announcing: dict[Address, int] = {}  # how often more
+        self._doubted: dict[Address, tuple[bytes, float]] = {}  # claimed by whom, and since when
         self._conflicts: dict[Address, tuple[str, float]] = {}
         self._renew_due = self._ask_all_due = self._announce_due = self._attach_due = -math.inf
         self._moves, self.seen = 0, Seen()
@@ -322,8 +323,19 @@ class AddressOwner(PeriodicWorker, Part):
             elif address in view.wanted:
                 self.answers[address] = mac, now
                 if address in self._answerer.given and mac not in self.macs.values():
-                    self._announcing.setdefault(address, 1)
-                    self._conflicts[address] = mac.hex(":"), now
+                    self._doubted.setdefault(address, (mac, now))
+                    self._ask_all_due = now  # it may be a node with a new network card
+        self._contradict(now)
+
+    def _contradict(self, now: float) -> None:
+        """Announce the addresses that another station has claimed, unless it is a node by now."""
+        assert self._answerer
+        waited = {it: said for it, said in self._doubted.items() if now - said[1] >= CLAIM_SECONDS}
+        for address, (mac, _) in waited.items():
+            del self._doubted[address]
+            if address in self._answerer.given and mac not in self.macs.values():
+                self._announcing.setdefault(address, 1)
+                self._conflicts[address] = mac.hex(":"), now
 
     def _ask(self, view: View, peers: set[str], now: float) -> None:
         """Probe the peers: the station that answered last, after some silence all stations."""

@@ -376,6 +376,19 @@ def test_an_uplink_with_another_mac_address(wire: Wire) -> None:
     assert {*wire.announced} == {(station.node_name, address) for address in station.answers}
 
 
+def test_a_node_that_comes_back_with_another_mac_address_is_no_stranger(wire: Wire) -> None:
+    """Others have its addresses by then, and hear its announcements before its probes."""
+    station = wire.stations[0]
+    station.is_plugged = False
+    wire.run(3)
+    station.is_plugged, station.mac = True, bytes([2, 0, 0, 0, 1, 0])
+    station.uplink = "eth0 with another MAC address"
+    wire.show()
+    wire.run(3)
+    wire.check_owned_by(NAMES)
+    assert not any(each.seen.conflicts for each in wire.stations)
+
+
 @pytest.mark.parametrize(
     ("pool", "uplink", "elsewhere"),
     [
