@@ -97,6 +97,8 @@ def _parse_range(text: str) -> Range:
     )
     if found.first.version != found.last.version or int(found.first) > int(found.last):
         raise ValueError(f"{quoted(text)} is not FIRST-LAST such as 192.0.2.200-192.0.2.250")
+    if is_probed(found.last) or found.has(PROBED[0]):
+        raise ValueError(f"{quoted(text)} has addresses of {PROBED}, by which nodes are probed")
     return found
 
 

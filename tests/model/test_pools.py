@@ -291,6 +291,8 @@ def test_nothing_is_given_twice_and_all_is_settled(data: st.DataObject) -> None:
         ("192.0.2.1@a==b==c", "is not a label selector"),
         ("", "is not an IP address"),
         ("192.0.2.0/24,192.0.2.200", "overlap"),
+        ("0.0.0.0/0", "by which nodes are probed"),
+        ("240.0.0.5-240.0.0.9", "by which nodes are probed"),
     ],
 )
 def test_of_pools_that_cannot_be(text: str, why: str) -> None:
