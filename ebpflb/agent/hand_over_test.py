@@ -48,6 +48,7 @@ AGAIN, SILENT_AGAIN = 5.0, 10.0  # seconds, if a test fails: of a node that is b
 SOON, STARTING = 2.0, 30.0  # seconds, for the first seconds: other agents start, too
 FAILED = 3  # tests, until a node is not believed any more
 TRIES, WAIT = 4, 0.3  # of a test, and seconds after each
+AT_ONCE = 64  # nodes of a test: so their answers fit into a socket's buffer
 
 
 class Asked(Enum):
@@ -250,8 +251,9 @@ class HandOverTest(PeriodicWorker, Part):
         self._tested = {at: self._tested.get(at, _Tested()) for at in places}
         for index, device in view.uplinks.items():
             due = [at for at in places if at.ifindex == index and self._tested[at].due <= now]
-            if due and not self.stopped.is_set():
-                self._test(view, device, due)
+            for first in range(0, len(due), AT_ONCE):
+                if not self.stopped.is_set():
+                    self._test(view, device, due[first : first + AT_ONCE])
         self._tell(view, places, elsewhere)
 
     def _places(self, view: View) -> tuple[list[Place], dict[str, str]]:

@@ -39,6 +39,9 @@ HOSTILE = builders.service(  # as the router
 UPLINK = Device(2, "eth0", False, True, 0, tuple(OWN.values()), (), mac="02:00:00:00:00:01")
 
 
+BUFFER = 100  # frames that wait at most: of a real socket some 1,000
+
+
 class Neighbour:
     """Another node; what its side of the network drops can be set."""
 
@@ -95,7 +98,7 @@ class World:
         pass
 
     def take(self) -> Iterator[Any]:
-        found, self.waiting = self.waiting, []
+        found, self.waiting = self.waiting[:BUFFER], []
         yield from found
 
     def ask(self, address: Address, mac: bytes = b"") -> None:
@@ -156,6 +159,14 @@ def test_nodes_are_believed_after_a_test_and_tested_every_minute(world: World) -
     world.pass_time(2)
     assert first == len(ALL) * 3 and world.sent == 2 * first
     assert world.test.status()["hand_over"] == "to 2 of 2 other nodes"
+
+
+def test_many_nodes_are_tested_in_turns(world: World) -> None:
+    """Or some of their answers would be lost, every minute."""
+    world.nodes |= {f"node-{number}": Neighbour(number) for number in range(4, 100)}
+    world.show()
+    world.pass_time()
+    assert len(world.believed) == 2 * len(world.nodes)
 
 
 @pytest.mark.parametrize("ours", [True, False])
