@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
 
-from ebpflb.kernel.netfilter.probe import internet_checksum
+from ebpflb.kernel.segment import checksum
 
 DSCP = 1
 _TIMEOUT = 5.0  # seconds
@@ -59,11 +59,11 @@ def _packet(
     ends = ip_address(own[0]).packed + ip_address(peer[0]).packed
     inner = struct.pack("!HH", own[1], peer[1]) + rest
     pseudo = ends + struct.pack("!HH", protocol, len(inner))
-    inner = _with_sum(inner, sum_at, internet_checksum(pseudo + inner))
+    inner = _with_sum(inner, sum_at, checksum(pseudo + inner))
     header = struct.pack(
         "!BBHHHBBH8s", 0x45, DSCP << 2, 20 + len(inner), 1, 0, 64, protocol, 0, ends
     )
-    return _with_sum(header, 10, internet_checksum(header)) + inner
+    return _with_sum(header, 10, checksum(header)) + inner
 
 
 def _with_sum(header: bytes, at: int, checksum: int) -> bytes:

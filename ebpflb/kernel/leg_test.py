@@ -7,14 +7,14 @@ them, and nobody sends an error about them.
 
 from collections.abc import Iterator
 from contextlib import suppress
-from struct import Struct, pack
+from struct import pack
 from typing import NamedTuple
 
-from ebpflb.kernel.segment import Frames, Program, checksum, received
+from ebpflb.kernel.segment import Frames, Program, checksum, ip_header, pseudo_header, received
 from ebpflb.model.addresses import Address
 from ebpflb.model.devices import Device
 
-_IPV4, _IPV6 = Struct("!BBHHHBBH4s4s"), Struct("!IHBB16s16s")
+_SIZES = {4: 20, 6: 40}  # of IP headers
 _TYPES = {4: 0x0800, 6: 0x86DD}
 _ICMP, _ICMPV6 = 1, 58
 _LEG_ICMP, _LEG_ICMPV6, QUESTION, ANSWER = 253, 100, 0, 1  # leg_test.h
@@ -33,8 +33,8 @@ def _answers(protocol_at: int, protocol: int, icmp_at: int, kind: int) -> Progra
 
 
 _FILTERS = {
-    4: _answers(23, _ICMP, _ETHERNET + _IPV4.size, _LEG_ICMP),
-    6: _answers(20, _ICMPV6, _ETHERNET + _IPV6.size, _LEG_ICMPV6),
+    4: _answers(23, _ICMP, _ETHERNET + _SIZES[4], _LEG_ICMP),
+    6: _answers(20, _ICMPV6, _ETHERNET + _SIZES[6], _LEG_ICMPV6),
 }
 
 
@@ -61,7 +61,7 @@ class LegTest(Frames):
     def take(self) -> Iterator[LegAnswer]:
         """Yield the answers that have arrived."""
         for version, opened in self._of.items():
-            at = _ETHERNET + (_IPV4 if version == 4 else _IPV6).size + 4
+            at = _ETHERNET + _SIZES[version] + 4
             for frame in received(opened):
                 if len(mark := frame[at : at + _MARK]) == _MARK:
                     yield LegAnswer(frame[6:12], mark)
@@ -69,15 +69,12 @@ class LegTest(Frames):
 
 def question(to: bytes, by: bytes, source: Address, destination: Address, mark: bytes) -> bytes:
     """Return the frame between two MAC addresses."""
-    pair, version = (source.packed, destination.packed), source.version
+    protocol, kind, pseudo = _ICMP, _LEG_ICMP, b""
     size = 4 + len(mark)
-    if version == 4:
-        icmp = pack("!BBH", _LEG_ICMP, QUESTION, 0) + mark
-        total = checksum(icmp)
-        head = 0x45, 0, _IPV4.size + size, 0, 0, 1, _ICMP
-        header = _IPV4.pack(*head, checksum(_IPV4.pack(*head, 0, *pair)), *pair)
-    else:
-        icmp = pack("!BBH", _LEG_ICMPV6, QUESTION, 0) + mark
-        total = checksum(b"".join(pair) + pack("!II", size, _ICMPV6) + icmp)
-        header = _IPV6.pack(6 << 28, size, _ICMPV6, 1, *pair)
-    return to + by + pack("!H", _TYPES[version]) + header + icmp[:2] + pack("!H", total) + mark
+    if source.version == 6:
+        protocol, kind = _ICMPV6, _LEG_ICMPV6
+        pseudo = pseudo_header(source, destination, protocol, size)
+    icmp = pack("!BB", kind, QUESTION)
+    total = checksum(pseudo + icmp + bytes(2) + mark)
+    header = ip_header(source, destination, protocol, size, 1)
+    return to + by + header + icmp + pack("!H", total) + mark

@@ -18,8 +18,8 @@ from ebpflb.kernel.handing import HopEntry
 from ebpflb.kernel.maps import bpf_map, layout, state_dir
 from ebpflb.kernel.maps.bpf_map import Map, possible_cpus
 from ebpflb.kernel.maps.layout import MapSpec
-from ebpflb.kernel.netfilter.probe import ip_header
 from ebpflb.kernel.programs import compiler, loader, precompile
+from ebpflb.kernel.segment import ip_header
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
 

@@ -21,7 +21,7 @@ from ebpflb.model.addresses import Address
 from ebpflb.model.devices import Device
 from ebpflb.model.pools import PROBED
 
-_ARP_TYPE, _IPV6_TYPE = 0x0806, 0x86DD
+_ARP_TYPE, _IPV4_TYPE, _IPV6_TYPE = 0x0806, 0x0800, 0x86DD
 _BROADCAST = b"\xff" * 6
 _ALL_NODES = ip_address("ff02::1")
 _ARP = Struct("!HHBBH6s4s6s4s")
@@ -159,15 +159,13 @@ class Segment(Frames):
         local = (it for it in self.device.addresses if it.version == 6 and it.is_link_local)
         if (address := next(local, None)) is None:
             return
-        source = address.packed
-        size = _NEIGHBOUR.size
-        pseudo = source + to + pack("!II", size, _ICMPV6)
+        group, size = ip_address(to), _NEIGHBOUR.size
         fields = kind, 0, 0, flags, target.packed, option, 1, self.mac
+        pseudo = pseudo_header(address, group, _ICMPV6, size)
         total = checksum(pseudo + _NEIGHBOUR.pack(*fields))
         body = _NEIGHBOUR.pack(kind, 0, total, *fields[3:])
-        header = pack("!IHBB", 6 << 28, size, _ICMPV6, _HOPS) + source + to
-        link = b"\x33\x33" + to[12:] + self.mac + pack("!H", _IPV6_TYPE)
-        self._send(self._ndp, link + header + body)
+        header = ip_header(address, group, _ICMPV6, size, _HOPS)
+        self._send(self._ndp, b"\x33\x33" + to[12:] + self.mac + header + body)
 
     def _send(self, by: socket.socket, frame: bytes) -> None:
         with suppress(OSError):  # a device that is down, or a full queue: the others hear nothing
@@ -175,10 +173,25 @@ class Segment(Frames):
 
 
 def checksum(data: bytes) -> int:
-    """Return the checksum of RFC 1071; of an even number of bytes."""
-    total: int = sum(word for (word,) in iter_unpack("!H", data))
-    total = (total & 0xFFFF) + (total >> 16)
-    return ~(total + (total >> 16)) & 0xFFFF
+    """Return the checksum of RFC 1071; an odd last byte counts as if a zero followed."""
+    total: int = sum(word for (word,) in iter_unpack("!H", data + bytes(len(data) % 2)))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+
+
+def pseudo_header(source: Address, to: Address, protocol: int, length: int) -> bytes:
+    """Return what the checksum of ``length`` bytes of payload covers beside them."""
+    return source.packed + to.packed + pack("!II", length, protocol)
+
+
+def ip_header(source: Address, to: Address, protocol: int, length: int, hops: int = 64) -> bytes:
+    """Return the EtherType and the IP header of a packet with ``length`` bytes of payload."""
+    ends = source.packed + to.packed
+    if to.version == 6:
+        return pack("!HIHBB", _IPV6_TYPE, 6 << 28, length, protocol, hops) + ends
+    header = pack("!BBHHHBBH", 0x45, 0, 20 + length, 0, 0, hops, protocol, 0) + ends
+    return pack("!H", _IPV4_TYPE) + header[:10] + pack("!H", checksum(header)) + header[12:]
 
 
 def _group(address: Address) -> bytes:

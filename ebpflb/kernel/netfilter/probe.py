@@ -43,20 +43,10 @@ from ebpflb.kernel.netfilter.table import (
 )
 from ebpflb.kernel.node.namespaces import call_in_new, capabilities
 from ebpflb.kernel.programs.loader import SCHED_CLS, run_program
+from ebpflb.kernel.segment import checksum, ip_header, pseudo_header
 from ebpflb.model.addresses import Address, family
 from ebpflb.model.devices import Addresses, Device
 from ebpflb.plan.canary import CANARY_IPS, CANARY_PORT
-
-# The checksum of IP, TCP, UDP and ICMP (RFC 1071), for packets that are made here.
-
-
-def internet_checksum(data: bytes) -> int:
-    """Return the checksum; an odd last byte counts as if a zero followed."""
-    total: int = sum(struct.unpack(f"!{(len(data) + 1) // 2}H", data + bytes(len(data) % 2)))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return ~total & 0xFFFF
-
 
 _CHOICE_TABLE = nft.Name("inet", "ebpflb-choice")
 _CHOICE_PRIORITY = -300  # before conntrack
@@ -67,7 +57,6 @@ BACKEND_ID = 1
 _CLIENT, _ENDPOINT, _SERVICE = map(IPv4Address, ("203.0.113.1", "203.0.113.2", "203.0.113.3"))
 _CLIENT_PORT, _ENDPOINT_PORT, _SERVICE_PORT = 1111, 2222, 3333
 _RECEIVER, _LINK_ADDRESS = "probe", bytes.fromhex("020000000002")
-_IPV4, _IPV6 = 0x0800, 0x86DD  # ETH_P_*
 # rtnetlink's messages (linux/rtnetlink.h, linux/if_link.h, linux/if_addr.h).
 _NEW_LINK, _NEW_ADDRESS = 16, 20  # RTM_*
 _LINK_HEADER = struct.Struct("=BxHiII")  # struct ifinfomsg: family, type, device, flags, change
@@ -356,18 +345,7 @@ def _bytes(frame: _Frame) -> bytes:
     """Return the frame with its Ethernet header, cut off for a device that has none."""
     to = CANARY_IPS[family(frame.source)]
     datagram = struct.pack(">HHHH", frame.source_port, CANARY_PORT, 9, 0) + b"?"
-    ends = frame.source.packed + to.packed
-    checksum = internet_checksum(ends + struct.pack(">HH", _UDP, len(datagram)) + datagram)
-    datagram = datagram[:6] + struct.pack(">H", checksum or 0xFFFF) + datagram[8:]
+    total = checksum(pseudo_header(frame.source, to, _UDP, len(datagram)) + datagram)
+    datagram = datagram[:6] + struct.pack(">H", total or 0xFFFF) + datagram[8:]
     mac = bytes.fromhex(frame.device.mac.replace(":", "")) or bytes(6)
     return mac + _SENDER_MAC + ip_header(frame.source, to, _UDP, len(datagram)) + datagram
-
-
-def ip_header(source: Address, to: Address, protocol: int, length: int) -> bytes:
-    """Return the EtherType and the IP header of a packet with ``length`` bytes of payload."""
-    ends = source.packed + to.packed
-    if to.version == 6:
-        return struct.pack(">HIHBB", _IPV6, 6 << 28, length, protocol, 64) + ends
-    header = struct.pack(">BBHHHBBH", 0x45, 0, 20 + length, 0, 0, 64, protocol, 0) + ends
-    checksum = struct.pack(">H", internet_checksum(header))
-    return struct.pack(">H", _IPV4) + header[:10] + checksum + header[12:]

@@ -14,8 +14,8 @@ from ebpflb.kernel import bpf
 from ebpflb.kernel.attach import tcx
 from ebpflb.kernel.attach.device_programs import DevicePrograms, attached_devices, unpin_all
 from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.kernel.netfilter.probe import internet_checksum
 from ebpflb.kernel.programs.loader import Program
+from ebpflb.kernel.segment import checksum
 from tests.kernel.attach import device_namespace
 from tests.kernel.attach.device_namespace import ALL, DROP, NONE, Agent, At, Namespace, ids, pair
 from tests.kernel.variants import eventually, needs_root, open_files
@@ -62,7 +62,7 @@ def frame(mac: bytes) -> bytes:
     """Return a UDP datagram from 192.0.2.2 to 192.0.2.1:9, with or without checksums."""
     ip = bytes.fromhex("4500001d00000000401100000a000000c0000201")
     ip = ip[:12] + bytes([192, 0, 2, 2]) + ip[16:]
-    ip = ip[:10] + internet_checksum(ip).to_bytes(2, "big") + ip[12:]
+    ip = ip[:10] + checksum(ip).to_bytes(2, "big") + ip[12:]
     return mac + bytes(6) + b"\x08\x00" + ip + bytes.fromhex("000900090009000078")
 
 

@@ -20,7 +20,6 @@ from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import nft, probe
 from ebpflb.kernel.netfilter import table as rules
 from ebpflb.kernel.netfilter.elements import Elements
-from ebpflb.kernel.netfilter.probe import internet_checksum
 from ebpflb.kernel.netfilter.table import (
     CANARY,
     KEEPER,
@@ -30,6 +29,7 @@ from ebpflb.kernel.netfilter.table import (
     TableOptions,
     remove,
 )
+from ebpflb.kernel.segment import checksum
 from ebpflb.model.addresses import parse_address
 from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run
@@ -288,7 +288,7 @@ def test_a_forged_choice_on_lo() -> None:
     addresses = [socket.inet_aton(it) for it in (V4.client, V4.service)]
     header = struct.Struct(">BBHHHBBH4s4s")
     fields = [0x45, 0, 34, 0, 0, 64, socket.IPPROTO_UDP, 0, *addresses]
-    fields[7] = internet_checksum(header.pack(*fields))
+    fields[7] = checksum(header.pack(*fields))
     frame = bytes(12) + b"\x08\x00" + header.pack(*fields)
     frame += struct.pack(">HHHH", 5555, SERVICE_PORT, 14, 0) + b"forged"
     with (
@@ -342,7 +342,7 @@ def _segment(addresses: Addresses, port: int, flags: int, number: int) -> bytes:
     head = [port, 5555, number, 0, 5 << 4, flags, 1000, 0, 0]
     layout = struct.Struct(">HHIIBBHHH")
     data = b"".join(ends) + struct.pack(">HH", socket.IPPROTO_TCP, layout.size) + layout.pack(*head)
-    head[7] = internet_checksum(data)
+    head[7] = checksum(data)
     return layout.pack(*head)
 
 
