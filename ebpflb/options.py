@@ -23,7 +23,6 @@ from ebpflb.model.devices import PRIMARY, LocalDetector, check_pattern
 from ebpflb.model.nodes import FAST_FORWARDS, FORWARD_OFF, FORWARD_ON
 from ebpflb.model.packet_path import (
     AUTO,
-    FORMER_NAMES,
     KERNEL_UDP_STREAM_TIMEOUT,
     KERNEL_UDP_TIMEOUT,
     OFF,
@@ -60,7 +59,6 @@ class Flag(NamedTuple):
     default_text: str = ""  # in words, if the field's own default does not say it
     metavar: str | None = None
     choices: tuple[str, ...] = ()
-    former: Mapping[str, str] = {}  # a former name of a choice -> the choice
     removed: Mapping[str, str] = {}  # a choice that was removed -> the one that is used instead
     without_value: str = ""  # what the option alone means
     repeated: bool = False  # can be given several times; ``parse`` then takes all texts
@@ -377,7 +375,7 @@ class Options:
         "What translates packets: the kernel's NAT (netfilter), ebpflb's own flow tables"
         " (flows), or netfilter wherever its NAT works with nftables (auto).",
         choices=PACKET_PATHS,
-        former=FORMER_NAMES,
+        removed={"conntrack": Engine.NETFILTER},
     )
     socket_translation: str = option(
         ALL_SOCKETS,

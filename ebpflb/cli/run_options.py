@@ -177,16 +177,13 @@ def _own_option(flag: Flag, default: Any) -> Callable[[Any], Any]:
 
 
 class _Choice(click.Choice[str]):
-    """A choice that also accepts former values, and replaces them with the current ones."""
+    """A choice that also accepts values that were removed, and replaces them with current ones."""
 
     def __init__(self, flag: Flag) -> None:
         super().__init__(flag.choices)
         self._flag = flag
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if new := self._flag.former.get(value):
-            click.echo(f"warning: {self._flag.name}={value} is now called {new}", err=True)
-            value = str(new)
         if ctx and (instead := self._flag.removed.get(value)):
             text = f"was removed; {instead} is used instead"
             removed_settings(ctx)[f"{self._flag.name}={value}"] = text

@@ -173,15 +173,9 @@ class Engine(StrEnum):
     NETFILTER = "netfilter"
     FLOWS = "flows"
 
-    @classmethod
-    def _missing_(cls, value: object) -> "Engine | None":
-        """Accept former names, which an agent's status may still have."""
-        return FORMER_NAMES.get(value) if isinstance(value, str) else None
-
 
 AUTO = "auto"
 PACKET_PATHS = (AUTO, *(str(each) for each in Engine))  # of --packet-path
-FORMER_NAMES = {"conntrack": Engine.NETFILTER}  # names of --packet-path before 0.1.0
 
 _AS_SET = "chosen by --packet-path"
 _WORKS = "the kernel's NAT works with nftables"

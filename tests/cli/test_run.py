@@ -92,7 +92,10 @@ def chosen(would_serve: Callable[..., tuple[Any, ...]]) -> Callable[..., Options
     return lambda *words: would_serve(*words)[0]
 
 
-REMOVED = ("--endpoint-health=nodes", "--node-health-key", "--node-health-service")
+REMOVED = (
+    *("--packet-path=conntrack", "--endpoint-health=nodes"),
+    *("--node-health-key", "--node-health-service"),
+)
 OTHER_VALUES = {
     "--api-server": "192.0.2.1:6443",
     "--audit": "report",
@@ -160,25 +163,18 @@ def test_directories_by_the_environment(
     assert chosen("--state-dir", other).paths.state == other
 
 
-def test_the_former_name_of_an_engine(
-    chosen: Callable[..., Options], ebpflb: Ebpflb, options: list[object]
-) -> None:
-    """A former name works, with a warning."""
-    words = (*options, "--packet-path=conntrack")
-    assert chosen(*words).packet_path == "netfilter"
-    warning = "warning: --packet-path=conntrack is now called netfilter\n"
-    assert warning in ebpflb("run", *words).err
-
-
 def test_removed_settings_have_no_effect(
     chosen: Callable[..., Options], options: list[object], caplog: pytest.LogCaptureFixture
 ) -> None:
     """An agent starts with a former version's options, and names each once in its log."""
-    words = (*options, "--endpoint-health=nodes", "--node-health-key=/a", "--node-health-service=b")
+    values = dict(zip(REMOVED[2:], "ab", strict=True))
+    words = (*options, *REMOVED[:2], *(f"{name}={value}" for name, value in values.items()))
     made = chosen(*words)
     assert list(made.removed_settings) == list(REMOVED)
     assert [line.partition(": ")[0] for line in caplog.messages] == list(REMOVED)
-    assert replace(made, removed_settings={}) == chosen(*options, "--endpoint-health=passive")
+    assert replace(made, removed_settings={}) == chosen(
+        *options, "--packet-path=netfilter", "--endpoint-health=passive"
+    )
 
 
 @pytest.mark.parametrize(

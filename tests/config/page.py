@@ -47,8 +47,7 @@ DETAILS = {
     " clients of that family are admitted.",
     "--packet-mark": "Replies that are translated when they leave have no mark: accept them by `ct "
     "state established`.",
-    "--packet-path": "With `netfilter` (formerly `conntrack`) the agent does not start where it "
-    "cannot work.",
+    "--packet-path": "With `netfilter` the agent does not start where it cannot work.",
 }
 # The value of the chart that sets an option, if its name is another one; "-": the chart decides.
 _CHART = {
