@@ -4,4 +4,3 @@
  * so that a node needs none. BCC brings its own copy of the kernel's bpf.h.
  */
 #define CONFIG_BPF_SYSCALL 1
-#define CONFIG_64BIT 1
