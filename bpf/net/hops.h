@@ -5,13 +5,19 @@
 
 #include "net/packet.h"
 
+/* The TTL or hop limit; 0 if it cannot be read. */
+static __always_inline __u8 hops_read(struct __sk_buff *ctx, bool v6)
+{
+	__u8 hops = 0;
+
+	bpf_skb_load_bytes(ctx, LINK + (v6 ? IPV6_HOPS : IPV4_TTL), &hops, sizeof(hops));
+	return hops;
+}
+
 /* Whether a hop may be subtracted: if not, the stack has to answer with "time exceeded". */
 static __always_inline bool hops_are_left(struct __sk_buff *ctx, bool v6)
 {
-	__u32 at = LINK + (v6 ? IPV6_HOPS : IPV4_TTL);
-	__u8 hops;
-
-	return !bpf_skb_load_bytes(ctx, at, &hops, sizeof(hops)) && hops > 1;
+	return hops_read(ctx, v6) > 1;
 }
 
 static __always_inline void hops_decrement(struct __sk_buff *ctx, bool v6)

@@ -21,24 +21,17 @@
 #ifndef EBPFLB_PATH_FORWARDED_H
 #define EBPFLB_PATH_FORWARDED_H
 
+#include "net/hops.h"
 #include "rules/frontend.h"
 
 #define TRIAL 3000000000ULL	/* ns */
 #define TRIAL_EXPIRY 600000000000ULL	/* ns; then the tuple may be another connection's */
 
-static __always_inline __u8 forwarded_hops(struct __sk_buff *ctx, const struct packet *packet)
-{
-	__u8 hops = 0;
-
-	bpf_skb_load_bytes(ctx, LINK + (packet->v6 ? IPV6_HOPS : IPV4_TTL), &hops, 1);
-	return hops;
-}
-
 /* Whether a request's connection is lost: without a reply for TRIAL, or in a loop. */
 static __always_inline bool forwarded_is_lost(struct __sk_buff *ctx, const struct packet *packet)
 {
 	struct forwarded *known = LOOKUP(struct forwarded, forwarded, &packet->tuple);
-	struct forwarded first = { .since = clock_coarse(), .hops = forwarded_hops(ctx, packet) };
+	struct forwarded first = { .since = clock_coarse(), .hops = hops_read(ctx, packet->v6) };
 
 	if (known && known->replied)
 		return false;

@@ -9,19 +9,7 @@
 #include "core/settings.h"
 #include "engine/flows/count.h"
 
-/* Returns the tuple of a flow's requests, from the tuple and the entry of its replies at egress. */
-static __always_inline struct tuple request_tuple_of(const struct tuple *reply_tuple,
-						     const struct flow *reply_entry)
-{
-	struct tuple request_tuple = tuple_reverse(reply_tuple, HOOK_INGRESS);
-
-	request_tuple.source_port = reply_entry->other_port;
-	request_tuple.destination = reply_entry->address;
-	request_tuple.destination_port = reply_entry->port;
-	return request_tuple;
-}
-
-/* Like request_tuple_of, but writes into the caller's memory field by field: it needs no stack. */
+/* Writes the tuple of a flow's requests, from the tuple and the entry of its replies at egress. */
 static __always_inline void request_tuple_write(struct tuple *request_tuple,
 						const struct tuple *reply_tuple,
 						const struct flow *reply_entry)

@@ -110,7 +110,7 @@ static __always_inline enum opened reply_create(const struct settings *settings,
 	found = flow_find(tuple);
 	if (!found || !flow_copy(&opening->other, tuple, found))
 		return reply_create_with_port(settings, request_tuple, opening);
-	opening->former_request_tuple = request_tuple_of(tuple, &opening->other);
+	request_tuple_write(&opening->former_request_tuple, tuple, &opening->other);
 	if (opening->other.kind != FLOW_RESTING && flow_join(request_tuple, opening))
 		return OPENED;
 	if (opening->other.kind != FLOW_RESTING && reply_may_be_replaced(opening, request_tuple)) {

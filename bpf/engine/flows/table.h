@@ -116,17 +116,11 @@ static __always_inline struct tuple flow_translate(const struct tuple *tuple,
 	return to;
 }
 
-/* Returns the tuple of the opposite direction's packets, from the translated tuple. */
-static __always_inline struct tuple tuple_opposite(const struct tuple *translated)
-{
-	__u8 hook = translated->hook == HOOK_INGRESS ? HOOK_EGRESS : HOOK_INGRESS;
-
-	return tuple_reverse(translated, hook);
-}
-
+/* The entry of the opposite direction's packets, from the translated tuple. */
 static __always_inline struct flow *flow_opposite(const struct tuple *translated)
 {
-	struct tuple tuple = tuple_opposite(translated);
+	__u8 hook = translated->hook == HOOK_INGRESS ? HOOK_EGRESS : HOOK_INGRESS;
+	struct tuple tuple = tuple_reverse(translated, hook);
 
 	return flow_find(&tuple);
 }
