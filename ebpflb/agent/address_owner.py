@@ -49,7 +49,7 @@ CANDIDATES = 3  # of an address
 CLAIM_SECONDS = 0.35  # that other stations have to say that they have an address: two questions
 CLAIMED_AGAIN = 2.0  # seconds, if one has it
 LEFT_SECONDS = 3.0  # that a former owner answers at most while the new one does not
-FORMER_SECONDS = 10.0  # that candidates of before are probed: they may answer, and are no strangers
+FORMER_SECONDS = 5.0  # that candidates of before are probed: they may answer, and are no strangers
 ANNOUNCEMENTS, ANNOUNCED_AGAIN = 3, 1.0  # of a new owner, and seconds between two
 ATTACHED_AGAIN = 30.0  # seconds: somebody may have removed the program
 CONFLICT_SECONDS = 60.0  # that a conflict is named after it was seen last
@@ -117,6 +117,7 @@ class AddressOwner(PeriodicWorker, Part):
         self.macs: dict[str, bytes] = {}  # node -> its MAC address
         self._living: frozenset[str] = frozenset()
         self._orders: tuple[View | None, dict[Address, list[str]]] = None, {}
+        self._company: set[str] = set()  # nodes that say whether anybody hears this one
         self._former: dict[str, float] = {}  # candidates of before, and until when they are probed
         self.answers: dict[Address, tuple[bytes, float]] = {}  # who said to have it, and when
         self._claiming: dict[Address, float] = {}  # since when
@@ -279,11 +280,13 @@ class AddressOwner(PeriodicWorker, Part):
             else ranked(str(address), near & view.nodes or view.nodes)[:CANDIDATES]
             for address, near in view.wanted.items()
         }
-        former = {it for at, order in orders.items() if found.get(at) != order for it in order}
+        mine = {at for at, order in found.items() if self._node in order}
+        former = {it for at in mine for it in orders.get(at, ()) if it not in found[at]}
         self._former = {it: at for it, at in self._former.items() if at > now}
         if not former <= self._former.keys():
             self._ask_all_due = now
         self._former |= dict.fromkeys(former, now + FORMER_SECONDS)
+        self._company = {*ranked(self._node, view.nodes - {self._node})[: CANDIDATES - 1]}
         self._orders = view, found
         return found
 
@@ -300,8 +303,7 @@ class AddressOwner(PeriodicWorker, Part):
             for node in order
         }
         found |= {node for node, until in self._former.items() if until > now} & view.known
-        found |= {*ranked(self._node, view.nodes - {self._node})[: CANDIDATES - 1]}
-        return found - {self._node}
+        return (found | self._company) - {self._node}
 
     def _hear(self, view: View, peers: set[str], now: float) -> None:
         assert self._segment and self._answerer
