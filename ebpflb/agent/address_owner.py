@@ -188,16 +188,21 @@ class AddressOwner(PeriodicWorker, Part):
         self._view_due = self._clock() + SHARE * (self._clock() - begun)
 
     def _nodes_with_endpoints(self, service: Key) -> frozenset[str]:
-        """Return the nodes that serve a Service with policy Local; empty: all do."""
+        """Return the nodes that serve a Service with policy Local; empty: all do.
+
+        As in kube-proxy, endpoints that terminate serve while none is ready.
+        """
         if not self._cluster.claims.is_local(service):
             return frozenset()
         if service not in self._near:
-            self._near[service] = frozenset(
-                endpoint.name.node
-                for slice in self._cluster.slices_for(service)
-                for endpoint in slice.endpoints
-                if endpoint.conditions.ready and endpoint.name.node
-            )
+            ready, leaving = set[str](), set[str]()
+            for slice in self._cluster.slices_for(service):
+                for endpoint in slice.endpoints:
+                    if endpoint.conditions.ready:
+                        ready.add(endpoint.name.node)
+                    elif endpoint.conditions.serving and endpoint.conditions.terminating:
+                        leaving.add(endpoint.name.node)
+            self._near[service] = frozenset(ready - {""} or leaving - {""})
         return self._near[service]
 
     # In the thread

@@ -19,6 +19,7 @@ from ebpflb.kernel.segment import Answer
 from ebpflb.model.addresses import Address
 from ebpflb.model.cluster_state import SliceChange
 from ebpflb.model.devices import Device
+from ebpflb.model.endpoint_slices import Conditions
 from ebpflb.model.events import Key
 from ebpflb.model.pools import is_probed, parse_pools, ranked
 
@@ -495,12 +496,17 @@ def test_a_busy_machine_moves_nothing(wire: Wire) -> None:
 
 
 def test_endpoints_are_read_again_only_after_their_slices_have_changed() -> None:
-    """A change of one Service costs nothing for the endpoints of others, however many they are."""
+    """A change of one Service costs nothing for the endpoints of others, however many they are.
+    Those that terminate count if none is ready: their node serves as long as they do.
+    """
     web, read = Key("default", "web"), list[Key]()
-    endpoint = SimpleNamespace(
-        conditions=SimpleNamespace(ready=True), name=SimpleNamespace(node="one")
+    conditions = Conditions(ready=True, serving=True, terminating=False)
+    one, two = (
+        SimpleNamespace(conditions=conditions, name=SimpleNamespace(node=node))
+        for node in ("one", "two")
     )
-    slice: Any = SimpleNamespace(service=web, endpoints=[endpoint])
+    two.conditions = leaving = Conditions(ready=False, serving=True, terminating=True)
+    slice: Any = SimpleNamespace(service=web, endpoints=[one, two])
 
     def slices_for(service: Key) -> list[Any]:
         read.append(service)
@@ -522,6 +528,7 @@ def test_endpoints_are_read_again_only_after_their_slices_have_changed() -> None
     left = SliceChange(before=slice, after=None)
     applied = SimpleNamespace(slices={web: left}, services=frozenset())
     turn: Any = SimpleNamespace(node=False, applied=[(None, applied)])
+    one.conditions = leaving
     owner.observe(turn)
-    assert nodes() == {"one"}
+    assert nodes() == {"one", "two"}
     assert read == [web, web]
