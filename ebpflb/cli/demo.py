@@ -179,7 +179,7 @@ def _say(line: str) -> None:
 
 
 def _print_hints() -> None:
-    _heading("the agent runs again, and everything is kept. A shell on its node, and the end:")
+    _heading("the agent runs again, and all is kept. A shell on its node, and the end:")
     click.echo(f"{sys.argv[0]} demo shell\n{sys.argv[0]} demo --remove")
     _heading("try in the shell:")
     _print_commands()

@@ -14,11 +14,15 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.kit.own_demo import EBPFLB
+from ebpflb.lab.agents import wait_until
+from tests.kit import terminal
+from tests.kit.own_demo import EBPFLB, left
 
 _ROOT = Path(__file__).parents[2]
 PAGES = (_ROOT / "README.md", _ROOT / "docs/getting-started.md")
 MARK = "---- end of command"
+COLUMNS = 80
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the demo needs root")
 KEEP_SECONDS, SHELL_SECONDS = 240, 120  # a quiet machine takes 10 and 25
 # Functions of the shell come before programs; a busy machine gets twice the time to apply a change,
 # and a command that says so is run again.
@@ -66,16 +70,46 @@ def shape(line: str) -> str:
     return " ".join(line.split())
 
 
-@pytest.fixture
-def demo() -> Iterator[None]:
-    """Keep a demo, and remove it afterwards."""
-    subprocess.run(
-        [*EBPFLB, "demo", "--keep"], check=True, stdout=subprocess.DEVNULL, timeout=KEEP_SECONDS
-    )
-    yield
+@pytest.fixture(scope="module")
+def demo() -> Iterator[str]:
+    """Keep a demo, return what it shows on a terminal, and remove it afterwards."""
+    with terminal.opened(COLUMNS) as (screen, out):
+        kept = subprocess.Popen([*EBPFLB, "demo", "--keep"], stdout=out, start_new_session=True)
+        out.close()
+        shown = terminal.read(screen)
+    assert kept.wait(KEEP_SECONDS) == 0
+    yield shown
     subprocess.run(
         [*EBPFLB, "demo", "--remove"], check=True, stdout=subprocess.DEVNULL, timeout=KEEP_SECONDS
     )
+    wait_until("nothing is left", lambda: not left(kept.pid))
+
+
+@needs_root
+def test_the_demo_to_the_end(demo: str) -> None:
+    """All steps run on a terminal, and connections reach every endpoint."""
+    said = re.sub(r"\x1b\[\d*m", "", demo)
+    assert "\x1b[1m\n# set-up" in demo and "\x1b[36m  $ ebpflb explain" in demo, "colours"
+    for name in ("web-1", "web-2", "web-3", "web-4"):
+        assert name in said
+    assert "far-1 saw 192.0.2.1\n" in said, "policy Cluster sends us to the other node as the node"
+    assert said.count("web-1 saw 198.51.100.7\n") == 3, "an endpoint here sees us, by any policy"
+    assert "far-1 saw 198.51.100.7\n" in said, "we are handed to the other node"
+    assert [line for line in said.splitlines() if len(line) > COLUMNS] == []
+    log = section(said, "set-up").partition("of its log:\n")[2].splitlines()
+    assert [line.split()[0] for line in log if line] == ["programs", "packet", "serving"]
+    moved = section(said, "a load balancer address")
+    assert re.findall(r"192.0.2.211 is answered for by node (\w+)", moved) == ["third", "other"]
+    assert re.search(r"its cable is pulled -> first connection: \d+\.\d s", moved)
+    assert "all is kept" in said
+    assert "packet path: netfilter" in said, "the default engine: the bridge has hairpin mode"
+    flow = r"TCP +\w+ +198.51.100.7:\d+ +192.0.2.1:30090 +10.244.1.1"
+    assert re.search(flow, section(said, "a client outside"))
+
+
+def section(said: str, heading: str) -> str:
+    """Return the text after the heading with these words."""
+    return next(it for it in said.split("\n# ") if heading in it.partition("\n")[0])
 
 
 def test_a_here_document_belongs_to_its_command() -> None:
@@ -84,8 +118,8 @@ def test_a_here_document_belongs_to_its_command() -> None:
 
 
 @pytest.mark.timeout(KEEP_SECONDS + SHELL_SECONDS)
-@pytest.mark.skipif(os.geteuid() != 0, reason="the demo needs root")
-def test_the_pages_run_as_printed(demo: None, tmp_path: Path) -> None:
+@needs_root
+def test_the_pages_run_as_printed(demo: str, tmp_path: Path) -> None:
     """Each command prints lines of the shape that the page shows, in this order.
 
     Before, a writer in the shell ends without a word when its reader has ended.
