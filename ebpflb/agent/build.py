@@ -75,6 +75,7 @@ from ebpflb.model.events import Disturbed
 from ebpflb.model.facts import Fact, Observed
 from ebpflb.model.hand_over import Hops
 from ebpflb.model.nodes import FORWARD_AUTO
+from ebpflb.model.packet_path import Engine
 from ebpflb.options import REPORT, Options
 from ebpflb.serve.agent_lock import AgentLock
 from ebpflb.serve.listener import Handler
@@ -183,6 +184,8 @@ class _Builder:
                 on_attached=lambda: inbox.put(DevicesAttached()),
             )
             self._maps = datapath.maps
+            # At the start; later NodeSync knows.
+            datapath.wants_egress = options.shadow or options.packet_path == Engine.FLOWS
             self._stack.callback(datapath.close)
             self._loader = ProgramLoader(
                 datapath, options, on_loaded=lambda: self._sync.programs_loaded()

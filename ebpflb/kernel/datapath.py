@@ -124,7 +124,7 @@ class Datapath(MapWriter):
         """
         code = self.compile(cache)
         self.host_netns = cgroup_links.netns_cookie(cache) or self._settings().host_netns
-        loaded = ProgramSet(code, self.maps)
+        loaded = ProgramSet(code, self.maps, egress=self.wants_egress)
         self.devices.forget()
         self._close_programs()
         self.usual = loaded
@@ -151,7 +151,7 @@ class Datapath(MapWriter):
 
     def _packet_programs(self, link_header: bool) -> list[Program]:
         programs = self.others or self.usual
-        return programs.packets(link_header) if programs else []
+        return programs.packets(link_header, egress=self.devices.egress) if programs else []
 
     @property
     def _socket_programs(self) -> list[Program]:

@@ -101,8 +101,10 @@ class Variant:
             for name, spec in layout.MONITOR_MAPS.items():
                 made = self._maps[name] = bpf_map.open_map(spec, state_dir.create_map(spec))
                 opened.callback(made.close)
-            self.programs = ProgramSet(code, {**datapath.maps, **self._maps})
-            self.programs.packets(False)
+            has_egress = datapath.devices.egress
+            maps = {**datapath.maps, **self._maps}
+            self.programs = ProgramSet(code, maps, egress=has_egress)
+            self.programs.packets(False, egress=has_egress)
             self._opened = opened.pop_all()
 
     def ask(self, verdicts: int) -> None:

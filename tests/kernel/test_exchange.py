@@ -66,6 +66,22 @@ def faults(datapath: Datapath, cgroup: Path, ns: Namespace) -> list[object]:
     return [drift for part in datapath.faults(cgroup, ns.served()) for drift in part]
 
 
+def test_the_program_at_egress_is_loaded_once_it_is_wanted(
+    directory: Path, cgroup: Path, ns: Namespace, cache: Path
+) -> None:
+    made = Datapath(StateDir(directory))
+    made.wants_egress = False
+    made.load(cache)
+    assert made.attach(cgroup, ns.served()) == {}
+    assert "egress" not in {it.name for it in made.programs}
+    made.wants_egress = True
+    assert made.attach_devices(ns.served()) == {}
+    assert "egress" in {it.name for it in made.programs} and not made.flows_wait
+    assert not faults(made, cgroup, ns)
+    made.close()
+    unpin_all(made.state)
+
+
 @pytest.mark.extended
 def test_there_and_back(datapath: Datapath, others: Make, cgroup: Path, ns: Namespace) -> None:
     """First every hook has the other programs, without drift; then again the former ones, and no

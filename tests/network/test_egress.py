@@ -80,6 +80,7 @@ def test_a_service_of_the_flow_tables_comes_and_goes(
     """Each new connection opens, by netfilter until all devices have the program; each open one
     goes on, and the program stays as long as the flow tables have a flow.
     """
+    two.delete_all_flows()  # of former tests
     wait_until("no program is at egress", lambda: not at_egress(two))
     clients = dial(two, opened)
     assert not has_flow(two)

@@ -282,10 +282,10 @@ class DevicePrograms:
     def _expected(self, device: Device) -> dict[str, int]:
         """Return hook -> id of the program that should be there."""
         kind = device.link_header
-        if kind not in self._ids:
+        hooks = _ATTACH_ORDER if device.index in self._with_egress else _INGRESS
+        if not self._ids.get(kind, {}).keys() >= {*hooks}:
             programs = self.load(kind)
             self._ids[kind] = {p.name: int(bpf.info(p.fd, "prog_info").id) for p in programs}
-        hooks = _ATTACH_ORDER if device.index in self._with_egress else _INGRESS
         return {hook: self._ids[kind][hook] for hook in hooks}
 
     def _forget_removed(self, wanted: Devices) -> None:

@@ -12,7 +12,10 @@ from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from ebpflb.errors import KernelError, VerifierError
 from ebpflb.kernel import bpf
@@ -122,6 +125,7 @@ SECTIONS = {
     "cgroup/sock_release": HookType(_SOCK, 34),
 }
 GETSOCKNAME4 = "cgroup/getsockname4"  # used only by netns_cookie.py
+_INGRESS = "ingress"  # the program's name
 PACKET_SECTIONS = {"tc/ingress": HookType(SCHED_CLS, 0), "tc/egress": HookType(SCHED_CLS, 0)}
 SOCK_OPS = "sockops"  # used only by agent/endpoint_health.py
 ITER_TCP = "iter/tcp"  # used only by quiet_sockets.py
@@ -304,23 +308,37 @@ class Bytecode(NamedTuple):
     packets: Mapping[bool, Compiled]
 
 
+def _some(packets: Compiled, *, egress: bool) -> Compiled:
+    """Return the programs at ingress alone, or with ``egress`` both."""
+    if egress:
+        return packets
+    return replace(packets, programs={_INGRESS: packets.programs[_INGRESS]})
+
+
 class ProgramSet:
     """The programs of one variant, loaded with ``maps``.
 
-    Those for packets without a link header are loaded only on request: few nodes have such a
-    device, and the verifier takes as long for them as for the others. Raises VerifierError,
-    KernelError or NodeError.
+    Those for packets without a link header are loaded only on request, as is the program at egress
+    without ``egress``: few nodes have such a device, and with netfilter nothing wants the latter,
+    but the verifier takes as long for them. Raises VerifierError, KernelError or NodeError.
     """
 
-    def __init__(self, code: Bytecode, maps: Mapping[str, Map]) -> None:
+    def __init__(self, code: Bytecode, maps: Mapping[str, Map], *, egress: bool = True) -> None:
         self._code, self.maps = code.packets, maps
-        with_header, self.sockets = load_all([code.packets[True], code.sockets], maps)  # slow first
-        self._packets = {True: with_header}
+        first = _some(code.packets[True], egress=egress)
+        with_header, self.sockets = load_all([first, code.sockets], maps)  # slow first
+        self._packets, self._lock = {True: with_header}, Lock()
 
-    def packets(self, link_header: bool) -> list[Program]:
-        if link_header not in self._packets:
-            self._packets[link_header] = load(self._code[link_header], self.maps)
-        return self._packets[link_header]
+    def packets(self, link_header: bool, *, egress: bool = True) -> list[Program]:
+        """Return the program at ingress and, with ``egress``, the one at egress; in any thread."""
+        wanted = _some(self._code[link_header], egress=egress)
+        with self._lock:
+            found = self._packets.setdefault(link_header, [])
+            missing = wanted.programs.keys() - {it.name for it in found}
+            if missing:
+                named = {name: wanted.programs[name] for name in missing}
+                found += load(replace(wanted, programs=named), self.maps)
+            return [*found]
 
     @property
     def loaded(self) -> list[Program]:
