@@ -18,6 +18,7 @@ from ebpflb.cli import main
 from ebpflb.kernel.maps.state_dir import BPFFS
 from ebpflb.kernel.node import namespaces, sysctls
 from ebpflb.lab.netns import Namespace
+from ebpflb.model.packet_path import Engine
 from tests.kit.cluster import Cluster, running
 
 
@@ -98,7 +99,7 @@ def ebpflb(
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Yield a node with a running agent, for the tests of this file."""
-    with running(tmp_path_factory.mktemp("cluster")) as made:
+    with running(tmp_path_factory.mktemp("cluster"), engine=Engine.NETFILTER) as made:
         yield made
 
 
