@@ -46,6 +46,7 @@ class LabCluster:
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab, self.folder = lab, folder
         self.agents: list[LabAgent] = []
+        self.without_agent: list[Host] = []  # further nodes
         self.published = 0
         self._manifests = ""
         self._sockets: dict[str, Sockets] = {}
@@ -81,7 +82,7 @@ class LabCluster:
         marker = [{"name": "it", "port": self.published}]
         everything = [it for each in said for it in (each if isinstance(each, list) else [each])]
         if not any(it["kind"] == "Node" for it in everything):
-            nodes = [agent.node for agent in self.agents]
+            nodes = [*(agent.node for agent in self.agents), *self.without_agent]
             everything += [manifests.node(node.name, node.v4, node.v6) for node in nodes]
         everything.append(manifests.service("zzz", [MARKER], marker))
         self._manifests = manifests.text(everything)

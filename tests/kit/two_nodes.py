@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two nodes with an agent each, an endpoint on each, and clients without socket hooks.
+"""Two nodes, with an agent each or only near, endpoints, and clients without socket hooks.
 
     near     hooked, unhooked: clients; here, twin: endpoints
     far      there: an endpoint
@@ -144,7 +144,7 @@ class Topology(LabCluster):
 
 
 class TwoNodes(Topology):
-    """Two nodes, each with an agent; both agents get the same manifests."""
+    """Two nodes; both agents get the same manifests."""
 
     def __init__(
         self,
@@ -153,11 +153,16 @@ class TwoNodes(Topology):
         network: cni.Cni | None,
         *options: str,
         engine: Engine = Engine.FLOWS,
+        far_agent: bool = True,
     ) -> None:
+        """``far_agent``: also far has an agent, which near's translated packets only pass."""
         super().__init__(lab, folder, network)
         self.engine = engine
-        for node in (self.near, self.far):
-            self.add_agent(node, *options)
+        self.add_agent(self.near, *options)
+        if far_agent:
+            self.add_agent(self.far, *options)
+        else:
+            self.without_agent.append(self.far)
 
     def delete_all_flows(self) -> None:
         for table in ("tcp_flows", "other_flows"):
@@ -210,6 +215,7 @@ def running(
     network: cni.Cni | None = None,
     engine: Engine = Engine.FLOWS,
     prepare: Change | None = None,
+    far_agent: bool = True,
 ) -> Iterator[TwoNodes]:
     """Yield two nodes, prepared by ``prepare``, with running agents; everything is removed
     afterwards. Skip the test if the kernel lacks the engine, or the network's devices.
@@ -218,7 +224,8 @@ def running(
 
     def make(lab: Lab) -> TwoNodes:
         with needs.devices():
-            made = TwoNodes(lab, folder, network, *options, engine=engine)
+            how: dict[str, Any] = {"engine": engine, "far_agent": far_agent}
+            made = TwoNodes(lab, folder, network, *options, **how)
         if prepare:
             prepare(made)
         return made
@@ -233,16 +240,16 @@ def fixture(
     prepare: Change | None = None,
     publish: Change | None = None,
 ) -> Any:
-    """Return a fixture ``two`` for a file: nodes whose agents have these options, for each engine.
+    """Return a fixture ``two`` for a file: near's agent has these options, for each engine.
 
-    The nodes are prepared before the agents start, and something is published afterwards.
+    The nodes are prepared before the agent starts, and something is published afterwards.
     """
 
     @pytest.fixture(scope="module", params=engines, ids=str)
     def two(
         request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     ) -> Iterator[TwoNodes]:
-        how: dict[str, Any] = {"engine": request.param, "prepare": prepare}
+        how: dict[str, Any] = {"engine": request.param, "prepare": prepare, "far_agent": False}
         with running(tmp_path_factory.mktemp("two"), *CLUSTER_CIDR, *options, **how) as made:
             if publish:
                 publish(made)

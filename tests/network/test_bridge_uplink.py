@@ -63,7 +63,7 @@ def two(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TwoNodes]:
     how: Any = {"network": BridgeUplink(), "engine": request.param, "prepare": add_qdisc}
-    options = (*CLUSTER_CIDR, *BridgeUplink.OPTIONS)
+    how["far_agent"], options = False, (*CLUSTER_CIDR, *BridgeUplink.OPTIONS)
     with two_nodes.running(tmp_path_factory.mktemp("two"), *options, **how) as made:
         web, here = made.service("web", 10, made.here, made.there), made.service("h", 20, made.here)
         made.publish(web, here, made.service("nobody", 30))

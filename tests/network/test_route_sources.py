@@ -13,6 +13,7 @@ address.
 import json
 import subprocess
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -78,8 +79,8 @@ def two(
 ) -> Iterator[TwoNodes]:
     """Yield nodes with an engine, the near one changed; the endpoint is on the far one."""
     engine, name = request.param
-    folder, prepare = tmp_path_factory.mktemp("two"), PREPARED[name]
-    with two_nodes.running(folder, *CLUSTER_CIDR, engine=engine, prepare=prepare) as made:
+    how: Any = {"engine": engine, "prepare": PREPARED[name], "far_agent": False}
+    with two_nodes.running(tmp_path_factory.mktemp("two"), *CLUSTER_CIDR, **how) as made:
         two_nodes.web_on_far(made)
         yield made
 

@@ -5,6 +5,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,8 +28,8 @@ def two(tmp_path: Path) -> Iterator[TwoNodes]:
         for agent in two.agents:
             agent.under = ("env", f"PYTHONPATH={tmp_path}")
 
-    where, engine = tmp_path / "nodes", Engine.NETFILTER
-    with two_nodes.running(where, *two_nodes.CLUSTER_CIDR, engine=engine, prepare=prepare) as made:
+    how: Any = {"engine": Engine.NETFILTER, "prepare": prepare, "far_agent": False}
+    with two_nodes.running(tmp_path / "nodes", *two_nodes.CLUSTER_CIDR, **how) as made:
         yield made
 
 
