@@ -4,7 +4,6 @@
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -19,11 +18,6 @@ MOST_LINES = 40  # of a function, with its head
 C_FUNCTION = re.compile(r"(?:^[^\s#/*{}].*\n)(?:^[^\n{}#]+\n)*?^\{\n(?:.*\n)*?^\}", re.M)
 
 
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
 def statements(node: ast.AST) -> Iterator[ast.AST]:
     """Yield all statements at any depth; the many expressions are no functions."""
     for each in ast.iter_child_nodes(node):
@@ -35,7 +29,7 @@ def statements(node: ast.AST) -> Iterator[ast.AST]:
 def functions(path: Path) -> Iterator[tuple[str, int]]:
     """Yield the first line of each function, and its number of lines."""
     if path.suffix == ".py":
-        for node in statements(parsed(path)):
+        for node in statements(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield node.name, (node.end_lineno or 0) - node.lineno + 1
     else:
