@@ -14,6 +14,7 @@ import pytest
 from ebpflb.errors import NodeError
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
+from ebpflb.model.packet_path import Engine
 from ebpflb.serve import status
 from tests.kit.lab_cluster import PREFIX, LabCluster
 
@@ -25,6 +26,7 @@ def cluster(tmp_path: Path) -> Iterator[LabCluster]:
     """Return a lab without hosts."""
     with Lab(PREFIX) as lab:
         made = LabCluster(lab, tmp_path)
+        made.engine = Engine.NETFILTER
         try:
             yield made
         finally:
@@ -34,15 +36,6 @@ def cluster(tmp_path: Path) -> Iterator[LabCluster]:
 @pytest.fixture
 def node(cluster: LabCluster) -> Host:
     return cluster.lab.node("node", 1)
-
-
-def test_open_files(cluster: LabCluster, node: Host) -> None:
-    """The agent raises its initial limit of 1024 open files, if it may."""
-    agent = cluster.add_agent(node)
-    agent.under = ["prlimit", "--nofile=1024:4096"]
-    cluster.start()
-    assert agent.process
-    assert resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE) == (4096, 4096)
 
 
 FAILING = """
@@ -83,11 +76,15 @@ def test_an_agent_ends_for_a_part_that_fails_and_the_next_serves(
     assert agent.process.poll() is None
 
 
-def test_a_log_as_json(cluster: LabCluster, node: Host) -> None:
-    """Every line is JSON from the start to the end, and SIGUSR1 adds the stacks of all threads."""
+def test_a_log_as_json_and_open_files(cluster: LabCluster, node: Host) -> None:
+    """Every line is JSON from the start to the end, and SIGUSR1 adds the stacks of all threads.
+    The agent raises its initial limit of 1024 open files, if it may.
+    """
     agent = cluster.add_agent(node, "--logging-format=json")
+    agent.under = ["prlimit", "--nofile=1024:4096"]
     cluster.start()
     assert agent.process
+    assert resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE) == (4096, 4096)
     agent.process.send_signal(signal.SIGUSR1)
     wait_until("stacks are in the log", lambda: "thread MainThread" in agent.log())
     agent.stop()

@@ -193,9 +193,27 @@ def test_the_text_has_the_fields_of_the_json(ebpflb: Ebpflb, where: list[str]) -
     assert "before the agent ended" not in done.out
 
 
-def test_a_dead_agent_means_degraded(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
+def told(ebpflb: Ebpflb, options: list[str]) -> list[str]:
+    """Return what commands say about a kube-proxy behind programs without an agent."""
+    words = "kube-proxy", "status: no agent runs"
+    rows = [
+        f"{row['detail']} {row['remedy']}"
+        for command in ("check", "doctor --no-canary")
+        for row in answers.results(ebpflb(*command.split(), *options, "-o", "json").out)
+        if row["feature"] in words
+    ]
+    said = json.loads(ebpflb("status", *options, "-o", "json").out)
+    rows += [reason["text"] for reason in said["reasons"]]
+    rows.append(said["kube_proxy"] or "")
+    return [row for row in rows if "no agent updates them" in row]
+
+
+def test_a_dead_agent_means_degraded(
+    ebpflb: Ebpflb, cluster: Cluster, where: list[str], tmp_path: Path
+) -> None:
     """A dead agent means DEGRADED: the hooks keep serving, and its last status is shown
-    separately.
+    separately. Commands say that a kube-proxy has no effect behind its programs, but not if an
+    agent runs, or without a kube-proxy.
     """
     cluster.agent.stop(signal.SIGKILL)
     done = ebpflb("status", *where, "-o", "json")
@@ -213,38 +231,16 @@ def test_a_dead_agent_means_degraded(ebpflb: Ebpflb, cluster: Cluster, where: li
     assert "connect4" in said["socket_hooks"]
     assert said["service_ports"] == 5
 
-
-def test_old_programs_before_a_kube_proxy(
-    ebpflb: Ebpflb, cluster: Cluster, where: list[str], tmp_path: Path
-) -> None:
-    """Commands say that a kube-proxy has no effect behind programs without an agent. They do not if
-    an agent runs, or without a kube-proxy.
-    """
-    cluster.agent.stop(signal.SIGKILL)
-
-    def told(*options: str) -> list[str]:
-        words = "kube-proxy", "status: no agent runs"
-        rows = [
-            f"{row['detail']} {row['remedy']}"
-            for command in ("check", "doctor --no-canary")
-            for row in answers.results(ebpflb(*command.split(), *options, "-o", "json").out)
-            if row["feature"] in words
-        ]
-        said = json.loads(ebpflb("status", *options, "-o", "json").out)
-        rows += [reason["text"] for reason in said["reasons"]]
-        rows.append(said["kube_proxy"] or "")
-        return [row for row in rows if "no agent updates them" in row]
-
     with on_the_node(cluster):
         with answering.process(tmp_path) as pid:
-            found = told(*where)
+            found = told(ebpflb, where)
             assert len(found) == 5
             assert all(f"is also running (pid {pid})" in row for row in found)
             assert all("the last one wrote its status at 20" in row for row in found)
             cluster.agent.start()
-            assert told(*where) == []
+            assert told(ebpflb, where) == []
         cluster.agent.stop(signal.SIGKILL)
-        assert told(*where) == []
+        assert told(ebpflb, where) == []
 
 
 def test_what_of_manifests_is_not_served(
