@@ -61,9 +61,9 @@ def parse_host_port(text: str, ports: range = PORTS) -> tuple[Address, int]:
     host, colon, port = text.rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
     if not colon or (":" in host and not is_bracketed):
-        raise ValueError(f'"{text}" is not ADDRESS:PORT such as 0.0.0.0:10256')
+        raise ValueError(f"{quoted(text)} is not ADDRESS:PORT such as 0.0.0.0:10256")
     if not (port.isascii() and port.isdigit() and int(port) in ports):
-        raise ValueError(f'"{port}" is not a port from {ports[0]} to {ports[-1]}')
+        raise ValueError(f"{quoted(port)} is not a port from {ports[0]} to {ports[-1]}")
     return parse_address(host[1:-1] if is_bracketed else host), int(port)
 
 
@@ -75,7 +75,7 @@ def parse_address(text: str, wanted: Family | None = None) -> Address:
     """
     address = _lenient(text)
     if wanted is not None and address.version != wanted:
-        raise ValueError(f'"{text}" is not an {wanted} address')
+        raise ValueError(f"{quoted(text)} is not an {wanted} address")
     return address
 
 
@@ -88,7 +88,7 @@ def parse_frontend(text: str, wanted: Family | None = None) -> Address:
     address = parse_address(text, wanted)
     for name, is_special in _SPECIAL.items():
         if is_special(address):
-            raise ValueError(f'"{text}" is {name}, which a Service may not have')
+            raise ValueError(f"{quoted(text)} is {name}, which a Service may not have")
     return address
 
 
@@ -100,7 +100,7 @@ def parse_network(text: str) -> Network:
             raise ValueError
         return _network(parse_address(host), int(length), mapped=":" in host)
     except ValueError:
-        raise ValueError(f'"{text}" is not a CIDR such as 10.0.0.0/8') from None
+        raise ValueError(f"{quoted(text)} is not a CIDR such as 10.0.0.0/8") from None
 
 
 def _lenient(text: str) -> Address:
@@ -111,7 +111,7 @@ def _lenient(text: str) -> Address:
     try:
         return _strict(_LEADING_ZEROS.sub("", text))
     except ValueError:
-        raise ValueError(f'"{text}" is not an IP address') from None
+        raise ValueError(f"{quoted(text)} is not an IP address") from None
 
 
 def _strict(text: str) -> Address:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from ebpflb.errors import quoted
 from ebpflb.model import addresses
 from ebpflb.model.addresses import (
     Address,
@@ -101,12 +102,12 @@ def test_every_ipv6_address_is_read(address: IPv6Address) -> None:
 
 @given(some.text("0123456789abcdef.:/% x") | some.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
-    """Any text is read, or refused with a ValueError."""
+    """Any text is read, or refused with a ValueError that quotes it, shortened."""
     for parse in (addresses.parse_address, addresses.parse_network):
         try:
             parse(text)
         except ValueError as error:
-            assert text in str(error)
+            assert quoted(text) in str(error)
 
 
 @given(some.ip_addresses(), some.integers(0, 65535))

@@ -153,7 +153,15 @@ def test_a_wanted_address_is_given_and_the_former_one_kept_until_then() -> None:
 
 
 @pytest.mark.parametrize(
-    "wanted", ["192.0.2.201,192.0.2.202", ",".join(["192.0.2.201"] * 9000), "a", "127.0.0.1", ","]
+    "wanted",
+    [
+        "192.0.2.201,192.0.2.202",
+        ",".join(["192.0.2.201"] * 9000),
+        "a",
+        "127.0.0.1",
+        ",",
+        "x" * 9000,
+    ],
 )
 def test_what_cannot_be_read_gets_nothing(wanted: str) -> None:
     """Two addresses of one family, thousands, or none that a Service may have: it is told why."""
