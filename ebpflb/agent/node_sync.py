@@ -116,7 +116,7 @@ class NodeSync(Part):
         self.not_served: Mapping[str, str] = {}  # device -> why its packets are not served
         # Where health-check node ports listen; a missing family means on all addresses.
         self.health_check_addresses: dict[Family, frozenset[Address]] = {}
-        self._programmed = frozenset(datapath.recorded_devices)  # devices that have programs now
+        self._programmed = frozenset(datapath.devices.recorded)  # devices that have programs now
         self._ports_may_go = False  # whether ports had to wait until their masters had programs
         self._desired = self._desired_node()
         # Whether mode ipvs's device, there at the start, is still there; None: not known yet.
@@ -314,7 +314,7 @@ class NodeSync(Part):
         monitor = "active: the programs emit events" if self.datapath.others else None
         return {
             "devices_not_served": self.not_served,
-            "devices_to_come": len(self.datapath.devices_to_come),
+            "devices_to_come": len(self.datapath.devices.to_come),
             "flows_wait": self.flows_wait,
             "packet_path": self.engine.path,
             "flowtable": self._flowtable_state,
@@ -439,7 +439,7 @@ class NodeSync(Part):
         """Note which served devices have programs now: all except those failed or to come."""
         self._set_not_served(failed)
         served = {each.index for each in self._desired.served if each.name not in failed}
-        served.difference_update(self.datapath.devices_to_come)
+        served.difference_update(self.datapath.devices.to_come)
         self._has_new_devices |= not served <= self._served
         self._served = served
         self._programmed = frozenset(served)
@@ -454,7 +454,7 @@ class NodeSync(Part):
         """Return the devices whose replies the flow tables cannot translate, with the reason."""
         if self.engine.path is None or self.engine.is_netfilter:
             return {}
-        without = self.datapath.without_egress
+        without = self.datapath.devices.attacher.without_egress
         return {each.name: _NO_EGRESS for each in self._desired.served if each.index in without}
 
 

@@ -71,7 +71,7 @@ _MANY = 16  # devices
 
 
 class Datapath(MapWriter):
-    """The maps and programs of one state directory."""
+    """The maps and programs of one state directory; ``devices``: the packet programs' devices."""
 
     def __init__(
         self,
@@ -218,21 +218,6 @@ class Datapath(MapWriter):
         if may_open and not self._needs_egress:
             self._set_flags(_ATTACHING)
 
-    @property
-    def without_egress(self) -> Collection[int]:
-        """The devices, by ifindex, with no room for the program at egress (attach/clsact.py)."""
-        return self.devices.attacher.without_egress
-
-    @property
-    def devices_to_come(self) -> Collection[int]:
-        """The devices, by ifindex, to which programs are being attached."""
-        return self.devices.to_come
-
-    @property
-    def recorded_devices(self) -> Collection[int]:
-        """The devices, by ifindex, that may have programs, of this agent or an earlier one."""
-        return self.devices.recorded
-
     def take_attached(self) -> dict[str, str]:
         """Note the devices that have got programs; return device -> error. Raises KernelError."""
         failed = self.devices.take_attached()
@@ -314,5 +299,5 @@ class Datapath(MapWriter):
 
     def is_attached(self) -> bool:
         """Whether programs of this layout are already attached, at devices too."""
-        attached = cgroup_links.attached(self.state) and self.recorded_devices
+        attached = cgroup_links.attached(self.state) and self.devices.recorded
         return bool(attached) and not self.state.old_layouts()

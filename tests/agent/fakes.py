@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ebpflb.agent import Agent
@@ -88,9 +89,11 @@ class FakeDatapath:
         self.settings_at_plans: list[Settings] = []
         self.served: list[Devices] = []
         self.now: set[int] = set()  # the devices that did not wait for others
-        self.devices_to_come: set[int] = set()
-        self.recorded_devices: set[int] = set()
-        self.without_egress: set[int] = set()
+        self.devices = SimpleNamespace(
+            to_come=set[int](),
+            recorded=set[int](),
+            attacher=SimpleNamespace(without_egress=set[int]()),
+        )
         self.is_attaching = self.flows_wait = self.has_needless_egress = False
         self.wants_egress = True
         self.unattached: list[dict[str, str]] = []
@@ -153,7 +156,7 @@ class FakeDatapath:
 
     def take_attached(self) -> dict[str, str]:
         """Attach programs to the devices of ``to_come``."""
-        self.devices_to_come.clear()
+        self.devices.to_come.clear()
         self.is_attaching = self.flows_wait = False
         return {}
 

@@ -44,7 +44,7 @@ def test_pods_devices_get_programs_beside_the_loop(harness: Harness) -> None:
     until they have programs. Then conntrack is searched for entries of their earlier packets.
     """
     pod = structs.replace(PORT, index=9, name="veth9", master=0, kind="veth")
-    harness.datapath.devices_to_come = {pod.index}
+    harness.datapath.devices.to_come = {pod.index}
     harness.start()
     harness.send(here(pod, ETH), SERVICES, SLICES, NODES)
     assert harness.datapath.now == {ETH.index}
@@ -75,7 +75,7 @@ def test_healthz_waits_for_the_nodes_devices(harness: Harness, engine: Engine, w
     """
     pod = structs.replace(PORT, index=9, name="veth9", master=0, kind="veth")
     harness.engine = engine_choice(engine)
-    harness.datapath.devices_to_come, harness.datapath.flows_wait = {pod.index}, True
+    harness.datapath.devices.to_come, harness.datapath.flows_wait = {pod.index}, True
     harness.start()
     harness.send(here(pod, ETH), SERVICES, SLICES, NODES)
     assert harness.health.serves is not waits
@@ -215,7 +215,7 @@ def test_family_that_the_kernel_lacks(harness: Harness, one_family: None) -> Non
 def test_a_device_without_room_at_egress(harness: Harness, engine: Engine, lost: bool) -> None:
     """The flow tables translate replies at a pod's egress; netfilter needs nothing there."""
     harness.engine = engine_choice(engine)
-    harness.datapath.without_egress = {PORT.index}
+    harness.datapath.devices.attacher.without_egress = {PORT.index}
     harness.start()
     harness.send(here(ETH, PORT), SERVICES, SLICES, NODES)
     assert (PORT.name in harness.status.devices_not_served) == lost
