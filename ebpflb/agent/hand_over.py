@@ -9,21 +9,21 @@ Without --hand-over nothing of this runs.
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain, islice
 from typing import Any
 
 from ebpflb.agent.loop import Inbox, Part, Turn
-from ebpflb.agent.service_sync import Budget, ServiceSync
+from ebpflb.agent.service_sync import Backlog, Budget, ServiceSync, Step
 from ebpflb.cluster.event_recorder import object_limit
 from ebpflb.errors import EbpflbError
 from ebpflb.kernel.handing import BITS, Handing, HopEntry, Loaded
 from ebpflb.model import addresses
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.devices import own_addresses
-from ebpflb.model.events import MAX_LISTED
+from ebpflb.model.events import MAX_LISTED, Key
 from ebpflb.model.facts import Fact, Observed, Values
 from ebpflb.model.hand_over import Hops, Hosts
 from ebpflb.model.services import PortName
@@ -33,7 +33,7 @@ from ebpflb.plan.handing import THIS_NODE, Handed, HandingPlanner, Station
 log = logging.getLogger(__name__)
 
 NOTING_SECONDS = 10.0  # in which a Service's open connections are noted before it is handed over
-MOST_PUTTING = 0.01  # seconds of a turn: a tenant may have many tables
+PUTTING_COST = 1000  # of a turn, in units of 10 µs: a tenant may have many tables
 LEFT_SECONDS = 60.0  # that what a former agent has left waits for tenants with endless changes
 SOON = 0.1  # seconds: a thread is at work
 _NO_SPACE = "no space left to hand over requests to %s: they are served without it"
@@ -76,14 +76,14 @@ class HandOver(Part):
         self._hosts = Hosts(())  # read with each change of the other nodes
         self._stations: dict[tuple[Family, str], str] = {}  # MAC addresses of nodes
         self._awaited: Values | None = None  # what the Services are not yet planned by
-        self._changed: dict[str, set[PortName]] = {}  # by namespace, in the order of their turns
+        self._changed: dict[Key, set[PortName]] = {}  # by Service
+        self._backlog = Backlog(self._putting, Budget(clock), PUTTING_COST)  # of these Services
         self._all_changed = False
         self._left_until = math.inf  # when they go at the latest
         self._waits = True  # for another turn of the loop
         self._noting: dict[PortName, float] = {}  # until when; the first one ends first
         self._may_warn = object_limit(clock).allows
-        self._attach_due = self._retry_due = self._load_due = self._put_due = -math.inf
-        self._budget = Budget(clock)
+        self._attach_due = self._retry_due = self._load_due = -math.inf
         self._attached: object = None
 
     @property
@@ -94,7 +94,7 @@ class HandOver(Part):
         if self._planner is None:
             return self._retry_due
         noting = next(iter(self._noting.values()), math.inf)
-        due = min(self._planner.due, self._attach_due, self._put_due, noting)
+        due = min(self._planner.due, self._attach_due, self._backlog.due, noting)
         return max(due, self._retry_due)
 
     def observe(self, turn: Turn) -> None:
@@ -114,9 +114,10 @@ class HandOver(Part):
             self._planner, self._retry_due = None, self._clock() + 1.0
             raise
 
-    def _note(self, names: Iterable[PortName]) -> None:
+    def _note(self, names: Collection[PortName]) -> None:
         for name in names:
-            self._changed.setdefault(name.namespace, set()).add(name)
+            self._changed.setdefault(name.owner, set()).add(name)
+        self._backlog.add({name.owner for name in names})
 
     def _write(self, hops: Hops, *, full: bool) -> None:
         if self._handing is None:
@@ -169,47 +170,35 @@ class HandOver(Part):
         """
         wanted, now = self._services.planner.claims.desired, self._clock()
         if self._all_changed:
-            self._note(it for it in wanted if it in planner or wanted[it].handed_to is not None)
+            self._note([it for it in wanted if it in planner or wanted[it].handed_to is not None])
         self._all_changed = False
         while self._noting and self._noting[name := next(iter(self._noting))] <= now:
             del self._noting[name]
             self._note([name])
-        self._put_due = self._put_in_turns(planner, now)
-        waiting = self._changed or self._services.backlog or self._services.cluster.changed_services
+        self._backlog.take_slice(now)
+        self._backlog.spent(self._clock() - now)
+        waiting = self._backlog or self._services.backlog or self._services.cluster.changed_services
         if self._left_until < math.inf and (not waiting or now >= self._left_until):
             planner.only(wanted)
             self._left_until = math.inf
 
-    def _put_in_turns(self, planner: HandingPlanner, now: float) -> float:
-        """Plan one service port of each namespace, and so on; return when there are more to plan.
+    def _putting(self, service: Key) -> Iterator[Step]:
+        """Plan the service ports of a Service, a port in each step.
 
         Not those that are about to be planned again: what they have may be for other hops.
         """
-        wanted, backlog = self._services.planner.claims.desired, self._services.backlog
-        at, held = now, dict[str, set[PortName]]()  # those that have used their processor time
-        while self._changed and at < now + MOST_PUTTING:
-            namespace = next(iter(self._changed))
-            names = self._changed.pop(namespace)
-            if self._budget.held_until(namespace) > now:
-                held[namespace] = names
-                continue
-            name = names.pop()
-            if names:
-                self._changed[namespace] = names
-            desired = wanted.get(name)
-            is_known = name in planner or name in self.dropped
-            is_ours = is_known or (desired and desired.handed_to is not None)
-            changed = self._services.cluster.changed_services
-            if is_ours and name.owner not in backlog and name.owner not in changed:
+        for name in self._changed.pop(service, ()):
+            begun, planner = self._clock(), self._planner
+            desired = self._services.planner.claims.desired.get(name)
+            is_ours = name in self.dropped or (desired and desired.handed_to is not None)
+            is_next = service in self._services.backlog
+            is_next = is_next or service in self._services.cluster.changed_services
+            if planner and not is_next and (is_ours or name in planner):
                 did_lack = name in planner.lacking
-                planner.put(name, self._noted(planner, name, self._handed(name), now))
-                if name in planner.lacking and not did_lack and self._may_warn(namespace):
+                planner.put(name, self._noted(planner, name, self._handed(name), begun))
+                if name in planner.lacking and not did_lack and self._may_warn(name.namespace):
                     log.warning(_NO_SPACE, name)
-            begun, at = at, self._clock()
-            self._budget.spend(namespace, at - begun)
-        due = -math.inf if self._changed else math.inf
-        self._changed |= held
-        return min([due, *map(self._budget.held_until, held)])
+            yield Step(1 + int((self._clock() - begun) * 1e5))
 
     def _noted(
         self, planner: HandingPlanner, name: PortName, handed: Handed | None, now: float

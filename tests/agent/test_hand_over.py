@@ -220,10 +220,12 @@ def test_a_namespace_without_end_of_work_gets_a_part_of_the_time(node: Node) -> 
     assert 4 <= len(node.frontends) < 7 and node.part.due > node.now
     node.serve("shop", 200, {"two": 1})
     before = len(node.frontends)
-    node.turn()
-    assert len(node.frontends) == before + 1
-    node.now = node.part.due
-    node.turn()
+    for _ in range(2):
+        node.turn()
+    assert len(node.frontends) == before + 1 and node.part.due > node.now
+    for _ in range(2):  # the last turn's own time is made up for, too
+        node.now = node.part.due
+        node.turn()
     assert len(node.frontends) == before + 2
 
 
