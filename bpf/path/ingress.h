@@ -159,7 +159,8 @@ static __always_inline struct outcome ingress_selected(struct __sk_buff *ctx,
 	const struct settings *settings = request->settings;
 	struct outcome outcome = undecided();
 	bool is_direct = (selected == NO_SERVICE || selected == AT_SOCKET) &&
-			 direct_select(&packet->tuple, ctx->ifindex, opening);
+			 direct_select(&packet->tuple, ctx->ifindex, opening) &&
+			 !port_has_decided(ctx);	/* perhaps it was translated there */
 
 	if (is_direct)
 		record(STEP_DIRECT, 0);

@@ -73,6 +73,20 @@ def test_another_port(
     assert ends(node.through(reply(known, "A"), "uplink", "pods")) == f"{where} > {client}"
 
 
+def test_what_a_port_has_translated(
+    node: PacketNode, places: Places, protocol: str, client: str
+) -> None:
+    """A bridge whose port has got programs since then leaves a request as the port's translated it:
+    it looks like one to the backend itself.
+    """
+    backend = at(places.there, 8080)
+    where = serve(node, places, "cluster", protocol, cluster=[backend])
+    node.through(opening(protocol, client, where), "pods", "uplink")
+    node.device("pods", V4.bridge, V6.bridge, "master")
+    between = opening(protocol, client, backend)
+    assert node.ingress(between, "pods").frame == bytes(between)
+
+
 def test_after_the_connection_has_ended(
     node: PacketNode, client: str, backend: str, where: str
 ) -> None:
