@@ -41,12 +41,9 @@ struct socket_entry {
 };
 SIZE(struct socket_entry, 96);
 
-/* This bit of a cookie is inverted while the socket's entry is written. */
-#define PLACE_CLAIMED (1ULL << 62)
-
 /* The entry of a socket, at the place that its cookie has modulo the number of places. */
 struct socket_place {
-	__u64 socket;		/* cookie; 0: the place is free; see PLACE_CLAIMED */
+	__u64 socket;		/* cookie; 0: the place is free; see claim_of */
 	__u32 lock;		/* struct bpf_spin_lock */
 	__u32 pad;
 	struct socket_entry entry;

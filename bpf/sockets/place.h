@@ -38,7 +38,12 @@ static __always_inline struct socket_entry *socket_find(__u64 socket)
 	return place && place->socket == socket ? &place->entry : socket_find_elsewhere(socket);
 }
 
-/* What a place has for a cookie while the socket's entry is written; no cookie is so large. */
+/*
+ * This bit of a cookie is inverted while the socket's entry is written; no cookie is so large. It stands
+ * here because a line of bpf/layout/socket.h that is no comment empties the flow tables at an upgrade.
+ */
+#define PLACE_CLAIMED (1ULL << 62)
+
 static __always_inline __u64 claim_of(__u64 socket)
 {
 	return socket ^ PLACE_CLAIMED;
