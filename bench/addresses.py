@@ -26,7 +26,7 @@ from bench.report import Line, Lines, Row, row_of
 from bench.result import run_bench
 from bench.temporary_lab import print_step, temporary_lab
 from ebpflb.agent.hand_over import NOTING_SECONDS
-from ebpflb.kernel.attach.answerer import Given
+from ebpflb.kernel.attach.uplink_program import Given
 from ebpflb.kernel.maps import bpf_map, state_dir
 from ebpflb.kernel.maps.layout import ANSWERED
 from ebpflb.kernel.programs import compiler, loader

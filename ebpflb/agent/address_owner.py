@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ebpflb.agent.loop import Call, Inbox, Part, Turn
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.errors import EbpflbError, in_words
-from ebpflb.kernel.attach.answerer import Answerer
+from ebpflb.kernel.attach.uplink_program import Answerer
 from ebpflb.kernel.node import routes
 from ebpflb.kernel.node.routes import Route
 from ebpflb.kernel.segment import Segment

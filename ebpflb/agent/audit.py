@@ -35,7 +35,7 @@ from ebpflb.model.cluster_state import ClusterState
 from ebpflb.options import REPORT, Options
 from ebpflb.plan import comparison
 from ebpflb.plan.comparison import Wrong
-from ebpflb.serve.agent_lock import AgentLock
+from ebpflb.serve.status import AgentLock
 from ebpflb.stopping import parts
 
 log = logging.getLogger(__name__)

@@ -53,15 +53,14 @@ from ebpflb.config.fields import to_builtins
 from ebpflb.config.translation import EXTERNAL_IPS
 from ebpflb.history.recorder import History
 from ebpflb.kernel.attach import uplink_program
-from ebpflb.kernel.attach.answerer import Answerer
+from ebpflb.kernel.attach.uplink_program import Answerer
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.handing import Handing, believed
 from ebpflb.kernel.maps.layout import ANSWERED, HANDED
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import Sweeper
-from ebpflb.kernel.netfilter.dropped import DroppedWatch, dropped_now
 from ebpflb.kernel.netfilter.each_packet import EachPacketWatch
-from ebpflb.kernel.netfilter.untracked import UntrackedWatch, untracked
+from ebpflb.kernel.netfilter.untracked import DroppedWatch, UntrackedWatch, dropped_now, untracked
 from ebpflb.kernel.netfilter.watch import NatWatch
 from ebpflb.kernel.node import kube_proxy, sysctls
 from ebpflb.kernel.node.device_watch import DeviceWatch
@@ -77,12 +76,11 @@ from ebpflb.model.hand_over import Hops
 from ebpflb.model.nodes import FORWARD_AUTO
 from ebpflb.model.packet_path import Engine
 from ebpflb.options import REPORT, Options
-from ebpflb.serve.agent_lock import AgentLock
 from ebpflb.serve.listener import Handler
 from ebpflb.serve.metrics import Metrics
-from ebpflb.serve.metrics_pages import MetricsPages
 from ebpflb.serve.metrics_read import Sources
-from ebpflb.serve.servers import HttpServers
+from ebpflb.serve.servers import HttpServers, MetricsPages
+from ebpflb.serve.status import AgentLock
 
 
 class Works(Protocol):

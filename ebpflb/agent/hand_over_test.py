@@ -26,10 +26,9 @@ from typing import Any, NamedTuple
 from ebpflb.agent.loop import Call, Inbox, Part, Turn
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.errors import EbpflbError, in_words
-from ebpflb.kernel.leg_test import LegTest
 from ebpflb.kernel.node import routes
 from ebpflb.kernel.node.routes import Route
-from ebpflb.kernel.segment import Segment
+from ebpflb.kernel.segment import LegTest, Segment
 from ebpflb.model import nodes
 from ebpflb.model.addresses import Address, Family, family
 from ebpflb.model.cluster_state import ClusterState

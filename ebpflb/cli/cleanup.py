@@ -19,7 +19,7 @@ from ebpflb.kernel.node.kube_proxy import Leftover, LeftoverSurvey
 from ebpflb.options import Paths
 from ebpflb.serve import status
 from ebpflb.tools import pins
-from ebpflb.tools.firewall.forwarding import dropping
+from ebpflb.tools.firewall import dropping
 
 NOTHING = "nothing of kube-proxy was found"
 LATER = "run this command again later"

@@ -13,7 +13,7 @@ from typing import Any
 
 from ebpflb import redaction
 from ebpflb.errors import EbpflbError, in_words, plain
-from ebpflb.serve.metrics_pages import stacks
+from ebpflb.serve.servers import stacks
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from ebpflb.kernel.netfilter import probe
 from ebpflb.kernel.node import namespaces, sysctls
 from ebpflb.model.nodes import FORWARD_OFF
 from ebpflb.options import Options, Paths, flags_of
-from ebpflb.serve import agent_lock
+from ebpflb.serve import status
 from ebpflb.stopping import parts
 from ebpflb.tools import pins
 from ebpflb.tools.node_checks import missing_requirements, required_results
@@ -82,7 +82,7 @@ def _start(
         probe.leave_answers(options.paths.answers_file)
         return
     require_features(values["state_dir"], values["cgroup_root"])
-    with agent_lock.held(options.paths) as lock:
+    with status.held(options.paths) as lock:
         serve_until_stopped(options, watch, run_options.effective_flags(options, values), lock)
 
 
@@ -127,7 +127,7 @@ def serve_until_stopped(
     options: Options,
     watch: ConfigWatch | None,
     flags: Mapping[str, str],
-    lock: agent_lock.AgentLock,
+    lock: status.AgentLock,
 ) -> None:
     namespaces.adjust_oom_score(options.oom_score_adj)
     namespaces.raise_file_limit()

@@ -8,13 +8,11 @@ datapath         one node's maps and programs, as the agent uses them
 map_writer       reads and writes the maps
 valid_contents   the maps' content at start, without entries that no agent can have written
 probe            which features this kernel has, found by trying them
-btf              the running kernel's types: numbers of functions, places of fields
 bpf              bpf(2): one function for each command; C declarations as types of cffi
 
 stale            finds and ends connections that lead to endpoints which no longer serve
-segment          frames on the uplink: beacons of agents, ARP, NDP
+segment          frames on the uplink: beacons of agents, ARP, NDP, tests of hand-overs
 handing          the program that hands requests to other nodes, and its maps
-leg_test         frames by which nodes test whether packets may be handed to each other
 quiet_sockets    ends sockets between two requests, so that their connections move
 netlink          messages of netlink: encoded and decoded
 recording        runs copies of the programs to record their decisions

@@ -10,8 +10,8 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
@@ -19,8 +19,11 @@ from typing import IO, Any
 import msgspec
 
 from ebpflb import files
-from ebpflb.errors import NodeError, in_words, log_once
+from ebpflb.errors import NodeError, in_words, instead_of_os_error, log_once
 from ebpflb.files import decode_regular
+from ebpflb.kernel.maps import state_dir
+from ebpflb.kernel.maps.state_dir import StateLock
+from ebpflb.model.events import Drift, Part
 from ebpflb.model.packet_path import PacketPath
 from ebpflb.options import ALL_SOCKETS, Paths
 from ebpflb.redaction import redact
@@ -190,11 +193,6 @@ def second_agent(running: Paths) -> NodeError:
     return NodeError(f"another agent ({who}) already serves {running.state}")
 
 
-def is_running(paths: Paths) -> bool:
-    """Whether an agent holds the lock file now; ``agent_lock`` checks both locks."""
-    return files.is_locked(paths.lock_file)
-
-
 def _make_private(folder: Path) -> None:
     """Create the run directory for this user only. Raises NodeError or OSError.
 
@@ -234,3 +232,85 @@ def log_new(before: Mapping[str, str], now: Mapping[str, str], line: str) -> Non
     for name, reason in now.items():
         if before.get(name) != reason:
             log.error(line, name, reason)
+
+
+# Whether an agent serves a state directory, and the lock that keeps a second agent away.
+#
+# There are two locks, of the state directory and of a file in the run directory. The first one
+# decides; the second one survives a remount of the bpffs, and is known to earlier versions.
+
+
+class AgentLock:
+    """The lock of the state directory, and the record in it.
+
+    Both are gone if another bpffs is mounted there, while the agent continues to run.
+    """
+
+    def __init__(self, paths: Paths, state: StateLock) -> None:
+        self._paths, self._state = paths, state
+
+    def faults(self) -> Iterator[Drift]:
+        """Yield which of the two is missing."""
+        if not self._state.holds():
+            yield Drift(Part.PIN, f"lock of {self._paths.state}", "is not held any more")
+        elif not state_dir.is_record_of(self._paths):
+            yield Drift(Part.PIN, f"{self._paths.state}/{state_dir.RECORD}", "is missing")
+
+    def restore(self) -> bool:
+        """Restore both; return False if another agent has taken the lock meanwhile.
+
+        Raises NodeError if there is no bpffs.
+        """
+        if not self._state.holds():
+            self._state.release()
+            if not self._state.take():
+                return False
+        _record(self._paths)
+        return True
+
+
+@contextmanager
+def held(paths: Paths) -> Iterator[AgentLock]:
+    """Hold the lock while the agent runs, and record the run directory.
+
+    Raises NodeError if another agent runs, with its pid if that is known.
+    """
+    state = StateLock(paths.state)
+    with lock(paths):
+        if not state.take():
+            raise second_agent(state_dir.read_record(paths.state) or paths)
+        try:
+            _record(paths)
+            yield AgentLock(paths, state)
+        finally:
+            _remove_if_empty(paths)
+            state.release()
+
+
+def is_running(paths: Paths) -> bool:
+    """Whether an agent holds either lock now."""
+    return files.is_locked(paths.state) or files.is_locked(paths.lock_file)
+
+
+def _record(paths: Paths) -> None:
+    """Record the run directory.
+
+    An agent with another run directory has ended: its additions to the kernel's list of reserved
+    ports now belong to this agent.
+    """
+    former = state_dir.read_record(paths.state)
+    if former is not None and former.run != paths.run:
+        with suppress(OSError, files.UnusableFile):
+            if not paths.ports_file.exists():
+                files.replace(paths.ports_file, files.read_regular(former.ports_file))
+        remove(former)
+    with instead_of_os_error(str(paths.state)):
+        state_dir.write_record(paths)
+
+
+def _remove_if_empty(paths: Paths) -> None:
+    """Remove a state directory that was created only for the lock: the agent did not even begin."""
+    with suppress(OSError):
+        if os.listdir(paths.state) == [state_dir.RECORD]:
+            (paths.state / state_dir.RECORD).unlink()
+            paths.state.rmdir()

@@ -8,22 +8,24 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ebpflb import files
 from ebpflb.errors import NodeError
 from ebpflb.kernel.attach import cgroup_links, device_programs
 from ebpflb.kernel.attach.cgroup_links import HeldLinks
+from ebpflb.kernel.maps import state_dir
 from ebpflb.kernel.maps.state_dir import StateDir, mount_of, state_directories, why_hidden
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.kernel.netfilter import conntrack, nft
 from ebpflb.kernel.netfilter.table import TABLE
+from ebpflb.kernel.node import kube_proxy
 from ebpflb.model.devices import Device
-from ebpflb.model.kube_proxy import RULES_RETURNED
+from ebpflb.model.kube_proxy import RULES_RETURNED, Detection
 from ebpflb.options import Paths
-from ebpflb.serve import agent_lock
 from ebpflb.serve import status as agent_status
 from ebpflb.serve.conditions import Facts, judge
 from ebpflb.serve.status import AgentStatus
-from ebpflb.tools import ask, kube_proxy, pins
-from ebpflb.tools.firewall.forwarding import dropping
+from ebpflb.tools import ask, pins
+from ebpflb.tools.firewall import dropping
 
 _NO_TABLE = (
     f"the nft table {TABLE.family} {TABLE.table} was removed: no packet is translated, and "
@@ -61,7 +63,7 @@ def read_status(paths: Paths) -> NodeStatus:
 
 def facts_of(paths: Paths) -> Facts:
     """Return the facts on which the verdict on this node rests."""
-    runs, pulse, hangs = agent_lock.is_running(paths), None, False
+    runs, pulse, hangs = agent_status.is_running(paths), None, False
     if runs:
         try:
             pulse = ask.pulse(paths)
@@ -77,7 +79,7 @@ def facts_of(paths: Paths) -> Facts:
         pulse=pulse,
         hangs=hangs,
         conntrack=(conntrack.count(), conntrack.limit()),
-        overruled="" if runs else kube_proxy.overruled(paths.state),
+        overruled="" if runs else overruled(paths.state),
         table="" if runs else _table(paths.state),
         faults=[] if runs else _faults(paths.state),
     )
@@ -166,7 +168,7 @@ def _kube_proxy(state: Path, published: AgentStatus | None) -> str | None:
     Only the agent knows whether kube-proxy's rules were gone before.
     """
     try:
-        found = kube_proxy.detect(state)
+        found = detect(state)
     except NodeError as error:
         return f"cannot be checked: {error}"
     if published:
@@ -175,3 +177,41 @@ def _kube_proxy(state: Path, published: AgentStatus | None) -> str | None:
         were_gone = not published.kube_proxy or RULES_RETURNED in published.kube_proxy
         found = found._replace(rules_returned=bool(found.rules) and were_gone)
     return found.message
+
+
+# Whether kube-proxy runs on this node, and whether programs without an agent overrule it.
+
+
+def detect(state: Path) -> Detection:
+    """Return what can be detected of kube-proxy, and whether this state directory's programs run
+    without an agent.
+
+    Raises NodeError if something cannot be read.
+    """
+    return kube_proxy.detect()._replace(unattended=unattended(state))
+
+
+def overruled(state: Path) -> str:
+    """Return a line for the operator if kube-proxy has no effect because of our programs;
+    else "".
+    """
+    try:
+        found = detect(state)
+    except NodeError:
+        return ""
+    return found.log_message or "" if found.is_overruled else ""
+
+
+def unattended(state: Path) -> str:
+    """Return, in words, when an agent was last seen, if its programs run without one.
+
+    Return "" if an agent runs, or if no programs are attached to sockets.
+    """
+    if files.is_locked(state) or not cgroup_links.attached(StateDir(state)):
+        return ""
+    paths = state_dir.read_record(state) or Paths(state)
+    try:
+        written = datetime.fromtimestamp(paths.status_file.stat().st_mtime).astimezone()
+    except OSError:
+        return f"there is no status of one in {paths.run}"
+    return f"the last one wrote its status at {written.isoformat(timespec='seconds')}"

@@ -9,7 +9,7 @@ from ebpflb.agent import Inbox, build, build_agent, engine
 from ebpflb.errors import KernelError
 from ebpflb.kernel.maps.state_dir import StateLock
 from ebpflb.options import Options, Paths
-from ebpflb.serve import agent_lock
+from ebpflb.serve import status
 from tests.agent.fakes import FakeSource
 
 
@@ -32,7 +32,7 @@ def test_objects_are_listed_while_the_agent_is_made(
     monkeypatch.setattr(build, "Datapath", open_none)
     monkeypatch.setattr(engine, "probe_netfilter", lambda options: (None, False))
     paths = Paths(tmp_path / "state", tmp_path)
-    lock = agent_lock.AgentLock(paths, StateLock(paths.state))
+    lock = status.AgentLock(paths, StateLock(paths.state))
     made = build_agent(Options(paths, "node-1", tmp_path, manifests=tmp_path), {}, lock, Inbox())
     with pytest.raises(KernelError), made:
         pass

@@ -13,9 +13,8 @@ import pytest
 
 from ebpflb.agent.hand_over_test import EVERY, INTERVAL, HandOverTest, View
 from ebpflb.agent.loop import Call, Inbox, Turn
-from ebpflb.kernel.leg_test import LegAnswer
 from ebpflb.kernel.node.routes import Route
-from ebpflb.kernel.segment import Answer
+from ebpflb.kernel.segment import Answer, LegAnswer
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.annotations import HAND_OVER_AUTO
 from ebpflb.model.cluster_state import ClusterState

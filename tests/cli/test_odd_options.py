@@ -15,7 +15,7 @@ from ebpflb.cli import logs
 from ebpflb.cli.run import run
 from ebpflb.errors import LONGEST_LINE
 from ebpflb.kernel.node import sysctls
-from ebpflb.serve import agent_lock
+from ebpflb.serve import status
 from tests.cli.conftest import NEVER, Ebpflb
 
 OPTIONS = sorted(
@@ -65,7 +65,7 @@ def serves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "set_up", lambda _: None)
     monkeypatch.setattr(import_module("ebpflb.cli.cleanup"), "remove_all", lambda *_: None)
     monkeypatch.setattr(sysctls, "set_up_conntrack", lambda *_: None)
-    monkeypatch.setattr(agent_lock, "held", nullcontext)
+    monkeypatch.setattr(status, "held", nullcontext)
 
 
 @pytest.mark.usefixtures("serves_nothing")

@@ -14,7 +14,7 @@ from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node import namespaces
 from ebpflb.lab.agents import wait_until
-from ebpflb.serve import agent_lock
+from ebpflb.serve import status
 from tests.cli.conftest import NEVER, Done, Ebpflb
 from tests.kit.cluster import Cluster, endpoint, web
 
@@ -24,7 +24,7 @@ WORDS = (("status",), ("doctor",), ("maps", "dump", "services"), ("cleanup",))
 @pytest.fixture(autouse=True)
 def serving(cluster: Cluster) -> None:
     cluster.publish(web(*map(endpoint, cluster.web)))
-    wait_until("its agent runs", lambda: agent_lock.is_running(cluster.agent.paths))
+    wait_until("its agent runs", lambda: status.is_running(cluster.agent.paths))
 
 
 def where_it_is(words: tuple[str, ...], cluster: Cluster) -> list[str]:

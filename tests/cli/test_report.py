@@ -23,8 +23,7 @@ from ebpflb.model.packet_path import Engine
 from ebpflb.options import Paths
 from ebpflb.serve import status
 from ebpflb.tools import report
-from ebpflb.tools.pseudonyms import Pseudonyms
-from ebpflb.tools.report import ROWS, Row, Source, collect
+from ebpflb.tools.report import ROWS, Pseudonyms, Row, Source, collect
 from tests.cli.conftest import Done, Ebpflb
 from tests.cli.doctors import on_node
 from tests.kit.cluster import Cluster, running

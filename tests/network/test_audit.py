@@ -18,7 +18,7 @@ from ebpflb.kernel.maps import layout, state_dir
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
 from ebpflb.options import Paths
-from ebpflb.serve import agent_lock, status
+from ebpflb.serve import status
 from tests.kit import requests
 from tests.kit.cluster import VIP, Cluster, endpoint, running, web
 from tests.kit.lab_cluster import new_lab
@@ -243,7 +243,7 @@ def test_no_other_agent_gets_a_bpffs_that_came(cluster: Cluster, bpffs: Path) ->
     mount(bpffs)
     paths = cluster.agent.paths
     wait_until("the record is there", lambda: state_dir.read_record(paths.state) == paths)
-    with pytest.raises(NodeError, match="already serves"), agent_lock.held(elsewhere(paths)):
+    with pytest.raises(NodeError, match="already serves"), status.held(elsewhere(paths)):
         pass
     put_back(cluster, str(bpffs))  # its lock; or its pins, where a look was past the lock already
 

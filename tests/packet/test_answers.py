@@ -20,7 +20,7 @@ from scapy.layers.inet6 import (
 from scapy.layers.l2 import ARP, Ether
 from scapy.packet import Packet
 
-from ebpflb.kernel.attach.answerer import Given
+from ebpflb.kernel.attach.uplink_program import Given
 from ebpflb.kernel.maps import bpf_map, state_dir
 from ebpflb.kernel.maps.layout import ANSWERED
 from ebpflb.kernel.programs import compiler, loader

@@ -14,12 +14,12 @@ from pyroute2 import netns
 from ebpflb.agent.hand_over_test import HandOverTest, View
 from ebpflb.kernel.attach import clsact
 from ebpflb.kernel.handing import AddressBits, bit_of
-from ebpflb.kernel.leg_test import ANSWER, question
 from ebpflb.kernel.maps.layout import HANDED
 from ebpflb.kernel.node.device_watch import list_devices
 from ebpflb.kernel.programs import compiler, loader
 from ebpflb.kernel.programs.loader import PASS, REDIRECT
 from ebpflb.kernel.programs.precompile import HAND_OVER
+from ebpflb.kernel.segment import ANSWER, question
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.netns import Namespace
 from ebpflb.model.addresses import Family, family, parse_address

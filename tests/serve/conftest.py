@@ -14,8 +14,7 @@ import pytest
 from ebpflb.cluster.event_recorder import EventRecorder, Reference, Severity
 from ebpflb.options import Options, Paths
 from ebpflb.serve.listener import Connections, Listener, ServerThread, listen
-from ebpflb.serve.metrics_pages import MetricsPages
-from ebpflb.serve.servers import HttpServers
+from ebpflb.serve.servers import HttpServers, MetricsPages
 from tests.serve.answers import respond
 
 NODE = "node-1"

@@ -9,7 +9,7 @@ import pytest
 from ebpflb.kernel.netfilter import flowtable
 from ebpflb.kernel.netfilter.each_packet import each_packet, read_rules
 from ebpflb.kernel.netfilter.firewall import tables
-from ebpflb.tools import neighbours
+from ebpflb.tools import check
 from ebpflb.tools.node_checks import WARNING, CheckResult
 from tests.kernel.node import nodes, rules
 
@@ -149,7 +149,7 @@ def test_kube_proxy_and_kubelet_have_none(tool: nodes.Tool) -> None:
 
 def checked(tmp_path: Path) -> CheckResult:
     """Return the row of `ebpflb check`."""
-    rows = neighbours.results(tmp_path / "none", None)
+    rows = check.other_software(tmp_path / "none", None)
     (row,) = [each for each in rows if each.feature == "rules for each packet"]
     return row
 

@@ -5,6 +5,6 @@ cgroup_links     at the cgroup, by links; the cookie of our network namespace
 device_programs  at devices, in the way that this kernel supports:
 tcx              tcx links
 clsact           filters, on kernels without tcx
-uplink_program   one more program at uplinks, while a part of the agent needs it:
-answerer         the one that answers for load balancer addresses
+uplink_program   one more program at uplinks, while a part of the agent needs it, such as the one
+                 that answers for load balancer addresses
 """

@@ -16,8 +16,8 @@ The state of netfilter as other programs left it:
 conntrack    the entries of conntrack, listed and deleted
 nft          nftables tables, and changes of one that are made all at once
 firewall     firewall rules in one form, read by whichever tool knows them
-each_packet  which rules act on each packet of a connection (--fast-forward=auto)
-ways         whether the ways of open connections have changed (the same)
-dropped      what rules drop that packets do not pass if they are handed over
-untracked    what rules in raw exempt from conntrack, and so from ebpflb
+each_packet  which rules act on each packet of a connection (--fast-forward=auto),
+             and whether the ways of open connections have changed
+untracked    what rules in raw exempt from conntrack, and so from ebpflb; what rules drop that
+             packets do not pass if they are handed over
 """

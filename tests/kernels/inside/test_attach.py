@@ -12,9 +12,9 @@ import pytest
 
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach import cgroup_links, tcx, uplink_program
-from ebpflb.kernel.attach.answerer import Answerer
 from ebpflb.kernel.attach.clsact import Clsact
 from ebpflb.kernel.attach.tcx import Tcx
+from ebpflb.kernel.attach.uplink_program import Answerer
 from ebpflb.kernel.maps import bpf_map, layout, state_dir
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.state_dir import StateDir

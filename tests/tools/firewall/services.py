@@ -9,8 +9,7 @@ from pathlib import Path
 
 from ebpflb.kernel.netfilter.firewall import Table, read_iptables, read_nft
 from ebpflb.model.kube_proxy import parse_rules
-from ebpflb.tools.firewall.survey import Frontend, Search
-from ebpflb.tools.firewall.walk import Way
+from ebpflb.tools.firewall import Frontend, Search, Way
 
 RECORDED = Path(__file__).parent / "recorded"
 NODE, NODE6 = "192.0.2.1", "fd02::1"

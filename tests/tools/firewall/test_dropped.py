@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ebpflb.kernel.netfilter.dropped import dropped
 from ebpflb.kernel.netfilter.firewall import Rule
+from ebpflb.kernel.netfilter.untracked import dropped
 from ebpflb.model.nodes import Destination, DropRules
 from tests.tools.firewall.services import of_iptables
 

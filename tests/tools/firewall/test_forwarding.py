@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ebpflb.kernel.netfilter.firewall import Table, read_nft
-from ebpflb.tools.firewall.walk import Fate, Packet, Way, fates, may_drop
+from ebpflb.tools.firewall import Fate, Packet, Way, fates, may_drop
 from tests.tools.firewall.services import RECORDED, of_iptables
 
 ACCEPT, DROP, DROP_OF_ONE = Fate.ACCEPT, Fate.DROP, Fate.DROP_OF_ONE

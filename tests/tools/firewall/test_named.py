@@ -7,7 +7,7 @@ import re
 import pytest
 
 from ebpflb.kernel.netfilter.firewall import Table, read_nft
-from ebpflb.tools.firewall.survey import Search
+from ebpflb.tools.firewall import Search
 from tests.tools.firewall.services import WAYS, of_iptables, search, services
 
 RAW = "raw\n-A PREROUTING"

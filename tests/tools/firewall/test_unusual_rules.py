@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ebpflb.kernel.netfilter.each_packet import each_packet
 from ebpflb.kernel.netfilter.firewall import OTHER_FORM, read_nft
-from ebpflb.tools.firewall.survey import Frontend, Search
+from ebpflb.tools.firewall import Frontend, Search
 from tests.tools.firewall.services import (
     RECORDED,
     WAYS,
