@@ -61,7 +61,7 @@ capabilities:
 seccompProfile:
   {{- toYaml .Values.rights.seccompProfile | nindent 2 }}
 appArmorProfile:
-  {{- toYaml .Values.rights.appArmorProfile | nindent 2 }}
+  {{- .Values.rights.appArmorProfile | default (dict "type" "Unconfined") | toYaml | nindent 2 }}
 seLinuxOptions:
   level: s0
   type: spc_t
@@ -120,7 +120,7 @@ capabilities:
 seccompProfile:
   {{- toYaml .Values.rights.seccompProfile | nindent 2 }}
 appArmorProfile:
-  {{- toYaml .Values.rights.appArmorProfile | nindent 2 }}
+  {{- .Values.rights.appArmorProfile | default (dict "type" "Unconfined") | toYaml | nindent 2 }}
 seLinuxOptions:
   level: s0
   type: spc_t
