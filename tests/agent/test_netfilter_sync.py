@@ -176,31 +176,6 @@ def test_a_refused_plan_is_not_written(sync: NetfilterSync, maps: dict[str, Map]
     assert elements() == {WEB, DNS, NEW}
 
 
-@pytest.mark.usefixtures("shared")
-@pytest.mark.parametrize(
-    "removal",
-    [
-        "flush ruleset",
-        "delete table inet ebpflb",
-        "flush table inet ebpflb",
-        "flush chain inet ebpflb translate",
-        "delete table inet ebpflb\nadd table inet ebpflb",
-        "add rule inet ebpflb choose accept",
-    ],
-)
-def test_a_changed_table_is_put_back(sync: NetfilterSync, removal: str) -> None:
-    """The table is restored with its elements; the missing part is named, once."""
-    sync.start()
-    whole = run("nft", "list", "table", *TABLE)
-    for _ in range(2):
-        run("nft", "-f", "-", said=f"{removal}\n")
-        lacking = sync.differences()
-        assert lacking
-        assert sync.restore() == lacking
-        assert run("nft", "list", "table", *TABLE) == whole
-        assert sync.restore() == []
-
-
 class Services:
     """The part of ServiceSync that ElementsCheck reads: ids in use, or in quarantine."""
 

@@ -11,7 +11,6 @@ from socket import AF_INET, SOCK_DGRAM, socket
 import pytest
 
 from ebpflb import files
-from ebpflb.cli.cleanup import remove_all
 from ebpflb.kernel.netfilter import conntrack, nft, watch
 from ebpflb.kernel.netfilter.table import TABLE, NetfilterTable, table_options
 from ebpflb.kernel.node import kube_proxy, sysctls
@@ -151,18 +150,6 @@ def test_force_is_for_kube_proxy(ebpflb: Ebpflb, nowhere: list[str]) -> None:
     assert "needs --kube-proxy" in done.err
 
 
-def test_what_others_use_is_kept_and_named(ebpflb: Ebpflb, nowhere: list[str]) -> None:
-    """Objects that other programs use are kept and named at each run, without a failure."""
-    load(TOOLS[0], rules.PORTMAP, rules.IPTABLES_MODE, rules.MARKING_PORTMAP)
-    for _ in range(2):
-        done = ebpflb("cleanup", "--kube-proxy", *nowhere)
-        assert done.status == 0
-        assert (
-            "kept: iptables-legacy, table nat: KUBE-MARK-MASQ, KUBE-POSTROUTING:"
-            " used by rules in CNI-DN-77aa0c\n"
-        ) in done.out
-
-
 def test_what_cannot_be_removed_is_named(ebpflb: Ebpflb, nowhere: list[str]) -> None:
     """An object that cannot be removed is named, the rest is removed, and the exit status is 1."""
     make_sets(TOOLS[0])
@@ -296,13 +283,6 @@ def test_conntrack_is_strict_again(ebpflb: Ebpflb, tmp_path: Path) -> None:
     assert sysctls.be_liberal(paths.liberal_file)
     assert ebpflb(*words).status == 0
     assert not files.says_one(sysctls.NETFILTER_SYSCTLS / sysctls.LIBERAL)
-
-
-def test_objects_of_ebpflb_and_kube_proxy_go(tmp_path: Path) -> None:
-    """Both ebpflb's and kube-proxy's objects are removed, as with kube-proxy's --cleanup."""
-    left_by_iptables()
-    remove_all(Paths(NEVER, tmp_path / "run"))
-    assert kube_proxy.detect() == Detection()
 
 
 def test_nat_is_held(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None:

@@ -152,17 +152,6 @@ def named(texts: dict[str, str]) -> str:
     return str(json.loads(texts["services.json"])["items"][-1]["service"])
 
 
-@pytest.mark.extended
-def test_one_key_gives_the_same_pseudonyms(cluster: Cluster, tmp_path: Path) -> None:
-    """With one key the pseudonyms are the same in all reports, without one they are others."""
-    keyed = ["--no-names", "--key", "k"]
-    first, again, other = (
-        named(reported(cluster, tmp_path / f"{number}.tar.gz", *words)[0])
-        for number, words in enumerate((keyed, keyed, keyed[:1]))
-    )
-    assert first == again != other
-
-
 def test_a_dead_agent(cluster: Cluster, tmp_path: Path) -> None:
     """The README names what only an agent knows, and everything else is there."""
     cluster.agent.stop(signal.SIGKILL)

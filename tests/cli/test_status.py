@@ -27,7 +27,7 @@ from ebpflb.version import VERSION
 from tests.cli.conftest import Ebpflb
 from tests.kernel.node import answering
 from tests.kit import answers
-from tests.kit.cluster import VIP, Cluster, endpoint, web
+from tests.kit.cluster import Cluster, endpoint, web
 
 PROGRAMMED = 5  # two ports, two families, and the marker
 
@@ -131,22 +131,6 @@ def test_an_agent_that_is_stopped_does_not_answer(
     wait_until("it answers again", lambda: ebpflb("status", *where).status == 0)
 
 
-def test_a_port_that_another_process_has(
-    ebpflb: Ebpflb, cluster: Cluster, where: list[str]
-) -> None:
-    """The status names the server, the address and the reason until the port is free."""
-    cluster.agent.stop()
-    with on_the_node(cluster), socket.create_server(("0.0.0.0", 10256)):
-        cluster.agent.start()
-        wait_until("it is published", lambda: bool(published(cluster).ports_not_open))
-        done = ebpflb("status", *where)
-        assert done.status == 3
-        said = " ".join(done.out.split())
-        server = "health server (--healthz-bind-address): 0.0.0.0:10256: Address already in use"
-        assert f"DEGRADED (ports not open): a port of the agent is not open: {server}" in said
-    wait_until("it is open", lambda: ebpflb("status", *where).status == 0)
-
-
 def test_programs_before_ours_are_named(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     """Programs of other software that see packets before ours are named for each device; this is no
     error.
@@ -241,36 +225,6 @@ def test_a_dead_agent_means_degraded(
             assert told(ebpflb, where) == []
         cluster.agent.stop(signal.SIGKILL)
         assert told(ebpflb, where) == []
-
-
-def test_what_of_manifests_is_not_served(
-    ebpflb: Ebpflb, cluster: Cluster, where: list[str]
-) -> None:
-    """Log and status name a Service without an address, and a NodePort without a number. They also
-    name an address that another Service keeps, which makes the verdict DEGRADED.
-    """
-    port = [{"port": 80}]
-    bare = manifests.service("bare", ["10.96.2.1"], port)
-    del bare["spec"]["clusterIP"], bare["spec"]["clusterIPs"]
-    open_one = manifests.service("open", ["10.96.2.2"], port, type="NodePort")
-    rival = manifests.service("rival", [VIP], port)
-    cluster.publish(web(*map(endpoint, cluster.web)))
-    cluster.publish(web(*map(endpoint, cluster.web)), [bare, open_one, rival])
-    wait_until("it is published", lambda: bool(published(cluster).claimed_twice))
-    done = ebpflb("status", *where, "-o", "json")
-    said = json.loads(done.out)
-    twice = "default/web has it, not default/rival"
-    assert said["claimed_twice"] == {f"{VIP}:80/TCP": twice}
-    assert (done.status, [each["text"] for each in said["reasons"]]) == (
-        3,
-        [f"an address is claimed twice: {VIP}:80/TCP: {twice}"],
-    )
-    warnings = said["object_warnings"]
-    assert warnings["Service default/bare"].startswith("spec.clusterIP: missing")
-    assert warnings["Service default/open"].startswith("spec.ports[0].nodePort: missing")
-    log = cluster.agent.log()
-    assert f"frontend {VIP}:80/TCP is claimed more than once: {twice}" in log
-    assert "Service default/bare: spec.clusterIP: missing" in log
 
 
 def test_an_unknown_node_name_is_said_by_status_and_check(

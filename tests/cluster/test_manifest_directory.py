@@ -45,18 +45,6 @@ def test_only_what_changed_is_told(folder: Path, events: EventLog, follow: Start
     assert events.next(Kind.SERVICE).key.name == "mark"
 
 
-def test_fields_that_nobody_reads_give_no_event(
-    folder: Path, events: EventLog, follow: Start
-) -> None:
-    """A new targetPort or annotation leaves the object equal."""
-    write(folder / "a.yaml", service("web"))
-    follow()
-    begun(events)
-    write(folder / "a.yaml", service("web", ports=[{"port": 80, "targetPort": "http"}]))
-    write(folder / "b.yaml", service("mark"))
-    assert events.next(Kind.SERVICE).key.name == "mark"
-
-
 def test_a_renamed_file_moves_its_objects(folder: Path, events: EventLog, follow: Start) -> None:
     """The object is not removed in between; only its origin changes."""
     write(folder / "a.yaml", service("web"))

@@ -41,24 +41,6 @@ def test_a_file_written_in_place_is_told_when_it_is_closed(
     assert [events.next(Kind.SERVICE).key.name for _ in range(2)] == ["second", "web"]
 
 
-def test_a_file_rewritten_in_place_is_not_read_by_half(
-    folder: Path, events: EventLog, follow: Start
-) -> None:
-    """While a file is truncated and rewritten, its former objects stay."""
-    write(folder / "a.yaml", service("first"), service("second"))
-    follow()
-    begun(events)
-    with (folder / "a.yaml").open("w") as file:
-        file.write(yaml.safe_dump(service("first")))
-        file.flush()
-        look_at_everything(folder)
-        write(folder / "b.yaml", service("mark"))
-        assert events.next(Kind.SERVICE).key.name == "mark"
-        file.write(f"---\n{yaml.safe_dump(service('second', clusterIP='10.96.0.9'))}")
-    event = events.next(Kind.SERVICE)
-    assert (type(event), event.key.name) == (Changed, "second")
-
-
 class BlockedLog(EventLog):
     """A log that takes no event while ``blocked``, so the source's thread does not read inotify."""
 
@@ -130,32 +112,6 @@ def test_a_hard_link_is_read(folder: Path, events: EventLog, follow: Start) -> N
     begun(events)
     (folder / "a.yaml").hardlink_to(folder.parent / "elsewhere")
     assert events.next(Kind.SERVICE).key == WEB
-
-
-def test_a_file_being_rewritten_is_not_read_by_a_look_that_was_due(
-    folder: Path, events: EventLog, follow: Start, quick: Quick
-) -> None:
-    """The scan every ``Timing.rescan_interval`` skips the file, too."""
-    write(folder / "a.yaml", service("first"), service("second"))
-    (folder / "link.yaml").symlink_to(target := folder.parent / "elsewhere")
-    follow(quick(rescan_interval=0.1))
-    begun(events)
-    with (folder / "a.yaml").open("w") as file:
-        file.write(yaml.safe_dump(service("first")))
-        file.flush()
-        for name in ("look-1", "look-2", "look-3"):
-            target.write_text(yaml.safe_dump(service(name)))
-            assert next_but_looks(events, name) == (Changed, name)
-        file.write(f"---\n{yaml.safe_dump(service('second', clusterIP='10.96.0.9'))}")
-    assert next_but_looks(events, "second") == (Changed, "second")
-
-
-def next_but_looks(events: EventLog, awaited: str) -> tuple[type, str]:
-    """Return the next event that is not from a scan."""
-    while (event := events.next(Kind.SERVICE)).key.name.startswith("look-"):
-        if event.key.name == awaited:
-            break
-    return type(event), event.key.name
 
 
 def test_a_config_map_swap_is_followed(folder: Path, events: EventLog, follow: Start) -> None:

@@ -87,44 +87,6 @@ def test_garbage_instead_of_a_watch_is_an_error(
     assert api.lists("Service") == 1
 
 
-def test_garbage_instead_of_a_list_is_an_error(
-    api: FakeApiServer, events: EventLog, watch: Start
-) -> None:
-    """A proxy's login page is not a list."""
-    api.fail("Service", 200, b"<html>", times=2)
-    watch()
-    assert events.error().startswith("not a list: ")
-    assert events.source_status().error is None
-
-
-def test_a_server_that_is_not_there_is_found_when_it_comes(
-    api: FakeApiServer, events: EventLog, watch: Start
-) -> None:
-    """Refused connections are retried forever."""
-    port = int(api.url.rpartition(":")[2])
-    api.__exit__()
-    watch()
-    assert "refused" in events.error()
-    with FakeApiServer(port=port):
-        assert events.next(Kind.SERVICE) == Replaced(Kind.SERVICE, {})
-
-
-def test_a_silent_connection_is_noticed(
-    api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
-) -> None:
-    """A watch that is silent for longer than its timeout and a grace period is opened again."""
-    api.muted = True
-    watch(timing=quick(watch_timeout=1, watch_grace=0.2, jitter=lambda: 0.0))
-    events.next(Kind.SERVICE)
-    api.wait_for_watch("Service")
-    api.put(service("unheard"))
-    api.wait_for_watch("Service", 2)
-    api.muted = False
-    api.drop()
-    assert isinstance(events.next(Kind.SERVICE), Changed)
-    assert api.lists("Service") == 1
-
-
 def test_a_watch_that_ends_at_once_is_paused_after(
     api: FakeApiServer, events: EventLog, watch: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

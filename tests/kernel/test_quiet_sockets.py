@@ -4,12 +4,11 @@
 import ctypes
 import errno
 import random
-import shutil
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -18,11 +17,9 @@ from typing import NamedTuple
 import pytest
 
 from ebpflb.entries.services import Frontend
-from ebpflb.kernel import bpf
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import PeerFrontend, QuietSocket, SocketEntry
-from ebpflb.kernel.programs import compiler, loader, precompile
 from ebpflb.kernel.quiet_sockets import ENDED, MAP, READY, ClientSocket, QuietSockets
 from ebpflb.model.services import Protocol
 from tests.kernel.maps.small import small_maps
@@ -43,23 +40,6 @@ LOST = {errno.ECONNABORTED, errno.EPIPE, errno.ECONNRESET}
 @pytest.fixture(scope="module", autouse=True)
 def needed() -> None:
     needs.sock_destroy()
-
-
-class Changed(QuietSockets):
-    """Its program is compiled from these sources."""
-
-    def __init__(self, maps: Mapping[str, Map], cache: Path, sources: Path) -> None:
-        super().__init__(maps, cache, lambda make, _: iter([make()]))
-        self.sources = sources
-
-    def load(self) -> None:
-        flags = (precompile.SOCK_DESTROY,)
-        compiled = compiler.compile_source(
-            precompile.QUIET_SOCKET, flags, cache=self._cache, sources=self.sources
-        )
-        (program,) = loader.load(compiled, self._maps)
-        with bpf.closing(program.fd):
-            self._link = bpf.link_create(program.fd, 0, program.attach_type)
 
 
 class Connection:
@@ -263,75 +243,6 @@ def test_no_connection_ends_within_a_request(
     SITUATIONS[name].happens(connection)
     assert connection.stays()
     SITUATIONS[name].goes_on(connection)
-
-
-@pytest.mark.extended
-def test_a_response_that_takes_ten_seconds(quiet: QuietSockets, stack: ExitStack) -> None:
-    """It comes, though connections end that are idle for a second; then this one ends as well."""
-    connection = Connection(quiet, stack)
-    connection.used(1.0)
-    connection.asks()
-    assert connection.stays(10.0)
-    answers(connection)
-    connection.until("ENDED")
-
-
-def test_what_follows_a_handshake_is_no_response(quiet: QuietSockets, stack: ExitStack) -> None:
-    """A server of TLS or HTTP/2 sends unasked, when the first request has come already."""
-    connection = Connection(quiet, stack)
-    connection.watch()
-    connection.asks()
-    connection.server.sendall(b"two session tickets")
-    assert connection.client.recv(99)
-    assert connection.stays()
-    answers(connection)
-
-
-def test_a_half_closed_connection_stays(quiet: QuietSockets, stack: ExitStack) -> None:
-    connection = Connection(quiet, stack)
-    connection.used()
-    connection.server.shutdown(socket.SHUT_WR)
-    assert connection.stays()
-
-
-def test_a_connection_that_is_not_wanted_stays(quiet: QuietSockets, stack: ExitStack) -> None:
-    connection = Connection(quiet, stack)
-    connection.used()
-    quiet.want_ended(quiet.states(), wanted=False)
-    connection.until("READY")
-    assert connection.stays()
-    connection.exchange()
-    connection.until("USED")
-
-
-# Each rule, what replaces it, and the situation in which that ends a connection.
-RULES = {
-    "direction": ("after > 0 || ", "true || ", "a response that takes long"),
-    "direction, transaction": ("after > 0 || ", "true || ", "a transaction"),
-    "all was read": ("now->received == now->read && ", "", "a response that waits"),
-    "all is in order": (" && !now->out_of_order", "", "a response with a gap"),
-}
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_each_rule_is_needed(
-    maps: dict[str, Map], cache: Path, tmp_path: Path, stack: ExitStack, rule: str
-) -> None:
-    """Without a rule the program ends a connection within a request: its test would fail."""
-    old, new, name = RULES[rule]
-    sources = tmp_path / "bpf"
-    shutil.copytree(layout.SOURCES, sources)
-    header = sources / "sockets/quiet.h"
-    text = header.read_text()
-    assert text.count(old) == 1
-    header.write_text(text.replace(old, new))
-    changed = Changed(maps, tmp_path, sources)
-    changed.load()
-    connection = Connection(changed, stack)
-    connection.used()
-    SITUATIONS[name].happens(connection)
-    connection.until("ENDED")
-    changed.close()
 
 
 AT_ONCE = 40  # connections

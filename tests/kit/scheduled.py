@@ -5,8 +5,6 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from itertools import count
 
-import pytest
-
 from ebpflb.lab import traffic
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.manifests import Manifest
@@ -40,10 +38,6 @@ KINDS = [
     ("unhooked", "udp", False),
     ("outside", "tcp", True),
 ]
-
-kinds = pytest.mark.parametrize(
-    ("who", "protocol", "v6"), KINDS, ids=[f"{w}-{p}-{'v6' if v6 else 'v4'}" for w, p, v6 in KINDS]
-)
 
 
 def service(two: TwoNodes, scheduler: str | None, *pods: str) -> list[Manifest]:

@@ -7,15 +7,13 @@ import subprocess
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from socket import AF_INET, SOCK_STREAM
-from subprocess import PIPE
 
 import pytest
 
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.annotations import FORWARDING_ANNOTATION
 from ebpflb.model.packet_path import Engine
-from tests.kit import monitors, pings, requests, two_nodes
+from tests.kit import monitors, requests, two_nodes
 from tests.kit.handing_nodes import KEEP, LOCAL, NAMES, OPTIONS, ThreeNodes
 from tests.kit.lab_cluster import PORT, started
 from tests.kit.parameters import families
@@ -72,19 +70,6 @@ def test_an_endpoint_elsewhere_sees_its_client(
 
 
 @families
-def test_pings_are_answered_by_a_node_with_endpoints(cluster: ThreeNodes, v6: bool) -> None:
-    """With --answer-pings; if there is one."""
-
-    def said() -> str:
-        process = cluster.outside.python(pings.PROGRAM, LOCAL[v6], "56", "1", stdout=PIPE)
-        return str(process.communicate(timeout=60)[0]).partition(" ")[0].strip()
-
-    assert said() == "answered"
-    cluster.publish(cluster.local())
-    assert said() != "answered"
-
-
-@families
 def test_a_path_that_is_narrow(cluster: ThreeNodes, v6: bool) -> None:
     """The router's "too big" about an endpoint's answer comes to node one, and is handed on."""
     try:
@@ -118,23 +103,6 @@ def test_connections_go_on(cluster: ThreeNodes, addresses: tuple[str, str], v6: 
 
 
 @families
-def test_datagrams_follow_the_endpoints(cluster: ThreeNodes, v6: bool) -> None:
-    """Of one socket too: its flow leaves a node that has no endpoint any more."""
-    with requests.udp_socket(cluster.sockets(cluster.outside), LOCAL[v6]) as client:
-        client.settimeout(0.3)
-
-        def answers(name: str) -> bool:
-            try:
-                return requests.exchange(client, LOCAL[v6]).name == name
-            except TimeoutError:
-                return False
-
-        for node in ("three", "two", "one"):
-            cluster.publish(cluster.local(node), cluster.keep(node))
-            wait_until(f"{node} answers", partial(answers, f"pod-{node}"))
-
-
-@families
 def test_each_node_serves_its_share(cluster: ThreeNodes, v6: bool) -> None:
     """Of a Service with policy Cluster that keeps its clients, on every entry."""
     cluster.publish(cluster.local("three"), cluster.keep(*NAMES))
@@ -145,34 +113,6 @@ def test_each_node_serves_its_share(cluster: ThreeNodes, v6: bool) -> None:
         found = [requests.tcp(sockets, KEEP[v6]) for _ in range(40)]
         assert {it.name for it in found} == {f"pod-{name}" for name in NAMES}
         assert {it.source for it in found} == {own}
-
-
-@families
-def test_only_admitted_clients_are_handed_on(cluster: ThreeNodes, v6: bool) -> None:
-    admitted = cluster.outside.v6 if v6 else cluster.outside.v4
-    ranges = [f"{admitted}/{128 if v6 else 32}"]
-    cluster.publish(cluster.local("three", loadBalancerSourceRanges=ranges))
-    assert cluster.sees(LOCAL[v6])
-    assert not cluster.sees(LOCAL[v6], cluster.stranger)
-
-
-def test_the_health_check_still_names_nodes_with_endpoints(cluster: ThreeNodes) -> None:
-    """A load balancer need not know of hand-overs."""
-    cluster.publish(cluster.local("three", healthCheckNodePort=HEALTH))
-
-    def says(node: str) -> bytes:
-        host = cluster.nodes[NAMES.index(node)]
-        with cluster.sockets(cluster.outside).open(AF_INET, SOCK_STREAM) as stream:
-            try:
-                stream.connect((host.v4, HEALTH))
-            except ConnectionRefusedError:
-                return b""
-            stream.sendall(b"GET / HTTP/1.0\r\n\r\n")
-            return bytes(stream.recv(4096).split()[1])
-
-    wait_until("node one says no", lambda: says("one") == b"503")
-    wait_until("node three says yes", lambda: says("three") == b"200")
-    assert cluster.sees(LOCAL[0])
 
 
 @families

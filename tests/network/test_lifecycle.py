@@ -15,9 +15,8 @@ import pytest
 
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps.state_dir import BPFFS
-from ebpflb.lab.agents import wait_until
 from tests.kit import requests
-from tests.kit.cluster import PORT, VIP, Cluster, endpoint, running, web
+from tests.kit.cluster import VIP, Cluster, endpoint, running, web
 from tests.kit.sockets import Sockets
 
 pytestmark = pytest.mark.usefixtures("started_anew")
@@ -46,19 +45,6 @@ def test_sigterm_leaves_everything_serving(cluster: Cluster, pod: Sockets) -> No
     assert "the loaded programs and maps keep serving" in cluster.agent.log()
     assert hooks(cluster) == before
     assert len(requests.backends(pod, VIP)) == 3
-
-
-def test_cleanup_leaves_nothing(cluster: Cluster, pod: Sockets) -> None:
-    """After `ebpflb cleanup` no hook, pin or file is left, and the VIP is not served."""
-    cluster.agent.stop()
-    assert cluster.ebpflb("cleanup").returncode == 0
-    wait_until("the programs are off", lambda: not hooks(cluster))  # the kernel takes its time
-    assert not cluster.agent.paths.state.exists()
-    assert not cluster.agent.paths.run.exists()
-    with requests.tcp_socket(pod, VIP) as client:
-        client.settimeout(A_MOMENT)
-        with pytest.raises(TimeoutError):
-            client.connect((VIP, PORT))
 
 
 def mounting(cluster: Cluster, before: str, *words: str) -> "subprocess.CompletedProcess[str]":

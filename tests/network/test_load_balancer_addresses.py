@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from ipaddress import ip_interface
@@ -27,8 +26,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.netns import Namespace
 from ebpflb.lab.router import NODES
-from ebpflb.model.claims import WRITER
-from ebpflb.model.pools import CLASS, ranked
+from ebpflb.model.pools import CLASS
 from ebpflb.serve import status
 from tests.kernel.node import nodes
 from tests.kit import forked, requests
@@ -354,57 +352,6 @@ def test_what_a_tenant_must_not_get(three: ThreeNodes) -> None:
     wait_until("the others are named", named, 60)
     assert not any(map(three.addresses, wrong)) and three.addresses("web") == [*FIRST]
     assert three.answers(FIRST[0], again=True)
-
-
-CROWD, SECONDS = 200, 10.0
-
-
-def _in_crowd(number: int) -> manifests.Manifest:
-    ports = [{"name": "tcp", "port": PORT, "protocol": "TCP"}]
-    kind: dict[str, Any] = {"type": "LoadBalancer", "loadBalancerClass": CLASS}
-    kind |= {"ipFamilies": ["IPv4"]}
-    made = manifests.service(f"crowd-{number}", [f"10.97.0.{number}"], ports, **kind)
-    made["metadata"] |= {"uid": f"{number}", "creationTimestamp": "2026-01-02T00:00:00Z"}
-    return made
-
-
-@pytest.mark.extended
-def test_two_owners_of_a_pool(three: ThreeNodes) -> None:
-    """200 Services come within ten seconds in which two agents write, because one does not know
-    that its Node is not Ready; it is killed. Each has an address of its own at the end, and who had
-    one keeps it.
-    """
-    wait_until("the Service has addresses", lambda: three.addresses("web") == [*FIRST], 60)
-    first, second, _ = (NAMES.index(name) for name in ranked(WRITER, NAMES))
-    node = three.api.node(NAMES[first])
-    not_ready = {**node["status"], "conditions": [{"type": "Ready", "status": "False"}]}
-    three.api.losing = True
-    three.api.put({**node, "status": not_ready})
-    three.api.losing = False
-    three.agents[second].stop()
-    three.agents[second].start()
-    before = [three.agents[it].log().count(" has 1") for it in (first, second)]
-    crowd = [_in_crowd(number) for number in range(CROWD)]
-    for made in crowd:
-        three.api.put(made)
-        time.sleep(SECONDS / CROWD)
-    three.agents[first].stop(signal.SIGKILL)
-    names = [it["metadata"]["name"] for it in crowd]
-
-    def held() -> list[str]:
-        return [ip for name in names for ip in three.addresses(name)]
-
-    wait_until("each has one", lambda: len({*held()}) == len(held()) == CROWD, 60)
-    after = [three.agents[it].log().count(" has 1") for it in (first, second)]
-    assert all(now > then for then, now in zip(before, after, strict=True)), "both have written"
-    assert three.addresses("web") == [*FIRST]
-    three.api.put(node)
-    three.agents[first].start()
-    wait_until("all announce them", lambda: three.owners(held()[-1]) <= {*NAMES}, 60)
-    assert len({*held()}) == CROWD
-    for made in crowd:
-        three.api.delete(made)
-    wait_until("they are given up", lambda: not three.status(first).address_owners.get("10.66.0.1"))
 
 
 def test_a_policy_local_service_and_a_node_that_takes_no_part(three: ThreeNodes) -> None:

@@ -66,53 +66,11 @@ def test_entries_of_ipv6_are_deleted_too(net: Namespace, world: World) -> None:
     assert left() == {4001}
 
 
-def test_nobody_serves(net: Namespace, world: World) -> None:
-    """If a Service has no endpoints, only the entries that lead to a removed one are deleted.
-
-    Other entries keep no state for a client; they are deleted when an endpoint comes.
-    """
-    world.serve()
-    tracked(str(VIP.address), VIP.port, REMOVED, source=4001)
-    tracked(str(VIP.address), VIP.port, "", source=4002)
-    assert deleted(world) == 1
-    assert left() == {4002}
-
-
-@pytest.mark.parametrize(("frontend", "node"), [(VIP, ""), (NODEPORT, NODE)], ids=str)
-def test_deleted_service(net: Namespace, world: World, frontend: Frontend, node: str) -> None:
-    """Entries to the deleted Service's endpoints are deleted. Entries stay if they are
-    untranslated, or if another program or another host translates them.
-    """
-    world.maps["services"].delete([VIP])
-    world.maps["node_addresses"].write([(ip_address(NODE), 1)])
-    address = node or str(frontend.address)
-    tracked(address, frontend.port, REMOVED, source=4001)
-    tracked(address, frontend.port, "", source=4002)
-    tracked(OTHER_HOST, frontend.port, REMOVED, source=4003)
-    tracked(address, frontend.port, SERVING, source=4004)
-    assert deleted(world, Removal(Protocol.UDP, {frontend}, {GONE})) == 1
-    assert left() == {4002, 4003, 4004}
-
-
-def test_foreign_entries(net: Namespace, world: World) -> None:
-    """Entries that other programs translate stay, if their destination is no frontend."""
-    world.maps["services"].delete([VIP])
-    tracked(str(VIP.address), VIP.port, REMOVED)
-    assert deleted(world) == 0
-
-
 def test_only_frontends_that_changed_are_looked_at(net: Namespace, world: World) -> None:
     """Only entries with the port of a changed frontend are read; at a start all entries are."""
     tracked(str(VIP.address), VIP.port, REMOVED)
     assert deleted(world, removed(GONE)._replace(frontends={NODEPORT})) == 0
     assert deleted(world) == 1
-
-
-def test_terminating_but_serving(net: Namespace, world: World) -> None:
-    """A terminating endpoint that still serves gets no new flows and keeps its existing flows."""
-    world.serve(ELSEWHERE._replace(flags=frozenset()))
-    tracked(str(VIP.address), VIP.port, SERVING)
-    assert deleted(world) == 0
 
 
 def test_entries_to_nodeports_of_this_node_are_deleted(net: Namespace, world: World) -> None:

@@ -197,16 +197,6 @@ def test_a_connection_that_begins(world: World, silence: None) -> None:
         assert has_peer(opens) and error_of(opens) == 0
 
 
-def test_a_connection_that_begins_by_a_port_that_is_renamed(world: World, silence: None) -> None:
-    """A socket keeps waiting if its endpoint still serves the frontend, under another id."""
-    world.serve(Backend(HERE, SILENT, frozenset({"cluster"}), 11, SERVICE), frontend=OF_TCP)
-    with socket.create_server((str(HERE), 0)) as server:
-        waits, _ = streams(world, server)
-        world.worker.check([removed((HERE, SILENT), protocol=Protocol.TCP)])
-        settle(world)
-        assert error_of(waits) == 0
-
-
 def test_a_removed_backend_without_sockets_is_not_searched_for(world: World, silence: None) -> None:
     """No search is made if the TCP counters say that no socket uses the backend; with on-removal
     these counters are ignored.
@@ -229,34 +219,6 @@ def test_a_socket_that_was_counted_as_closed(world: World) -> None:
     """Two threads may count a UDP socket as closed twice; the second search still finds it."""
     client = world.remember(world.direct())
     world.count(OLD, 1, 1)
-    world.end()
-    assert is_ended(client)
-
-
-@pytest.mark.parametrize("is_deleted", [False, True], ids=["no endpoint", "no Service"])
-def test_no_backend_left(world: World, is_deleted: bool) -> None:
-    """When the last backend is removed its sockets are ended, because another host may get the
-    address.
-    """
-    client = world.remember(world.direct())
-    if is_deleted:
-        world.maps["services"].delete([VIP])
-    else:
-        world.serve()
-    world.end()
-    assert is_ended(client)
-
-
-def test_second_pass(world: World) -> None:
-    """A socket that was inside a hook during the first search is found by the second one."""
-    client = world.direct()
-
-    def remember(*_: object) -> None:
-        if not world.known:
-            world.remember(client)
-
-    sockets = world.worker.sockets
-    sockets.told = sockets.told._replace(on_search=remember)
     world.end()
     assert is_ended(client)
 

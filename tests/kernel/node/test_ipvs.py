@@ -5,32 +5,13 @@ from ipaddress import ip_address
 
 import pytest
 
-from ebpflb.errors import NodeError
 from ebpflb.kernel.node import kube_proxy
 from ebpflb.model.kube_proxy import DEVICE, IPVS_SYSCTLS, NODE_PORTS, SETS, VirtualServer
-from tests.kernel.node import nodes, rules
-from tests.kernel.node.nodes import TOOLS, load, make_sets, run
+from tests.kernel.node import nodes
+from tests.kernel.node.nodes import TOOLS, make_sets, run
 from tests.kit import needs
 
 pytestmark = pytest.mark.usefixtures("fresh_netns")
-
-
-def test_set_in_use() -> None:
-    """An ipset that another program's rule matches cannot be removed, and is named."""
-    (tool, *_) = TOOLS
-    make_sets(tool)
-    load(tool, rules.IPVS_MODE)
-    load(tool, "*filter\n-A INPUT -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT\nCOMMIT\n")
-    failed = []
-    for leftover in kube_proxy.survey().removable:
-        try:
-            leftover.remove()
-        except NodeError as error:
-            failed.append(str(error))
-    (line,) = failed
-    assert line.startswith("ipset KUBE-CLUSTER-IP: ")
-    assert "in use" in line
-    assert kube_proxy.ipsets() == {"KUBE-CLUSTER-IP"}
 
 
 def test_other_sets() -> None:
@@ -49,16 +30,6 @@ def test_node_ports_of_sctp(family: str, member: str) -> None:
     run("ipset", "create", name, "hash:ip,port", "family", family)
     run("ipset", "add", name, f"{member},sctp:30090")
     assert kube_proxy.service_ports(name) == {30090}
-
-
-def test_the_device_goes_with_its_addresses() -> None:
-    """The device of the ipvs mode goes with its addresses (a bridge here, as any kernel has)."""
-    for words in (f"link add {DEVICE} type bridge", f"address add 10.96.0.10 dev {DEVICE}"):
-        run("ip", *words.split())
-    assert kube_proxy.dummy_addresses(DEVICE) == {ip_address("10.96.0.10")}
-    assert kube_proxy.visible_rules() == [f"device {DEVICE}"]
-    assert nodes.remove() == [f"device {DEVICE}"]
-    assert kube_proxy.dummy_addresses(DEVICE) is None
 
 
 def test_virtual_servers() -> None:

@@ -7,7 +7,6 @@ See kube-proxy.md 17.
 import os
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from socket import AF_INET, AF_INET6
 
 import pytest
@@ -114,21 +113,6 @@ def test_cleanup_leaves_tables_of_others() -> None:
     }
 
 
-def test_cleanup_all_at_once() -> None:
-    """Leftovers of all modes, variants and families are removed in one run."""
-    for tool in TOOLS:
-        load(tool, *rules.NEIGHBOURS)
-    before = everything()
-    load_nft()
-    run("nft", "delete", "table", "inet", "operator")
-    for family in ("ip", "ip6"):
-        run("nft", "delete", "table", family, "kube-proxy-of-mine")
-    for tool in TOOLS:
-        load(tool, rules.IPTABLES_MODE)
-    assert len(remove()) == 2 + 4 * 3
-    assert everything() == before
-
-
 def test_cleanup_whole_tables() -> None:
     """A table that cannot be changed stays completely unchanged; all others are removed."""
     (tool, *_) = TOOLS
@@ -145,23 +129,6 @@ def test_cleanup_whole_tables() -> None:
 
 def _rules(text: str) -> list[str]:
     return [line for line in text.splitlines() if not line.startswith("#")]
-
-
-@pytest.mark.parametrize("variant", ["legacy", "nft"])
-def test_no_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variant: str) -> None:
-    """Without the tool of a variant the result names the tables that could not be read."""
-    for tool in TOOLS:
-        load(tool, rules.IPTABLES_MODE, rules.KUBELET)
-    for tool in TOOLS:
-        if tool.variant != variant:
-            for end in ("save", "restore"):
-                (tmp_path / f"{tool.name}-{end}").symlink_to(f"/usr/sbin/{tool.name}-{end}")
-            (tmp_path / tool.name).symlink_to(f"/usr/sbin/{tool.name}")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    survey = kube_proxy.survey()
-    lost = "the tables nat, filter, mangle of {}-{}: it is not installed here"
-    assert survey.unreadable == [lost.format(f, variant) for f in ("iptables", "ip6tables")]
-    assert len(survey.removable) == 2 * 3
 
 
 def test_looking_changes_nothing() -> None:
