@@ -347,18 +347,6 @@ def test_a_node_without_an_agent_that_dies_is_replaced(wire: Wire) -> None:
     wire.check_owned_by(NAMES[1:])
 
 
-def test_a_node_that_is_not_ready_gives_its_addresses_up(wire: Wire) -> None:
-    """If none is ready, all count."""
-    wire.ready = {"two", "three"}
-    wire.show()
-    wire.run(2)
-    wire.check_owned_by(["two", "three"])
-    wire.ready = set()
-    wire.show()
-    wire.run(2)
-    wire.check_owned_by(NAMES)
-
-
 def test_nodes_with_endpoints_are_preferred(wire: Wire) -> None:
     wire.wanted = dict.fromkeys(WANTED, frozenset({"two", "gone"}))
     wire.show()

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's loop: events in, plans out, and the status when something is wrong."""
 
-import pytest
+from dataclasses import replace
 
-from ebpflb.agent import sync
-from ebpflb.entries.services import Range
+import pytest
+from msgspec import structs
+
+from ebpflb.entries.services import BackendName, Range
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.events import Key, Kind, Removed, SourceStatus, Together
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.serve.conditions import conditions, not_ready
 from tests.agent.fakes import Harness, changed, found, service, slices
-from tests.agent.told import EVERYTHING, FULL, NODES, SERVICES, SLICES
+from tests.agent.told import EVERYTHING, NODES, SERVICES, SLICES
 
 
 def test_waits_for_every_list(harness: Harness) -> None:
@@ -79,29 +81,6 @@ def test_too_many_ports_are_an_event(serving: Harness) -> None:
     wait_until("nothing is beyond a limit", lambda: not serving.status.not_programmed)
 
 
-def test_failed_write(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a failed write the agent reads the maps, plans again and tries again."""
-    monkeypatch.setattr(sync, "WRITE_RETRY_SECONDS", 60.0)
-    harness.datapath.failures = [FULL]
-    harness.start()
-    harness.send(*EVERYTHING)
-    assert "map update" in (harness.status.sync_error or "")
-    assert not harness.datapath.attached
-    monkeypatch.setattr(sync, "WRITE_RETRY_SECONDS", 0.01)
-    harness.send()
-    harness.wait_for(lambda status: not status.sync_error)
-    assert len(harness.datapath.maps.services) == 2
-    assert harness.datapath.attached == [harness.options.cgroup]
-    assert not harness.datapath.maps.read_back().leftover_service_ids
-
-
-def test_at_the_end_maps_and_programs_stay(serving: Harness) -> None:
-    """When the agent ends, the maps and programs stay."""
-    serving.stop()
-    assert not serving.thread.is_alive()
-    assert len(serving.datapath.maps.services) == 2
-
-
 def test_not_programmed(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
     """A Service that does not fit is named once in log, event and status, and the node is still
     ready; when space is freed, the Service is served without any change to it.
@@ -143,3 +122,16 @@ def test_errors_of_an_api_server(serving: Harness, caplog: pytest.LogCaptureFixt
         ("INFO", "file: recovered"),
         ("INFO", "https://192.0.2.1:6443: recovered"),
     ]
+
+
+def test_a_service_that_is_planned_otherwise_is_planned_again(harness: Harness) -> None:
+    """A list of Services plans all of them again, whatever is wrong in the agent's memory."""
+    harness.start()
+    harness.send(*EVERYTHING)
+    harness.wait_for(lambda status: status.in_sync)
+    desired = harness.service_sync.planner.claims.desired
+    name, wanted = next(iter(desired.items()))
+    backend = structs.replace(wanted.backends[0], name=BackendName("elsewhere", "nobody"))
+    desired[name] = replace(wanted, backends=(backend,))
+    harness.send(SERVICES)
+    wait_until("it is planned as it should be", lambda: desired[name] == wanted)

@@ -147,21 +147,6 @@ def test_former_elements_stay(sync: NetfilterSync, maps: dict[str, Map]) -> None
     other.close()
 
 
-@pytest.mark.usefixtures("is_owned")
-def test_elements_come_and_go_with_plans(sync: NetfilterSync, maps: dict[str, Map]) -> None:
-    """Plans add and remove elements; an endpoint stays as long as any backend has it."""
-    sync.start()
-    sync.write(Plan(translations=[NEW]))
-    assert elements() == {WEB, DNS, NEW}
-    sync.write(Plan(removed_translations=[WEB]))
-    assert elements() == {DNS, NEW}
-    assert "8080" in endpoints()
-    again = NEW._replace(address=LEFT.address)
-    sync.write(Plan(translations=[again], removed_translations=[NEW]))
-    assert elements() == {DNS, again}
-    assert "10.244.1.11" not in endpoints()
-
-
 @pytest.mark.usefixtures("shared")
 def test_a_refused_plan_is_not_written(sync: NetfilterSync, maps: dict[str, Map]) -> None:
     """A plan whose elements the kernel refuses is not written: a KernelError makes the agent's loop

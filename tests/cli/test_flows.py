@@ -3,7 +3,6 @@
 
 import json
 import os
-import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,13 +15,11 @@ from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
 from ebpflb.kernel.netfilter import conntrack
-from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from tests.cli.conftest import Ebpflb
 from tests.kernel.node import nodes
 from tests.kit import answers
-from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
 from tests.plan.flow_builders import Made
 
 FLOWS = (Made(1), Made(2, masqueraded=True), Made(3, Protocol.UDP))
@@ -158,29 +155,3 @@ def test_an_invalid_value_is_a_usage_error(
     assert (done.status, done.out) == (2, "")
     assert reason in done.err
     assert words[0] in done.err
-
-
-@pytest.mark.extended
-def test_real_flow(ebpflb: Ebpflb, cluster: Cluster, state: list[str]) -> None:
-    """The flow of a client outside to a NodePort is listed as opened, then as closed, and is gone
-    after a flush.
-    """
-    cluster.publish(web(endpoint(cluster.web[0]), nodeport=NODEPORT))
-    outside = cluster.lab.outside("outside", 9)
-
-    def seen() -> dict[str, str]:
-        words = ("--client", outside.v4, *state, "-o", "json")
-        found: list[dict[str, str]] = answers.items(ebpflb("flows", "list", *words).out)
-        (flow,) = found
-        return flow
-
-    stream = cluster.sockets(outside).open(socket.AF_INET, socket.SOCK_STREAM)
-    stream.connect((cluster.node.v4, NODEPORT))
-    assert stream.recv(64)
-    flow = seen()
-    assert (flow["service"], flow["pod"], flow["state"]) == ("default/web:tcp/TCP", "web-1", "open")
-    assert flow["frontend"] == f"{cluster.node.v4}:{NODEPORT}"
-    stream.close()
-    wait_until("both sides have closed", lambda: seen()["state"] == "closed")
-    flushed = ebpflb("flows", "flush", "--client", outside.v4, *state)
-    assert flushed.out == "flows flushed: 1 (2 entries)\n"

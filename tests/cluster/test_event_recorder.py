@@ -206,25 +206,6 @@ def test_never_blocks_and_drops_the_oldest(api: FakeApiServer, record: Record) -
     assert it.dropped == 3 * QUEUE_SIZE - len(sent)
 
 
-def test_kubeconfig_that_cannot_be_used_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The recorder only reports the problem; the agent itself will stop."""
-    it = EventRecorder(
-        event_recorder.server_factory(ServerOptions(tmp_path / "none")),
-        NODE,
-        timing=QUICK,
-        stop_timeout=0.0,
-    )
-    it.start()
-    it.event(*STARTING)
-    end = time.monotonic() + WAIT_SECONDS
-    while "events cannot be sent" not in caplog.text:
-        assert time.monotonic() < end
-        time.sleep(0.005)
-    it.stop()
-
-
 def test_stop_does_not_wait_for_a_server_that_is_away(record: Record, api: FakeApiServer) -> None:
     """stop() waits only a moment; stopping twice, or before a start, does nothing."""
     api.fail("Event", 500, times=1000)

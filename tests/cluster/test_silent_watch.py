@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A watch whose connection is open and sends nothing, not even the bookmark of each minute."""
 
-import time
 from collections.abc import Callable
 
 from ebpflb.lab.agents import wait_until
@@ -60,22 +59,6 @@ def test_a_server_without_bookmarks_is_no_error_again_and_again(
     wait_until("four watches were silent", lambda: silent.count("Service") >= 4)
     assert sum("the watch sent nothing" in (error or "") for error in errors()) == 1
     assert api.lists("Service") == 1
-
-
-def test_bookmarks_keep_a_quiet_watch(
-    api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
-) -> None:
-    """Bookmarks keep a watch open whose kind does not change for long."""
-    source = watch(timing=quick(watch_silence=5.0))
-    events.next(Kind.SERVICE)
-    api.wait_for_watch("Service")
-    end = time.monotonic() + 6.0
-    while time.monotonic() < end:
-        later = source.received()["Service"] + 0.1  # two readings of the clock differ by less
-        time.sleep(0.2)
-        api.bookmark("Service")
-        wait_until("it is received", lambda: source.received()["Service"] > later)  # noqa: B023
-    assert len(api.watches("Service")) == 1
 
 
 def test_it_is_known_when_each_kind_was_last_received(

@@ -34,7 +34,6 @@ from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps.bpf_map import Counters
 from ebpflb.kernel.maps.state_dir import StateDir, remove_tree
 from ebpflb.kernel.programs import compiler
-from ebpflb.model.devices import Devices
 from ebpflb.plan.planner import Plan
 from tests.kernel.attach.device_namespace import HOOKS, Namespace, entered
 from tests.kernel.variants import needs_root
@@ -100,40 +99,6 @@ def test_settings_change_as_given(datapath: Datapath) -> None:
     assert found.flags - {"attaching"} == {"masquerade_all"}
     assert (found.first_port, found.span_v4) == (7, span)
     assert found.writes == 0
-
-
-@pytest.mark.extended
-def test_no_flow_before_every_device(
-    directory: Path, cgroup: Path, ns: Namespace, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Packets open no flows until all devices have their first programs, also after a crash."""
-    flags, now = list[frozenset[str]](), {ns.served()[0].index}
-
-    def update(wanted: Devices, first: Any) -> dict[str, str]:
-        flags.append(held(made, "settings")[0].flags)
-        assert first == now
-        return real(wanted, first)
-
-    crashed = Datapath(StateDir(directory))
-    crashed.load(cache)
-    monkeypatch.setattr(crashed.devices, "update", lambda *_: 1 / 0)
-    crashed.write_settings(Settings(flags=frozenset({"detect_local"})))
-    with pytest.raises(ZeroDivisionError):
-        crashed.attach(cgroup, ns.served())
-    crashed.close()
-    made = Datapath(StateDir(directory))
-    real = made.devices.update
-    monkeypatch.setattr(made.devices, "update", update)
-    assert not made.is_attached()
-    made.load(cache)
-    made.write_settings(Settings(flags=frozenset({"masquerade_all"})))
-    assert made.attach(cgroup, ns.served(), now) == {}
-    assert flags == [{"masquerade_all", "attaching"}]
-    assert held(made, "settings")[0].flags == {"masquerade_all"}
-    made.write_settings(Settings())
-    assert held(made, "settings")[0].flags == frozenset()
-    made.close()
-    unpin_all(StateDir(directory))
 
 
 def test_egress_stays_until_the_last_flow_has_ended(

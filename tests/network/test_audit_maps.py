@@ -103,7 +103,7 @@ def settled(cluster: Cluster, logged: Callable[[str], bool], named: str) -> None
 @pytest.mark.extended
 def test_each_map_is_compared_or_the_programs_own() -> None:
     """Each map is in one of the two lists; a new one also gets its test here."""
-    arrays = {*PLACES.values(), "settings"}
+    arrays = {*PLACES.values(), "settings", "slots", "backend_slots"}
     assert set(layout.MAPS) == {*HASHES, *arrays, *NOT_PLANNED}
 
 
@@ -155,12 +155,6 @@ def test_an_entry_that_others_change_is_corrected(
     settled(cluster, logged, f"map {name}: ")
 
 
-def slot(maps: Maps) -> tuple[int, Any]:
-    """Return a slot; a slot that names another address would send clients there."""
-    block = next(s.block for s in content(maps, "services").values() if s.slots)
-    return block.base, maps["slots"].get(block.base)._replace(address=UNPLANNED)
-
-
 def place_of_a_table(maps: Maps) -> tuple[int, Any]:
     """Return a place of a table; a place that names another slot would send clients to another
     service, or nowhere.
@@ -168,11 +162,6 @@ def place_of_a_table(maps: Maps) -> tuple[int, Any]:
     table = next(s.table for s in content(maps, "services").values() if s.table.size)
     before = maps["choices"].get(table.base)
     return table.base, before._replace(slot=before.slot + 100_000)
-
-
-def slot_of_a_backend(maps: Maps) -> tuple[int, Any]:
-    used = min(content(maps, "backend_names"))
-    return used, maps["backend_slots"].get(used) + 1
 
 
 def secret(maps: Maps) -> tuple[int, Any]:
@@ -195,9 +184,7 @@ def copy_of_a_service(maps: Maps) -> tuple[int, Any]:
 
 PLACES = {
     copy_of_a_service: "service_places",
-    slot: "slots",
     place_of_a_table: "choices",
-    slot_of_a_backend: "backend_slots",
     secret: "secret",
     bit_of_a_frontend: "no_frontends",
 }
@@ -211,7 +198,7 @@ def test_a_place_of_an_array_is_corrected(
     changed: Callable[[Maps], tuple[int, Any]],
     name: str,
 ) -> None:
-    """An array's element is corrected, whoever changes it."""
+    """An array's element is corrected, whoever changes it; of slots as in plan/test_comparison."""
     at, value = changed(maps)
     before = maps[name].get(at)
     maps[name].write([(at, value)])

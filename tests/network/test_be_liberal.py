@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
-from socket import AF_INET, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET
 from typing import NamedTuple
 
 import pytest
@@ -26,7 +25,6 @@ from ebpflb.model.packet_path import Engine
 from tests.kernel.node import nodes
 from tests.kit import firewall, flood, needs
 from tests.kit.cluster import NODEPORT, ServingOutside, serving_outside
-from tests.kit.lab_cluster import TARGET
 from tests.kit.parameters import families
 from tests.kit.sockets import Socket
 
@@ -68,10 +66,6 @@ def drops() -> bool:
 def is_as(*, liberal: bool) -> bool:
     """Whether both are as wanted: conntrack, and the chain that drops."""
     return is_liberal() == liberal and drops() != liberal
-
-
-def set_timeout(state: str, seconds: int) -> None:
-    (NETFILTER_SYSCTLS / f"nf_conntrack_tcp_timeout_{state}").write_text(str(seconds))
 
 
 def answers(client: Socket) -> bool:
@@ -182,39 +176,3 @@ def is_left(client: Socket, state: int, *seconds: int) -> bool:
     assert found
     is_timed = any(most - 60 < found.seconds <= most for most in seconds)
     return is_timed and found.tcp_state == state
-
-
-@pytest.mark.parametrize("speaks", ["client", "endpoint"])
-def test_an_idle_connection_that_lost_its_entry(node: ServingOutside, speaks: str) -> None:
-    """With a liberal conntrack, a forged RST ends an idle connection whose endpoint speaks next:
-    what it sends is not translated. If the client does, its segment finds the endpoint.
-    """
-    with ExitStack() as stack:
-        listener = stack.enter_context(node.sockets(node.client).open(AF_INET, SOCK_STREAM))
-        listener.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
-        listener.bind(("0.0.0.0", TARGET))
-        listener.listen()
-        node.serve(node.client)
-        client = stack.enter_context(node.sockets(node.outside).open(AF_INET, SOCK_STREAM))
-        client.connect((node.node.v4, NODEPORT))
-        server, _ = listener.accept()
-        stack.enter_context(server).send(b"hello")
-        assert client.recv(64) == b"hello"
-        for state, usual in (("close", 10), ("unacknowledged", 300)):
-            set_timeout(state, 1)
-            stack.callback(set_timeout, state, usual)
-        forge(node, client, RST)
-        wait_until("its entry has expired", lambda: not entry_of(client))
-        if speaks == "client":
-            client.send(b"hello")
-            assert server.recv(64) == b"hello"
-            server.send(b"again")
-            assert client.recv(64) == b"again"
-            return
-        server.send(b"again")
-        client.settimeout(1.0)
-        with pytest.raises(TimeoutError):
-            client.recv(64)
-        client.send(b"hello")
-        with pytest.raises(ConnectionResetError):
-            client.recv(64)

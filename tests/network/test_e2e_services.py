@@ -5,13 +5,11 @@ import subprocess
 from pathlib import Path
 
 from ebpflb.lab import manifests
-from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from tests.kit import requests
 from tests.kit.cluster import NODEPORT, TARGET, VIP, VIP6, Cluster, endpoint, web
 from tests.kit.sockets import CALL_SECONDS, Sockets
 
-ENDPOINT_CHANGE, SERVICE_CHANGE = 30, 120  # seconds (kube-proxy.md 16.8)
 A_MOMENT = 0.3  # seconds after which no one is going to answer
 HOST_PORT, HOST_UDP_PORT = 10180, 10181
 
@@ -30,17 +28,6 @@ def reaches(sockets: Sockets, host: str, port: int, *, is_up: bool = True) -> bo
         except OSError:
             return False
         return True
-
-
-def test_in_time(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
-    """A change of an endpoint is seen within 30 s, of a Service within 2 min, as e2e requires."""
-    cluster.publish(web(endpoint(pods[0])))
-    cluster.write(web(endpoint(pods[1])))
-    seen = lambda: requests.backends(sockets, VIP, times=5).keys() == {"web-2"}  # noqa: E731
-    wait_until("the new endpoint answers", seen, ENDPOINT_CHANGE)
-    cluster.write(web(endpoint(pods[1]), nodeport=NODEPORT))
-    seen = lambda: reaches(sockets, cluster.node.v4, NODEPORT, is_up=False)  # noqa: E731
-    wait_until("the NodePort answers", seen, SERVICE_CHANGE)
 
 
 def test_each_type_of_service_is_programmed(

@@ -20,16 +20,13 @@ from ebpflb.lab.hosts import Host
 from ebpflb.model.packet_path import Engine
 from tests.kernel.node import nodes
 from tests.kit import requests
-from tests.kit.parameters import connecting, families, netfilter
-from tests.kit.requests import Send
+from tests.kit.parameters import netfilter
 from tests.kit.scheduled import WEB, service
 from tests.kit.sockets import Socket
-from tests.kit.two_nodes import Frontends, TwoNodes
+from tests.kit.two_nodes import TwoNodes
 from tests.load import paused, scaled
 
 pytestmark = netfilter
-
-NOBODY = Frontends(20)
 DATAGRAMS = 40
 OTHERS = 10  # at most so many packets of the kernel itself, such as neighbour solicitations
 
@@ -94,29 +91,6 @@ def test_a_service_of_the_flow_tables_comes_and_goes(
     assert at_egress(two)
 
 
-@pytest.fixture
-def often(two: TwoNodes) -> Iterator[None]:
-    """Let near's agent look every second whether programs are needed at egress; there is a flow."""
-    options = two.agents[0].options
-    two.restart(*options, "--iptables-sync-period=1s")
-    two.publish(service(two, "least-connections"))
-    with ExitStack() as opened:
-        dial(two, opened)
-        yield
-    two.restart(*options)
-
-
-def test_egress_goes_after_the_last_flow(two: TwoNodes, often: None, opened: ExitStack) -> None:
-    """Connections by netfilter open and go on meanwhile."""
-    two.publish(service(two, "random"))
-    assert at_egress(two)
-    two.delete_all_flows()
-    clients = dial(two, opened)
-    wait_until("no program is at egress", lambda: not at_egress(two))
-    clients += dial(two, opened)
-    assert all(requests.lives(each) for each in clients)
-
-
 def test_the_engine_changes(two: TwoNodes, opened: ExitStack, pressed: None) -> None:
     """With a restart, there and back: 500 open connections go on, and new ones open meanwhile."""
     clients = [client for _ in range(scaled(125)) for client in dial(two, opened)]
@@ -129,21 +103,6 @@ def test_the_engine_changes(two: TwoNodes, opened: ExitStack, pressed: None) -> 
         clients += dial(two, opened)
     two.publish(service(two, "least-connections"))
     assert all(requests.lives(each) for each in clients)
-
-
-@families
-@connecting
-@pytest.mark.parametrize("who", ["near", "hooked", "unhooked", "outside"])
-@pytest.mark.parametrize("kind", ["cluster", "external"])
-def test_a_service_without_endpoints_refuses(
-    two: TwoNodes, who: str, kind: str, send: Send, v6: bool
-) -> None:
-    """A process of the node, as a pod of the host's network is one; a pod whose sockets are served
-    and one whose are not; a client outside.
-    """
-    two.publish(two.service("nobody", 20))
-    with pytest.raises(ConnectionRefusedError):
-        send(two.sockets(getattr(two, who)), *NOBODY.to(kind, two.near, v6=v6))
 
 
 @pytest.mark.parametrize(

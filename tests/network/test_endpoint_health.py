@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Endpoints that do not answer are set aside by what real clients see (docs/endpoint-health.md)."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ from ebpflb.tools import ask
 from tests.kit import requests
 from tests.kit.cluster import PORT, VIP, VIP6, Cluster, endpoint, web
 from tests.kit.lab_cluster import TARGET, started
-from tests.kit.sockets import CALL_SECONDS, Socket, Sockets
+from tests.kit.sockets import Sockets
 from tests.kit.two_nodes import CLUSTER_CIDR, require
 
 PATIENCE = 1.5  # seconds: a client's second SYN leaves after one
@@ -144,43 +143,6 @@ def test_an_endpoint_that_does_not_answer_is_set_aside(
     cluster.logs(f"endpoint {place}:{TARGET} is set aside on this node for 10 s")
     dead.nft("delete table inet broken\n")
     wait_until("it is asked again", lambda: used(cluster, address) == NAMES)
-
-
-def waiting(sockets: Sockets, address: str) -> Socket:
-    """Return a socket whose connection is not answered, after opening several."""
-    while True:
-        client = requests.tcp_socket(sockets, address)
-        client.setblocking(False)
-        client.connect_ex((address, PORT))
-        time.sleep(0.2)
-        try:
-            client.getpeername()
-        except OSError:
-            return client
-        client.close()
-
-
-@pytest.mark.parametrize("address", [VIP, VIP6])
-def test_what_it_has_not_answered_begins_again(cluster: Watched, address: str) -> None:
-    """A client that still waits reaches another endpoint from the same port; a hooked socket fails
-    at once.
-    """
-    dead = cluster.web[0]
-    break_input(dead, "drop")
-    with waiting(cluster.sockets(cluster.clients[0]), address) as client:
-
-        def is_aside() -> bool:
-            for each in cluster.clients[1:]:
-                attempt(cluster.sockets(each), address)
-            return dead.name not in used(cluster, address)
-
-        wait_until("it is set aside", is_aside)
-        client.settimeout(CALL_SECONDS)
-        if cluster.hooked:
-            with pytest.raises(ConnectionAbortedError):
-                client.recv(64)
-        else:
-            assert requests.traffic.read(client.recv(64))[0] in NAMES - {dead.name}
 
 
 def test_a_denied_pod_is_no_weapon(cluster: Watched) -> None:

@@ -183,54 +183,6 @@ def test_a_ban(node: ServingOutside, at: str, by: str) -> None:
         opened.close()
 
 
-def test_a_route_that_changes(node: ServingOutside) -> None:
-    """It applies to a connection in the flowtable."""
-    client = established(node, SOCK_DGRAM)
-    node.node.ip(f"route add blackhole {node.outside.v4}/32")
-    soon("there is no way back", lambda: not answers(client))
-    node.node.ip(f"route delete blackhole {node.outside.v4}/32")
-    soon("it goes on", lambda: answers(client))
-    client.close()
-
-
-def test_a_neighbour_that_changes(node: ServingOutside) -> None:
-    """A connection in the flowtable follows an endpoint that gets another MAC address."""
-    (pod, *_) = node.web
-    node.serve(pod)
-    client = established(node, SOCK_DGRAM)
-    shown = nodes.run("ip", "netns", "exec", pod.netns, "cat", "/sys/class/net/eth0/address")
-    for address in ("02:00:00:00:07:07", shown.strip()):
-        pod.ip(f"link set eth0 address {address}")
-        node.node.ip(f"neigh replace {pod.v4} lladdr {address} dev cni0")
-        soon("it goes on", lambda: answers(client))
-    client.close()
-
-
-def test_an_mtu_that_changes(node: ServingOutside) -> None:
-    """The sender of datagrams that have become too long is told, and its next ones arrive."""
-    (pod, *_) = node.web
-    node.serve(pod)
-    client = established(node, SOCK_DGRAM)
-    port = f"veth{node.web.index(pod) + 11}"
-
-    def set_mtu(mtu: int) -> None:
-        pod.ip(f"link set eth0 mtu {mtu}")
-        node.node.ip(f"link set {port} mtu {mtu}", f"link set cni0 mtu {mtu}")
-
-    def long_ones_arrive() -> bool:
-        client.settimeout(0.1)
-        try:
-            client.send(bytes(1400))
-            return bool(client.recv(2000))
-        except OSError:
-            return False
-
-    set_mtu(1300)
-    soon("it goes on", long_ones_arrive)
-    client.close()
-    set_mtu(1500)
-
-
 def test_an_entry_that_is_deleted(node: ServingOutside) -> None:
     """A connection whose entry in conntrack is deleted goes on, and returns to the flowtable."""
     node.serve(node.web[0])

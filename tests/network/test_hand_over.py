@@ -103,19 +103,6 @@ def test_connections_go_on(cluster: ThreeNodes, addresses: tuple[str, str], v6: 
 
 
 @families
-def test_each_node_serves_its_share(cluster: ThreeNodes, v6: bool) -> None:
-    """Of a Service with policy Cluster that keeps its clients, on every entry."""
-    cluster.publish(cluster.local("three"), cluster.keep(*NAMES))
-    own = cluster.outside.v6 if v6 else cluster.outside.v4
-    sockets = cluster.sockets(cluster.outside)
-    for entry in ("one", "two"):
-        cluster.lead(entry)
-        found = [requests.tcp(sockets, KEEP[v6]) for _ in range(40)]
-        assert {it.name for it in found} == {f"pod-{name}" for name in NAMES}
-        assert {it.source for it in found} == {own}
-
-
-@families
 def test_without_a_node_to_hand_to(cluster: ThreeNodes, v6: bool) -> None:
     """Everything is as without the option: policy Local drops, policy Cluster masquerades; new
     connections are handed over again as soon as they may be, and those from then go on.

@@ -37,16 +37,6 @@ def hooks(cluster: Cluster) -> dict[str, list[str]]:
     return cgroup_links.foreign_programs(cluster.node.cgroup, ())
 
 
-def test_sigterm_leaves_everything_serving(cluster: Cluster, pod: Sockets) -> None:
-    """SIGTERM ends the agent with status 0 and leaves everything serving."""
-    before = hooks(cluster)
-    cluster.agent.stop()
-    assert cluster.agent.process and cluster.agent.process.returncode == 0
-    assert "the loaded programs and maps keep serving" in cluster.agent.log()
-    assert hooks(cluster) == before
-    assert len(requests.backends(pod, VIP)) == 3
-
-
 def mounting(cluster: Cluster, before: str, *words: str) -> "subprocess.CompletedProcess[str]":
     """Run a command on the node, in a mount namespace in which ``before`` mounts something."""
     command = ["unshare", "--mount", "sh", "-ec", f'{before}; exec "$@"', "sh"]

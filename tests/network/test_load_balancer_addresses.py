@@ -8,13 +8,11 @@
     api              the API server, beyond the router too
 """
 
-import json
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from ipaddress import ip_interface
 from pathlib import Path
 from typing import Any
@@ -149,20 +147,6 @@ class ThreeNodes(LabCluster):
         except OSError:
             return False
 
-    def mac(self, node: int) -> str:
-        with nodes.entered(self.nodes[node].netns):
-            return str(json.loads(nodes.run("ip", "-j", "link", "show", "eth0"))[0]["address"])
-
-    def station(self, client: Namespace, address: str, *, again: bool = False) -> str:
-        """The MAC address that a client on the segment sends to; "" if nobody answers."""
-        if again:
-            client.ip(f"neigh flush to {address}")
-        with nodes.entered(client.netns):
-            with suppress(OSError), socket.create_connection((address, PORT), timeout=1):
-                pass
-            found = json.loads(nodes.run("ip", "-j", "neigh", "show", "to", address))
-        return str(found[0].get("lladdr", "")) if found else ""
-
     def pull(self, node: int, *, back: bool = False) -> None:
         """Pull the cable of a node, or plug it in again."""
         self.lab.router.ip(f"link set {NODES.name}{node + 1} {'up' if back else 'down'}")
@@ -225,45 +209,6 @@ def test_from_the_pool_to_the_first_request_and_a_pulled_cable(three: ThreeNodes
     assert three.wait_for_owner(FIRST[0]) == owner
     for address in FIRST:  # a connection breaks that the router gives to both owners
         wait_until("requests are served", lambda: three.answers(address, again=True), 30)  # noqa: B023
-
-
-SPLIT = """table bridge split {{
-    chain f {{ type filter hook forward priority 0;
-        iifname {part} oifname != {part} drop; iifname != {part} oifname {part} drop; }};
-    chain i {{ type filter hook input priority 0; iifname {part} drop; }};
-    chain o {{ type filter hook output priority 0; oifname {part} drop; }};
-}}"""
-
-
-def test_the_segment_splits_and_heals(three: ThreeNodes) -> None:
-    """The owner, cut off with a client, goes on answering there, and another node on the other
-    side. Afterwards the owner alone answers, which both sides learn without asking.
-    """
-    wait_until("the Service has addresses", lambda: three.addresses("web") == [*FIRST], 60)
-    owner = three.wait_for_owner(FIRST[0])
-    beyond = three.neighbour("beyond", 78)
-    router = three.lab.router
-
-    def owner_answers() -> bool:
-        return three.station(beyond, FIRST[0], again=True) == three.mac(owner)
-
-    wait_until("the owner alone answers", owner_answers, 30)
-    cables = f"{NODES.name}{owner + 1}", f"{NODES.name}78"
-    with nodes.entered(router.netns):
-        nodes.run("nft", SPLIT.format(part="{{ {}, {} }}".format(*cables)))
-    (new,) = {three.wait_for_owner(FIRST[0], tuple({0, 1, 2} - {owner}))}
-    wait_until("it is asked", lambda: three.station(router, FIRST[0]) == three.mac(new), 30)
-    wait_until("the owner is alone", lambda: bool(three.status(owner).not_announced), 30)
-    assert owner_answers()
-    with nodes.entered(router.netns):
-        nodes.run("nft", "delete table bridge split")
-    assert three.wait_for_owner(FIRST[0]) == owner
-
-    def told() -> bool:
-        return {three.station(it, FIRST[0]) for it in (router, beyond)} == {three.mac(owner)}
-
-    wait_until("both are told", told, 30)
-    assert three.answers(FIRST[0]) and three.answers(FIRST[1])
 
 
 def test_agents_are_killed(three: ThreeNodes) -> None:
@@ -331,27 +276,6 @@ def test_a_stranger_with_an_address_and_a_flood(three: ThreeNodes) -> None:
         assert [three.answers(FIRST[0], again=True) for _ in range(20)] == [True] * 20
         flood.kill()
     assert not any(FIRST[0] in three.status(node).address_conflicts for node in range(3))
-
-
-def test_what_a_tenant_must_not_get(three: ThreeNodes) -> None:
-    """Another's address, a node's, the gateway's. Each Service is named with the reason."""
-    wait_until("the Service has addresses", lambda: three.addresses("web") == [*FIRST], 60)
-    wrong = {"a": FIRST[0], "b": "10.99.0.2", "c": NODES.gateways[0], "d": "192.0.2.77"}
-    for number, (name, wanted) in enumerate(wrong.items(), 2):
-        three.add_service(name, number, "tenant", loadBalancerIP=wanted, ipFamilies=["IPv4"])
-    three.add_service("right", 9, "tenant", loadBalancerIP="192.0.2.205")
-    wait_until("the right one has its own", lambda: bool(three.addresses("right")), 60)
-    assert three.addresses("right")[0] == "192.0.2.205"
-
-    def named() -> bool:
-        problems: dict[str, str] = {}
-        for node in range(3):
-            problems |= three.status(node).addresses_missing
-        return {*problems} == {f"tenant/{name}" for name in wrong}
-
-    wait_until("the others are named", named, 60)
-    assert not any(map(three.addresses, wrong)) and three.addresses("web") == [*FIRST]
-    assert three.answers(FIRST[0], again=True)
 
 
 def test_a_policy_local_service_and_a_node_that_takes_no_part(three: ThreeNodes) -> None:

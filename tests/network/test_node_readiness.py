@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Node says whether Services work, also without an agent (docs/node-readiness.md)."""
 
-import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -104,24 +103,3 @@ def test_the_first_connection_after_the_node_says_so_is_served(node: Node, kind:
     assert node.status() == ("True" if kind == CONDITION else "")
     written = 'ebpflb_node_readiness_writes_total{result="success"}'
     assert [line for line in node.cluster.metrics() if line.startswith(written)] != [f"{written} 0"]
-
-
-def test_what_it_says_without_an_agent(node: Node) -> None:
-    """After a stop the condition is Unknown; a killed agent cannot set it, but the next agent does.
-    The programs keep serving.
-    """
-    node.start(CONDITION)
-    wait_until("the Node says that Services work", lambda: node.status() == "True")
-    node.cluster.agent.stop()
-    assert node.status() == "Unknown"
-    node.serves()
-    node.start(CONDITION)
-    wait_until("the Node says that Services work", lambda: node.status() == "True")
-    node.cluster.agent.stop(signal.SIGKILL)
-    assert node.status() == "True"
-    node.serves()
-    before = len(node.api.patches)
-    node.start(CONDITION)
-    wait_until("the next agent is ready", lambda: len(node.api.patches) == before + 2)
-    said = [it["body"]["status"]["conditions"][0]["status"] for it in node.api.patches[before:]]
-    assert said == ["False", "True"]

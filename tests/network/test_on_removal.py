@@ -14,13 +14,13 @@ from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from tests.kernel.node import nodes
 from tests.kit.lab_cluster import TARGET
-from tests.kit.on_removal import LATE, SOON, held, is_reset, one_each, saying
-from tests.kit.parameters import both_engines, families, flow_tables, netfilter, packet_clients
+from tests.kit.on_removal import SOON, held, is_reset, one_each, saying
+from tests.kit.parameters import families, flow_tables, netfilter, packet_clients
 from tests.kit.requests import connected, lives
 from tests.kit.sockets import CALL_SECONDS, Socket
 from tests.kit.two_nodes import Frontends, TwoNodes
 
-WEB, BESIDE = Frontends(10), Frontends(20)
+WEB = Frontends(10)
 A_MOMENT = 1.0  # seconds in which a reset would have come
 
 ends_sockets = pytest.mark.skipif(
@@ -45,11 +45,6 @@ def stack(two: TwoNodes) -> Iterator[ExitStack]:
 def web(two: TwoNodes, value: str | None, *pods: Host) -> list[Manifest]:
     """Return the Service with these endpoints and this value of on-removal."""
     return saying(two.service("web", 10, *pods), value)
-
-
-def beside(two: TwoNodes, pod: Host, value: str | None = SOON) -> list[Manifest]:
-    """Publish another Service: resets of its connections show that the search is over."""
-    return saying(two.service("beside", 20, pod), value)
 
 
 def open_each(
@@ -128,27 +123,6 @@ def test_a_client_of_packets_is_reset_when_it_sends(
     found["there"].settimeout(CALL_SECONDS if is_told else A_MOMENT)
     assert is_reset(found["there"]) == is_told
     assert lives(found["here"])
-
-
-@both_engines
-@clients
-@pytest.mark.parametrize("value", [None, "drop", LATE])
-def test_connections_are_kept_unless_their_grace_is_over(
-    two: TwoNodes, stack: ExitStack, who: str, value: str | None
-) -> None:
-    """Connections are kept by default, by choice, with an invalid annotation, which is named once,
-    and within the grace period.
-    """
-    said = 'metadata.annotations[ebpflb.io/on-removal]: "drop" is not keep, reset or reset=DURATION'
-    two.publish(web(two, None, two.here, two.twin))  # the same warning again would not be named
-    before = two.agents[0].log().count(said)
-    two.publish(web(two, value, two.here, two.twin), beside(two, two.there))
-    kept = open_each(two, stack, who, "here")["here"]
-    other = open_each(two, stack, "hooked", "there", to=BESIDE)["there"]
-    two.publish(web(two, value, two.twin), beside(two, two.twin))
-    assert is_reset(other)
-    assert lives(kept)
-    assert two.agents[0].log().count(said) - before == (value == "drop")
 
 
 @flow_tables

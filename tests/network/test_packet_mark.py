@@ -3,15 +3,12 @@
 
 import pytest
 
-from ebpflb.lab.router import OUTSIDE
 from ebpflb.model.packet_path import Engine
 from tests.kit import requests, two_nodes
-from tests.kit.lab_cluster import TARGET
 from tests.kit.parameters import families
 from tests.kit.requests import Send
-from tests.kit.two_nodes import Frontends, TwoNodes, address
+from tests.kit.two_nodes import Frontends, TwoNodes
 
-ROUTER = OUTSIDE.gateways
 WEB = Frontends(10)
 MARK = ("--packet-mark", "0x4000/0x4000")
 DROP = """
@@ -35,7 +32,6 @@ def publish(two: TwoNodes) -> None:
 two = two_nodes.fixture(*MARK, engines=[Engine.FLOWS], publish=publish)
 
 
-@pytest.mark.extended
 @families
 @pytest.mark.parametrize("send", [requests.tcp, requests.udp, requests.fragmented])
 @pytest.mark.parametrize(("who", "kind"), [("outside", "nodeport"), ("unhooked", "cluster")])
@@ -48,19 +44,3 @@ def test_default_drop_forward_accepts_translated_packets(
     where = WEB.to(kind, two.near, v6=v6)
     answers = [send(two.sockets(getattr(two, who)), *where) for _ in range(20)]
     assert {answer.name for answer in answers} == {"here", "there"}
-
-
-@families
-def test_default_drop_forward_drops_the_rest(two: TwoNodes, v6: bool) -> None:
-    """A packet to an endpoint itself is not translated, and has no mark."""
-    where = address(two.here, "::" if v6 else ""), TARGET
-    two.outside.ip(f"route replace {where[0]} via {ROUTER[v6]}", v6=v6)
-    two.lab.router.ip(
-        f"route replace {where[0]} via {address(two.near, where[0])} table 100", v6=v6
-    )
-    with (
-        requests.tcp_socket(two.sockets(two.outside), where[0]) as client,
-        pytest.raises(TimeoutError),
-    ):
-        client.settimeout(0.3)
-        client.connect(where)

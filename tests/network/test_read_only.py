@@ -4,18 +4,15 @@ order.
 """
 
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host
-from ebpflb.serve import status
 from tests.kit import requests
 from tests.kit.cluster import VIP, Cluster, endpoint, web
 from tests.kit.lab_cluster import started
@@ -129,28 +126,6 @@ def test_a_pin_that_cannot_be_put_back(cluster: Cluster, pod: Sockets) -> None:
     assert agent.process and agent.process.returncode == 0
     agent.start()
     assert pin.exists()
-
-
-def removed(folder: Path) -> bool:
-    """Whether the removal succeeded: it fails while the agent writes a file."""
-    with suppress(OSError):
-        shutil.rmtree(folder)
-        return True
-    return False
-
-
-def test_a_run_directory_that_is_removed(cluster: Cluster, pod: Sockets) -> None:
-    """The agent keeps serving, and makes the directory again for status and history."""
-    agent = cluster.agent
-    wait_until("it is gone", lambda: removed(agent.paths.run))
-    cluster.publish(web(*map(endpoint, cluster.web[1:])))
-    assert set(requests.backends(pod, VIP)) == {it.name for it in cluster.web[1:]}
-    wait_until("its status is there", lambda: bool(status.read(agent.paths)))
-    cluster.publish(web(*map(endpoint, cluster.web)))
-    wait_until("its history is there", agent.paths.history_file.exists)
-    assert "Traceback" not in agent.log() and "[Errno" not in agent.log()
-    agent.stop()
-    assert agent.process and agent.process.returncode == 0, agent.log()
 
 
 @pytest.mark.parametrize("which", ["run", "run and state"])

@@ -8,7 +8,7 @@ has accepted before are the pod's own.
 
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -16,10 +16,8 @@ from typing import Any, NamedTuple
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Process
 from tests.kit.lab_cluster import TARGET
-from tests.kit.on_removal import is_idle, one_each, terminating
+from tests.kit.on_removal import is_idle, terminating
 from tests.kit.parameters import both_engines
-from tests.kit.requests import connected, lives
-from tests.kit.sockets import Socket
 from tests.kit.two_nodes import Frontends, TwoNodes
 from tests.load import scaled
 
@@ -86,34 +84,6 @@ def test_a_rolling_update_fails_no_connection(two: TwoNodes) -> None:
             publish(two, [*pods.values()])
     assert [each["errors"] for each in counts] == [{}] * len(counts)
     assert {name for each in counts for name in each["names"]} == names
-
-
-@both_engines
-def test_of_open_connections_those_to_the_pod_that_ends_end(two: TwoNodes) -> None:
-    """Open connections to a pod end with it, because a load balancer cannot move connections that
-    were accepted before SIGTERM.
-    """
-    former, latter = start_pod(two, two.far), start_pod(two, two.near)
-    publish(two, [former, latter])
-    names = former.host.name, latter.host.name
-    opened: list[dict[str, Socket]] = []
-    with ExitStack() as stack:
-        for who, kind in CLIENTS:
-            sockets, where = two.sockets(getattr(two, who)), WEB.to(kind, two.near)
-            opened.append(one_each(stack, partial(connected, sockets, *where), *names))
-        publish(two, [latter], leaving=former)
-        assert all(lives(client) for each in opened for client in each.values())
-        former.end()
-        assert all(has_ended(each[former.host.name]) for each in opened)
-        assert all(lives(each[latter.host.name]) for each in opened)
-    publish(two, [latter])
-
-
-def has_ended(client: Socket) -> bool:
-    try:
-        return bool(client.recv(1) == b"")
-    except ConnectionResetError:
-        return True
 
 
 @both_engines

@@ -3,7 +3,6 @@
 
 import pytest
 
-from ebpflb.kernel import probe
 from ebpflb.kernel.maps.layout import VERDICTS
 from tests.kit import both_proxies, requests
 from tests.kit.both_proxies import EBPFLB, KUBE_PROXY, NEW, OLD, Both
@@ -33,15 +32,6 @@ def test_all_is_served_by_kube_proxy_and_counted(shadow: Both, send: requests.Se
     after = counted(shadow)
     assert after["translated"] - before["translated"] == 8
     assert after["masqueraded"] == before["masqueraded"]
-
-
-@pytest.mark.skipif(not probe.set_retval(), reason="this kernel cannot say EADDRINUSE")
-def test_a_nodeport_can_be_bound(shadow: Both) -> None:
-    """bind() works as with kube-proxy, and is counted as a call that would fail."""
-    before = counted(shadow)
-    with requests.tcp_socket(shadow.sockets(shadow.node), shadow.node.v4) as socket:
-        socket.bind((shadow.node.v4, NEW[2]))
-    assert counted(shadow)["nodeport_bind_denied"] == before["nodeport_bind_denied"] + 1
 
 
 @pytest.mark.extended

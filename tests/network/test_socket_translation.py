@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kit.cluster import PORT, VIP, VIP6, Cluster, running
-from tests.kit.parameters import connecting, every_kind, protocols
+from tests.kit.parameters import every_kind, protocols
 from tests.kit.requests import Send
 from tests.kit.sockets import Sockets
 from tests.kit.stale_udp import dual_stack_web
@@ -54,17 +54,6 @@ def test_a_rule_inside_a_pod_sees_the_service(
     """A REDIRECT rule for the service's address leads the pod's packets to its sidecar."""
     redirect(cluster)
     assert send(pod, vip).name == "sidecar"
-
-
-@services
-@connecting
-def test_refused_without_endpoints(
-    cluster: Cluster, sockets: Sockets, vip: str, send: Send
-) -> None:
-    """At the pods' devices, and the node at its sockets."""
-    cluster.publish(dual_stack_web())
-    with pytest.raises(ConnectionRefusedError):
-        send(sockets, vip)
 
 
 @services

@@ -72,13 +72,6 @@ def test_every_address(sockets: Sockets, send: Send, address: str) -> None:
     assert peer == (address, PORT)
 
 
-@pytest.mark.parametrize("address", [VIP, VIP6])
-@every_kind
-def test_everyone_serves(pod: Sockets, send: Send, address: str) -> None:
-    """New connections and new datagram sockets are distributed over all endpoints."""
-    assert requests.backends(pod, address, send=send).keys() == NAMES
-
-
 @every_kind
 @pytest.mark.parametrize("address", OF_THE_NODE)
 def test_nodeports_reach_an_endpoint(sockets: Sockets, send: Send, address: str) -> None:

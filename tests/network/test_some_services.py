@@ -35,15 +35,6 @@ def test_others_are_left_to_kube_proxy(some: Both, send: requests.Send) -> None:
     assert some.answers(OLD, send) == [KUBE_PROXY] * 4
 
 
-def test_kube_proxy_is_needed_beside(some: Both) -> None:
-    """Without a kube-proxy a message says that no one serves the other Services, and does not
-    advise to remove its rules.
-    """
-    for words in ("Services outside of --", "start kube-proxy"):
-        some.logs(words)
-    assert "cleanup" not in some.agent.log()
-
-
 def test_rules_that_others_need_are_not_removed(some: Both) -> None:
     """Cleanup refuses to remove rules while the agent leaves Services to kube-proxy."""
     done = some.ebpflb("cleanup", "--kube-proxy")

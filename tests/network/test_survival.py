@@ -65,15 +65,6 @@ def lands(two: TwoNodes) -> bool:
     )
 
 
-def test_endpoints_leave(two: TwoNodes, connections: list[Socket]) -> None:
-    """Connections stay open when their endpoints and Services are removed."""
-    two.publish(two.service("a", 10), two.service("b", 20))
-    assert all(map(lives, connections))
-    with pytest.raises(ConnectionRefusedError):
-        lands(two)
-    two.publish()
-
-
 @pytest.mark.extended
 @every_end
 def test_agent_ends(two: TwoNodes, connections: list[Socket], how: signal.Signals) -> None:

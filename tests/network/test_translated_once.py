@@ -25,7 +25,6 @@ from tests.kit.two_nodes import Frontends, TwoNodes, address
 WEB, OTHER, THIEF = Frontends(10), Frontends(11), Frontends(66)
 KINDS: dict[str, Send] = requests.KINDS | {"fragments": requests.fragmented}
 VERDICT = "translated_at_socket"
-OPEN = 30077  # a port of the node, at which a pod of its network listens
 
 
 @pytest.fixture(scope="module", params=two_nodes.ENGINES, ids=str)
@@ -103,75 +102,6 @@ def explained(two: TwoNodes, host: str, port: int = PORT) -> dict[str, float]:
     words = ("explain", to, "--from", address(two.hooked, host), *two.agents[0].where)
     said = json.loads(forked.run(*words, "-o", "json", netns=two.near.netns).stdout)
     return {each["pod"]: each["chance"] for each in said["endpoints"] if each["chance"]}
-
-
-@families
-@connecting
-def test_an_endpoint_at_the_nodes_address(two: TwoNodes, send: Send, v6: bool) -> None:
-    """An endpoint in the node's network has the port of another Service's NodePort."""
-    two.publish()
-    server = two.start_program(two.near, "serve", "near", str(OPEN))
-    service, slices = one_port(two, "web", WEB, [two.near], PORT, OPEN)
-    node_port, others = one_port(two, "thief", THIEF, [two.twin], PORT, TARGET)
-    for port in node_port["spec"]["ports"]:
-        port["nodePort"] = OPEN
-    node_port["spec"]["type"] = "NodePort"
-    try:
-        two.publish(service, *slices, node_port, *others)
-        client, to = two.sockets(two.hooked), WEB.to("cluster", two.near, v6=v6)
-        assert send(client, *to).name == "near"
-        assert send(client, address(two.near, to[0]), OPEN).name == "twin"
-    finally:
-        server.kill()
-        server.wait()
-
-
-@families
-def test_a_datagram_socket_with_several_frontends(two: TwoNodes, v6: bool) -> None:
-    """The endpoints are claimed; one endpoint serves two of the socket's frontends."""
-    two.publish(
-        two.service("web", 10, two.here),
-        two.service("other", 11, two.here),
-        two.service("third", 12, two.twin),
-        thief(two, two.here, two.twin, pods=[two.there]),
-    )
-    frontends = [(number, "twin" if number == 12 else "here") for number in (10, 11, 12)]
-    with requests.udp_socket(two.sockets(two.hooked), WEB.cluster[v6]) as client:
-        for number, name in frontends * 3:
-            answer = requests.exchange(client, *Frontends(number).to("cluster", two.near, v6=v6))
-            assert (answer.name, answer.peer[0]) == (name, Frontends(number).cluster[v6])
-
-
-@families
-@connecting
-@pytest.mark.parametrize("who", ["hooked", "near"])
-@pytest.mark.parametrize("thieves", ["none", "ranges"])
-def test_no_rule_of_the_other_service_counts(
-    two: TwoNodes, thieves: str, who: str, send: Send, v6: bool
-) -> None:
-    """The other Service has no endpoint, or admits other clients only. Packets to the endpoint's
-    own address, even of the node, are refused or dropped; packets to the cluster IP are not.
-    """
-    claimed = (
-        thief(two, two.here, pods=[])
-        if thieves == "none"
-        else thief(
-            two,
-            two.here,
-            pods=[two.twin],
-            claim="ingress",
-            loadBalancerSourceRanges=["198.51.100.0/24", "2001:db8::/32"],
-        )
-    )
-    two.publish(two.service("web", 10, two.here), claimed)
-    client, to = two.sockets(getattr(two, who)), WEB.to("cluster", two.near, v6=v6)
-    assert send(client, *to).name == "here"
-    try:
-        assert not requests.is_answered(send, client, (address(two.here, to[0]), TARGET), 0.3)
-    except PermissionError:  # the node's own connect() of datagrams that are dropped
-        assert thieves == "ranges"
-    except OSError:
-        assert thieves == "none"
 
 
 @families

@@ -76,8 +76,3 @@ def test_programs_of_another_layout_find_what_they_choose() -> None:
     node.wait(2)
     assert node.change({}).removed_translations == [gone]
     assert gone.id not in node.planner.backend_ids
-
-
-def test_unchanged_service() -> None:
-    """For an unchanged service nothing is written."""
-    assert not node_with(WEB).change(by_name(WEB))

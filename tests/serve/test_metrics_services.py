@@ -116,26 +116,16 @@ def test_what_was_counted_is_shown(world: World) -> None:
     made.close()
 
 
-def test_only_the_busiest_and_how_many_are_left_out(world: World) -> None:
-    """The limit applies to any number of Services; Services without series are counted."""
-    every = [service(f"s{n}", n) for n in range(20)]
-    world.program(*every)
-    for n, each in enumerate(every):
-        world.count(each, n)
-    made = world.metrics("3")
-    assert series(made, NEW) == {"s17": 17, "s18": 18, "s19": 19}
-    assert len(series(made, REFUSED)) == 6
-    assert values(made)[WITHOUT, frozenset()] == 17
-    made.close()
-
-
 def test_the_choice_follows_what_is_busy(world: World) -> None:
-    """The choice is made at most once a minute."""
+    """The busiest have series, and how many have none is told. The choice is made at most once a
+    minute.
+    """
     a, b = service("a", 1), service("b", 2)
     world.program(a, b)
     world.count(a, 10)
     made = world.metrics("1")
     assert series(made, NEW) == {"a": 10}
+    assert values(made)[WITHOUT, frozenset()] == 1
     world.count(b, 1000)
     world.now += metrics_read.CHOICE_INTERVAL - 1
     assert series(made, NEW) == {"a": 10}
