@@ -36,12 +36,19 @@ static __always_inline bool has_choice(const struct __sk_buff *ctx)
 	return (ctx->priority & CHOSEN_MASK) == CHOSEN;
 }
 
-/* Whether the program at a port of this bridge has seen the packet. */
+/*
+ * Whether the program at a port of this bridge has seen the packet. `ebpflb explain` asks the bridge in
+ * place of its port.
+ */
 static __always_inline bool port_has_decided(const struct __sk_buff *ctx)
 {
+#ifdef RECORD
+	return false;
+#else
 	struct device *device = LOOKUP_NUMBER(struct device, devices, ctx->ifindex);
 
 	return device && device->flags & DEVICE_MASTER;
+#endif
 }
 
 /*
