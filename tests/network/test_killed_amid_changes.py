@@ -7,6 +7,7 @@ Its maps serve until the next agent has written the rest; then shares and counts
 import signal
 import time
 from collections import Counter
+from collections.abc import Collection
 from contextlib import ExitStack
 from math import gcd
 from random import Random
@@ -84,6 +85,11 @@ def kill_amid_writes(two: TwoNodes, chance: Random) -> tuple[str, bool]:
     return name, bool(settings.get(0).writes % 2)
 
 
+def flags(two: TwoNodes) -> Collection[str]:
+    found: Collection[str] = two.maps["settings"].get(0).flags
+    return found
+
+
 def test_no_connection_is_lost_and_all_is_right_afterwards(
     two: TwoNodes, opened: ExitStack
 ) -> None:
@@ -94,6 +100,7 @@ def test_no_connection_is_lost_and_all_is_right_afterwards(
     kills, amid = 0, False
     two.publish(spread.weighted(two, LEAST_CONNECTIONS, chances.EVEN), others(chance))
     settled(two)
+    wait_until("packets are counted, too", lambda: "attaching" not in flags(two))
     held += [dial(two, who, opened)[1] for who in CLIENTS]
     pressing = [
         two.start_client(getattr(two, who), protocol, *spread.frontend(two, who, v6=v6), PAUSE)
