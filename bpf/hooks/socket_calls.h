@@ -9,7 +9,6 @@
 #include "hooks/socket_context.h"
 #include "path/socket.h"
 #include "record/event_call.h"
-#include "sockets/bind.h"
 #include "sockets/reject.h"
 
 #define ALLOW 1

@@ -8,7 +8,7 @@
 
 #include "compat.h"
 #include "layout.h"
-#include "net/protocol.h"
+#include "net/header.h"
 
 #define STREAM 1
 #define DATAGRAM 2

@@ -9,7 +9,7 @@
 #include "compat.h"
 #include "core/endpoint_health.h"
 #include "maps.h"
-#include "net/protocol.h"
+#include "net/header.h"
 #include "sockets/place.h"
 
 #define SEEN 1

@@ -76,7 +76,7 @@ struct flow {
 	/*
 	 * TCP's numbers of this side, in host order (engine/flows/window.h); 0: not known. Of SCTP
 	 * `end` is the tag that this side has set, with which the other side sends to it
-	 * (engine/flows/association.h).
+	 * (engine/flows/window.h).
 	 */
 	__u32 end;		/* the end of what it has sent */
 	__u32 acknowledged;	/* what it has acknowledged */

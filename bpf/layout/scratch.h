@@ -3,7 +3,7 @@
 #ifndef EBPFLB_LAYOUT_SCRATCH_H
 #define EBPFLB_LAYOUT_SCRATCH_H
 
-/* The packet that a program handles, as it was read (net/packet.h, net/transport.h). */
+/* The packet that a program handles, as it was read (net/packet.h). */
 struct packet {
 	struct tuple tuple;	/* without ports where piece is LATER, and for ICMP */
 	__u32 transport;	/* offset of the transport header */
@@ -48,7 +48,7 @@ struct ending {
 };
 SIZE(struct ending, 120);
 
-/* The ports that are tried for a flow (engine/flows/source_port.h). */
+/* The ports that are tried for a flow (engine/flows/port.h). */
 struct port_sequence {
 	__u32 first;
 	__u32 size;	/* how many ports there are */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Copies of the entries of the map services (rules/place.h); a part of layout.h. */
+/* Copies of the entries of the map services (rules/frontend.h); a part of layout.h. */
 #ifndef EBPFLB_LAYOUT_SERVICE_PLACE_H
 #define EBPFLB_LAYOUT_SERVICE_PLACE_H
 

@@ -6,7 +6,7 @@
 /* One element. */
 DEFINE_MAP(settings, ARRAY, __u32, struct settings, 1, RDONLY_PROG)
 
-/* Copies of the entries of services (rules/place.h). */
+/* Copies of the entries of services (rules/frontend.h). */
 DEFINE_MAP(service_places, ARRAY, __u32, struct service_place, 65536, MMAPABLE)
 
 /* The addresses of this node that serve NodePorts; loopback is not among them. */

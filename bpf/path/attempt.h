@@ -19,7 +19,7 @@
 #include "core/tuple.h"
 #include "engine/flows/gate.h"
 #include "engine/netfilter/choose.h"
-#include "net/glance.h"
+#include "net/packet.h"
 
 #define REPEATS_AFTER (SECOND / 2)	/* a client sends its second SYN after a second */
 #define FORGOTTEN_AFTER (130 * SECOND)	/* it sends its last one after 127 seconds (Linux) */

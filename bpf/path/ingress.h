@@ -22,7 +22,7 @@
 #include "path/select_backend.h"
 #include "path/vip.h"
 #include "core/note.h"
-#include "sockets/translated.h"
+#include "sockets/datagram.h"
 
 /* As policy_masquerades; and where this node would not see the replies. */
 static __always_inline enum masquerade_reason

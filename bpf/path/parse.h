@@ -9,7 +9,7 @@
 
 #include "core/outcome.h"
 #include "engine/flows/gate.h"
-#include "net/transport.h"
+#include "net/packet.h"
 #include "path/fragment.h"
 
 #define TO_OTHER_HOST 3	/* PACKET_OTHERHOST: the frame has a MAC address that is not the device's */

@@ -11,7 +11,7 @@
 #include "core/counters.h"
 #include "engine/flows/gate.h"
 #include "engine/netfilter/choose.h"
-#include "net/glance.h"
+#include "net/packet.h"
 #include "path/parse.h"
 #include "rules/frontend.h"
 

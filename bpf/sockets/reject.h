@@ -14,9 +14,11 @@
 #define EBPFLB_SOCKETS_REJECT_H
 
 #include "compat.h"
+#include "core/counters.h"
 #include "layout.h"
 #include "net/address.h"
-#include "net/protocol.h"
+#include "net/header.h"
+#include "rules/frontend.h"
 
 #define EPERM 1
 #define EADDRINUSE 98
@@ -74,4 +76,44 @@ static __always_inline enum answer reject_bind(void)
 }
 
 #endif
+
+/*
+ * bind() to a NodePort in the node's own namespace fails, unless the operator switched that off:
+ * traffic from outside goes to the service, and the process would never see it.
+ */
+
+static __always_inline bool bind_is_guarded(__u64 netns)
+{
+	return settings_read()->flags & SETTING_GUARD_NODEPORTS && netns_is_host(netns);
+}
+
+static __always_inline bool frontend_exists(const struct frontend *frontend)
+{
+	return LOOKUP(struct service, services, frontend) != NULL;
+}
+
+/* A NodePort has one number in both families. */
+static __always_inline bool bind_is_to_nodeport(const struct frontend *local, bool takes_v4)
+{
+	struct frontend nodeport = nodeport_of(local);
+	bool exists = frontend_exists(&nodeport);
+
+	nodeport.address = address_from_v4(0);
+	return exists || (takes_v4 && address_is_any(&local->address) && frontend_exists(&nodeport));
+}
+
+/* takes_v4: of a socket of IPv6 that is bound to :: */
+static __always_inline enum answer bind_answer(const struct frontend *local, __u64 netns,
+					       bool takes_v4)
+{
+	if (!bind_is_guarded(netns) || !bind_is_to_nodeport(local, takes_v4))
+		return LEAVE;
+	if (!address_is_any(&local->address) && !node_serves(&local->address, netns))
+		return LEAVE;
+	if (!NAMES_ERRNO) /* EPERM would not tell why, so it is allowed */
+		return LEAVE;
+	verdict_count(VERDICT_NODEPORT_BIND_DENIED);
+	return is_shadow() ? LEAVE : reject_bind();
+}
+
 #endif

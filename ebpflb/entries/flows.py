@@ -206,7 +206,7 @@ def connection_state(protocol: int, flags: Collection[Flags]) -> FlowState:
     """Return the state of a connection, by the flags of its entries.
 
     A side without an entry is assumed to have been seen, and to have closed if the other side has.
-    The last chunk of SCTP's shutdown counts as a reset (bpf/net/transport.h).
+    The last chunk of SCTP's shutdown counts as a reset (bpf/net/packet.h).
     """
     requests = [each for each in flags if "request" in each]
     replies = [each for each in flags if "request" not in each]

@@ -14,7 +14,7 @@ from tests.packet.node import PacketNode
 from tests.packet.places import IPV4, Places
 from tests.packet.services import serve
 
-PORT, PORT_TRIES = 40_000, 16  # bpf/engine/flows/source_port.h
+PORT, PORT_TRIES = 40_000, 16  # bpf/engine/flows/port.h
 TIMES = Timeouts(established=600, close_wait=300)
 
 

@@ -9,9 +9,8 @@
 
 #include "core/outcome.h"
 #include "core/settings.h"
-#include "engine/flows/association.h"
+#include "engine/flows/window.h"
 #include "engine/flows/port.h"
-#include "engine/flows/source_port.h"
 #include "rules/route.h"
 
 /* On success the destination of opening->reply_tuple is the new source of the flow. */

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The copies of the entries of map services in the array service_places (bpf/rules/place.h).
+"""The copies of the entries of map services in the array service_places (bpf/rules/frontend.h).
 
 A frontend's copy is in one of the PROBES places that begin where a hash of the frontend says; if
 all of them are taken, there is none.
@@ -15,7 +15,7 @@ from ebpflb.entries.services import Frontend
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.bpf_map import Map, MappedArray
 
-PROBES = 6  # SERVICE_PROBES of bpf/rules/place.h
+PROBES = 6  # SERVICE_PROBES of bpf/rules/frontend.h
 _COPY = Struct("=20s4x84s20x")  # struct service_place: a frontend and a service
 _KEY, _SIZE = 20, _COPY.size
 _NO_KEY, _FREE = bytes(_KEY), bytes(_SIZE)
@@ -108,7 +108,7 @@ def unpacked(copy: bytes) -> tuple[bytes, bytes]:
 
 
 def first_place(key: bytes, secret: int, places: int) -> int:
-    """Return a frontend's first place, as first_place of bpf/rules/place.h computes it."""
+    """Return a frontend's first place, as first_place of bpf/rules/frontend.h computes it."""
     *address, port, protocol = _WORDS.unpack(key)
     mixed = secret
     if tuple(address[:3]) != _V4:
