@@ -22,23 +22,6 @@ def goes(node: NativeNode, *, netns: int = POD, to: str = SERVICE) -> str:
     return node.socket(netns=netns).connect(to).place
 
 
-def test_a_namespace_keeps_its_backend(node: NativeNode) -> None:
-    """All sockets of a namespace get one backend; all except the first count as chosen by
-    affinity.
-    """
-    node.publish(1, [SERVICE], cluster=MANY, affinity=60)
-    assert len({goes(node) for _ in range(20)}) == 1
-    assert node.kernel.get("service_stats", 1)[:2] == (20, 19)
-
-
-def test_namespaces_are_clients(node: NativeNode) -> None:
-    """Each namespace is a client, with its own backend."""
-    node.publish(1, [SERVICE], cluster=MANY, affinity=60)
-    homes = {netns: goes(node, netns=netns) for netns in range(1, 30)}
-    assert len(set(homes.values())) > 10
-    assert homes == {netns: goes(node, netns=netns) for netns in homes}
-
-
 def test_shared_by_all_frontends(node: NativeNode) -> None:
     """Affinity belongs to the service port: its addresses and NodePort share it."""
     node.owns("192.0.2.1")
@@ -69,14 +52,6 @@ def test_affinity_is_valid_to_its_last_moment(node: NativeNode, seconds: int) ->
     assert node.kernel.get("service_stats", 1)[:2] == (3, 1)
 
 
-def test_each_new_flow_starts_the_timeout_again(node: NativeNode) -> None:
-    node.publish(1, [SERVICE], cluster=MANY, affinity=60)
-    home = goes(node)
-    for _ in range(10):
-        node.kernel.now += 59 * SECOND
-        assert goes(node) == home
-
-
 def test_used_meanwhile_on_another_cpu(node: NativeNode) -> None:
     """A last use later than our reading of the clock counts as recent, not as long ago."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
@@ -86,18 +61,6 @@ def test_used_meanwhile_on_another_cpu(node: NativeNode) -> None:
     node.kernel.put("affinity", client, Affinity(node.kernel.now + 1, number))
     assert goes(node) == home
     assert node.kernel.get("service_stats", 1).by_affinity == 1
-
-
-@pytest.mark.parametrize("leaving", [True, False])
-def test_backend_left_the_list(node: NativeNode, leaving: bool) -> None:
-    """A backend outside the list in use gets no new flow, though it serves its existing flows."""
-    node.publish(1, [SERVICE], cluster=MANY, affinity=60)
-    home = goes(node)
-    rest = [backend for backend in MANY if backend != home]
-    node.publish(1, [SERVICE], cluster=rest, leaving=[home] if leaving else [], affinity=60)
-    moved = goes(node)
-    assert moved != home
-    assert goes(node) == moved
 
 
 def test_list_in_use(node: NativeNode) -> None:

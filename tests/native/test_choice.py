@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every backend of a list is equally likely, and no other is chosen."""
 
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -54,28 +53,3 @@ def test_a_random_number_is_scaled_to_the_list(
     node = new_node()
     node.publish(1, [WEB], cluster=[f"10.1.0.1:{n + 1}" for n in range(size)])
     assert chosen(node, size, number) == number * size // (HIGHEST + 1)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 10, 48])
-def test_even_numbers_choose_evenly(node: NativeNode, size: int) -> None:
-    """Evenly spread random numbers choose every backend equally often, within one."""
-    node.publish(1, [WEB], cluster=[f"10.1.0.1:{n + 1}" for n in range(size)])
-    draws = 20 * size
-    step = (HIGHEST + 1) // draws
-    met = Counter(chosen(node, size, turn * step) for turn in range(draws))
-    assert set(met) == set(range(size))
-    assert all(abs(count - 20) <= 1 for count in met.values())
-
-
-@given(data=some.data())
-def test_lists_of_a_block(new_node: Callable[[], NativeNode], data: some.DataObject) -> None:
-    """However a service's lists overlap in its block, each choice comes from its own list."""
-    everyone = [f"10.1.0.1:{n}" for n in range(1, 9)]
-    subset = some.lists(some.sampled_from(everyone), unique=True, min_size=1)
-    cluster, local = data.draw(subset), data.draw(subset)
-    node = new_node()
-    node.publish(1, {WEB: "local", "172.30.0.2:80": ""}, cluster=cluster, local=local)
-    node.kernel.dice = lambda: data.draw(some.integers(0, HIGHEST))
-    for _ in range(3):
-        assert node.socket().connect(WEB).place in local
-        assert node.socket().connect("172.30.0.2:80").place in cluster

@@ -46,39 +46,6 @@ def test_sockets_are_separate(dns: NativeNode) -> None:
     assert len({dns.socket("udp").sendmsg(ADDRESS).place for _ in range(50)}) > 10
 
 
-@pytest.mark.parametrize("serving", ["cluster", "leaving"])
-def test_kept_while_it_serves(dns: NativeNode, serving: str) -> None:
-    """A backend in no list keeps its flows while it is still in the service's block."""
-    socket = dns.socket("udp")
-    home = socket.sendmsg(ADDRESS).place
-    rest = [backend for backend in MANY if backend != home]
-    if serving == "cluster":
-        dns.publish(1, [DNS], cluster=[*reversed(rest), home])
-    else:
-        dns.publish(1, [DNS], cluster=rest, leaving=[home])
-    assert socket.sendmsg(ADDRESS).place == home
-    assert dns.opened_closed(1, home) == (1, 0)
-
-
-def test_kept_by_the_last_one(dns: NativeNode) -> None:
-    """An existing flow is kept even if a new one would be refused."""
-    socket = dns.socket("udp")
-    home = socket.sendmsg(ADDRESS).place
-    dns.publish(1, [DNS], leaving=[home])
-    assert socket.sendmsg(ADDRESS).place == home
-    assert dns.socket("udp").sendmsg(ADDRESS).place != home
-
-
-def test_kept_against_policy(dns: NativeNode) -> None:
-    """A change of policy moves no flow whose backend still serves."""
-    socket = dns.socket("udp")
-    home = socket.sendmsg(ADDRESS).place
-    other = next(backend for backend in MANY if backend != home)
-    dns.publish(1, {DNS: "local"}, cluster=MANY, local=[other])
-    assert socket.sendmsg(ADDRESS).place == home
-    assert dns.socket("udp").sendmsg(ADDRESS).place == other
-
-
 def test_moved_when_gone(dns: NativeNode) -> None:
     """If a backend is removed its flow moves to another backend, and answers of the removed one are
     ignored.

@@ -74,25 +74,6 @@ def test_three_clients_that_reached_the_service_count(node: NativeNode) -> None:
     assert found and found[1:] == (0, 0, 0, 1)
 
 
-def test_a_client_fails_once_until_it_reaches_the_service_again(node: NativeNode) -> None:
-    """Reaching any backend of the service counts; failures of a client that never reached the
-    service do not.
-    """
-    node.publish(1, [WEB], cluster=[ONE])
-    is_refused(connecting(node, POD))
-    assert counted(node) is None
-    reached(node, POD, OTHER_POD)
-    for _ in range(100):
-        is_refused(connecting(node, POD))
-    node.publish(1, [WEB], cluster=[TWO])
-    is_refused(connecting(node, POD))
-    assert counted(node, backend=TWO) is None
-    reached(node, POD)
-    is_refused(connecting(node, POD))
-    found = counted(node, backend=TWO)
-    assert found and found[1:] == (POD, 0, 0, 0)
-
-
 def test_a_client_of_another_service_is_unknown(node: NativeNode) -> None:
     node.publish(1, [WEB], cluster=[ONE])
     node.publish(2, [OTHER], cluster=[TWO])

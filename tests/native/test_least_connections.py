@@ -56,17 +56,6 @@ def uncounted(node: NativeNode) -> int:
     return sum(found.uncounted for found in node.kernel.items("backend_loads").values())
 
 
-def test_the_next_connection_goes_to_the_backend_with_fewer(node: NativeNode) -> None:
-    """All backends are compared, so their counts differ by at most one."""
-    served(node, 2)
-    sockets = [node.socket() for _ in range(20)]
-    for number, each in enumerate(sockets, 1):
-        each.connect(LEAST)
-        loads = [load(node, 1, backend) for backend in BACKENDS[:2]]
-        assert sum(loads) == number
-        assert max(loads) - min(loads) == number % 2
-
-
 def set_loads(node: NativeNode, open_: dict[str, int]) -> None:
     for backend, count in open_.items():
         id = node.backend_id(1, backend)
@@ -110,20 +99,6 @@ def test_of_a_long_list_eight_draws_are_compared(node: NativeNode) -> None:
         node.kernel.dice = partial(int, number * (2**32 // 400))
         chosen += node.socket().connect(LEAST).place == idle
     assert 0.2 < chosen / 400 < 0.4  # 1 - (23 / 24) ** 8 is 0.29; two draws give 0.08
-
-
-def test_released_sockets_make_space_at_their_backend(node: NativeNode) -> None:
-    """If one backend's connections end, this backend gets all new ones until the counts are
-    equal.
-    """
-    served(node, 2)
-    sockets = [node.socket() for _ in range(20)]
-    places = [each.connect(LEAST).place for each in sockets]
-    for each, where in zip(sockets, places, strict=True):
-        if where == BACKENDS[0]:
-            each.release()
-    assert (load(node, 1, BACKENDS[0]), load(node, 1, BACKENDS[1])) == (0, 10)
-    assert {node.socket().connect(LEAST).place for _ in range(9)} == {BACKENDS[0]}
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def outcome(node: NativeNode, socket: Socket, request: Request) -> str:
     return verdict
 
 
-@settings(max_examples=scaled(150))
+@settings(max_examples=scaled(400))
 @given(script=some.lists(steps, max_size=30), dice=some.randoms(use_true_random=False))
 def test_hooks_and_model_decide_alike(
     new_node: Callable[[], NativeNode], script: list[Step], dice: Random

@@ -86,41 +86,11 @@ def test_refused_leaves_no_trace(node: NativeNode) -> None:
     assert not node.kernel.items("affinity")
 
 
-@pytest.mark.parametrize(
-    ("to", "loopback", "netns", "refused"),
-    [
-        ("127.0.0.1:30080", "127.0.0.1", HOST, True),
-        ("[::1]:30080", "[::1]", HOST, True),
-        ("192.0.2.1:30080", "127.0.0.1", 7, True),
-        ("127.0.0.1:30080", "127.0.0.1", 7, False),
-        ("192.0.2.9:30080", "127.0.0.1", HOST, False),
-    ],
-    ids=["loopback", "IPv6 loopback", "the node, from a pod", "a pod's loopback", "excluded"],
-)
-def test_node_port_without_endpoint(
-    node: NativeNode, to: str, loopback: str, netns: int, refused: bool
-) -> None:
-    """A NodePort without endpoints is refused on addresses where it is served, and nowhere else
-    (6.2).
-    """
-    node.owns("192.0.2.1")
-    node.publish(1, {"0.0.0.0:30080": "external", "[::]:30080": "external"})
-    socket = node.socket(netns=netns)
-    if refused:
-        assert is_refused(node, socket, "connect", to, loopback)
-    else:
-        assert socket.connect(to) == (True, 0, to)
-    assert node.counted() == {"refused" if refused else "passed": 1}
-
-
 @pytest.mark.parametrize("at", ["127.0.0.1", "[::1]"])
 def test_datagrams_to_loopback_without_endpoint(node: NativeNode, at: str) -> None:
     """Datagrams to loopback go to an unused port, because no device refuses them there."""
     node.publish(1, {"0.0.0.0:30080/udp": "external", "[::]:30080/udp": "external"})
     assert node.socket("udp", netns=HOST).connect(f"{at}:30080") == (True, 0, f"{at}:1")
-
-
-INTERNAL, EXTERNAL = {"172.30.0.1:80": "local"}, {"203.0.113.1:80": "external local"}
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
@@ -160,32 +130,3 @@ def test_a_call_that_kube_proxy_would_drop_fails_at_once(
         assert answer.place == ("[::1]:0" if to.startswith("[") else "127.0.0.1:0")
     else:
         assert not answer.allowed
-
-
-@pytest.mark.parametrize(
-    ("frontends", "to", "goes"),
-    [
-        (INTERNAL, "172.30.0.1:80", {"10.1.0.1:8080"}),
-        (EXTERNAL, "203.0.113.1:80", {"10.1.0.1:8080", "10.2.0.1:8080"}),
-        ({"203.0.113.1:80": "external"}, "203.0.113.1:80", {"10.1.0.1:8080", "10.2.0.1:8080"}),
-        ({"203.0.113.1:80": "external load_balancer local"}, "203.0.113.1:80",
-         {"10.1.0.1:8080", "10.2.0.1:8080"}),
-        ({"0.0.0.0:30080": "external local"}, "192.0.2.1:30080",
-         {"10.1.0.1:8080", "10.2.0.1:8080"}),
-    ],
-)  # fmt: skip
-def test_only_internal_policy_local_restricts_sockets(
-    node: NativeNode, frontends: Mapping[str, str], to: str, goes: set[str]
-) -> None:
-    """Sockets are on this node, so only the internal policy Local restricts them to it."""
-    node.owns("192.0.2.1")
-    node.publish(1, frontends, cluster=["10.2.0.1:8080", BACKEND], local=[BACKEND])
-    for netns in (HOST, 7):
-        found = {node.socket(netns=netns).connect(to).place for _ in range(64)}
-        assert found == goes
-
-
-def test_external_local_elsewhere(node: NativeNode) -> None:
-    """A pod reaches an external address with policy Local though no endpoint is on its node."""
-    node.publish(1, EXTERNAL, cluster=[BACKEND])
-    assert node.socket().connect("203.0.113.1:80").place == BACKEND

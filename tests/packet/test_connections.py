@@ -139,23 +139,6 @@ def test_chosen_anew(
     assert destination(shake(node, client, where)) == at(places.elsewhere, 8080)
 
 
-@pytest.mark.parametrize("side", ["client", "backend"])
-def test_syn_after_one_fin(
-    node: PacketNode, places: Places, client: str, kind: str, where: str, side: str
-) -> None:
-    """A SYN after one FIN goes to the same backend, which judges it, as with conntrack.
-
-    The SYN may be forged.
-    """
-    got = ends(shake(node, client, where))
-    asked = node.through(segment(client, where, "FA" if side == "client" else "A"))
-    if side == "backend":
-        node.through(reply(asked, "FA"))
-    replace(node, places, kind)
-    assert ends(node.through(segment(client, where, seq=700_000_000))) == got
-    assert ends(node.through(segment(client, where, "A", seq=1002, ack=5001))) == got
-
-
 @pytest.mark.parametrize("flags", ["A", "PA", "FA", "R", "RA", "SA", ""])
 def test_packets_of_no_connection_pass(
     node: PacketNode, places: Places, client: str, where: str, flags: str
@@ -164,32 +147,6 @@ def test_packets_of_no_connection_pass(
     packet = segment(client, where, flags)
     assert node.ingress(packet) == ("pass", bytes(packet), {"passed": 1})
     assert not node.flows()
-
-
-def test_flags_name_direction_and_seen_packets(
-    node: PacketNode, places: Places, client: str, kind: str, where: str
-) -> None:
-    """An entry's flags name its direction and the packets seen so far; a lone SYN may be forged."""
-    asked = node.through(segment(client, where))
-    backend, near = at(places.there, 8080), source(asked)
-    request, answer = f"ingress {client} > {where}", f"egress {backend} > {client}"
-    needs_snat = {"masquerade"} if kind == "nodeport" else set()
-    assert node.flows()[request].flags == {"request", *needs_snat}
-    assert node.flows()[answer].flags == set()
-    expected = {request, answer}
-    if needs_snat:
-        expected |= {f"egress {client} > {backend}", f"ingress {backend} > {near}"}
-        assert node.flows()[f"egress {client} > {backend}"].flags == {"request", *needs_snat}
-        assert node.flows()[f"ingress {backend} > {near}"].flags == set()
-    assert node.flows().keys() == expected
-    node.through(reply(asked))
-    node.through(segment(client, where, "A"))
-    assert node.flows()[request].flags == {"request", "seen", *needs_snat}
-    node.through(segment(client, where, "FA"))
-    assert node.flows()[request].flags == {"request", "seen", "fin", *needs_snat}
-    assert node.flows()[answer].flags == {"seen"}
-    node.through(reply(asked, "RA"))
-    assert node.flows()[answer].flags == {"seen", "rst"}
 
 
 def test_new_and_replaced_entries_are_counted(
