@@ -14,7 +14,6 @@ from typing import Any
 from ebpflb.lab import cni, manifests, traffic
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.manifests import Manifest
-from ebpflb.lab.router import OUTSIDE
 from ebpflb.model.annotations import FORWARDING_ANNOTATION
 from ebpflb.model.packet_path import Engine
 from tests.kit import believed_hops, requests
@@ -106,15 +105,6 @@ class ThreeNodes(LabCluster):
         spec: dict[str, Any] = {"ingress": (), "externalIPs": [*KEEP]}
         annotations = {FORWARDING_ANNOTATION: "keep-client"}
         return self.service("keep", 2, KEEP, among, annotations, **spec)
-
-    def narrow(self, mtu: int) -> None:
-        """Limit the packets to outside."""
-        v4, v6 = OUTSIDE.networks
-        for network in (v4, f"{v6} metric 256"):
-            self.lab.router.ip(f"route replace {network} dev {OUTSIDE.name} mtu lock {mtu}")
-        for host in (*self.nodes, *self.pods.values()):
-            host.ip("route flush cache")
-            host.ip("route flush cache", v6=True)
 
     def sees(self, address: str) -> str:
         """The endpoint that answers, and the client's address there; "" if none does soon."""

@@ -20,7 +20,6 @@ from tests.kit.parameters import families
 from tests.kit.pod_networks import Routed
 
 LATE = ("203.0.113.30", "fd03:113::30")
-NARROW, HEALTH = 1280, 32100
 
 
 @pytest.fixture(scope="module", params=two_nodes.ENGINES, ids=str)
@@ -67,16 +66,6 @@ def test_an_endpoint_elsewhere_sees_its_client(
     assert all("[ASSURED]" in line for line in cluster.tracked("three", where))
     if cluster.engine is Engine.NETFILTER:
         assert cluster.tracked("three", where)
-
-
-@families
-def test_a_path_that_is_narrow(cluster: ThreeNodes, v6: bool) -> None:
-    """The router's "too big" about an endpoint's answer comes to node one, and is handed on."""
-    try:
-        cluster.narrow(NARROW)
-        assert cluster.echo(cluster.outside, LOCAL[v6], PORT, 1 << 18) == "pod-three"
-    finally:
-        cluster.narrow(1500)
 
 
 @families

@@ -70,7 +70,7 @@ class RandomServices:
         self.protocol = self.random.choice(["tcp", "udp", "sctp"])
         backends = [at(getattr(self.places, it), 8080) for it in ("here", "there", "elsewhere")]
         cluster, local = self._some(*backends), self._some(backends[0])
-        words = self._some("local", "restricted")
+        words = self._some("local passthrough", "local", "restricted")
         self.node.publish(
             number,
             {written(self.places, kind, self.protocol): " ".join((KINDS[kind], *words))},
@@ -157,7 +157,7 @@ def test_packets_go_where_explain_says(node: PacketNode, recorder: RecordingProg
     if STORIES >= 60:
         assert met >= {
             "translated", "refused", "source_denied", "no_local_endpoint", "passed", "unallocated",
-            "established",
+            "established", "passed_through",
         }  # fmt: skip
 
 
