@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * Answers `ebpflb explain` with the socket hooks' decisions. Socket hooks do not support
- * BPF_PROG_TEST_RUN, so these programs have a type that every kernel can test-run, and are never
- * attached. They read the socket's question from the map `steps`, and write their steps there.
+ * BPF_PROG_TEST_RUN, so this program has a type that every kernel can test-run, and is never
+ * attached. It reads the socket's question from the map `steps`, and writes its steps there.
  */
 #define RECORD
 #define EBPFLB_NO_SOCKET
@@ -35,12 +35,13 @@ static __always_inline int set_retval(int retval)
 	return 0;
 }
 
-static __always_inline int explain(const enum call call)
+PROGRAM("tc/ingress")
+int explain_connect(struct __sk_buff *ctx)
 {
 	struct steps *question = asked();
 	struct backend backend = {};
 	struct frontend frontend;
-	struct request request = { .frontend = &frontend, .is_connected = call == CONNECT };
+	struct request request = { .frontend = &frontend, .is_connected = true };
 	enum answer answer;
 
 	if (!question)
@@ -49,21 +50,9 @@ static __always_inline int explain(const enum call call)
 	frontend.protocol = socket_protocol(question->type, frontend.protocol);
 	request.socket = question->socket;
 	request.netns = question->netns;
-	answer = socket_translate(&request, call, &backend);
+	answer = socket_translate(&request, CONNECT, &backend);
 	record_at(STEP_ANSWER, answer << 16 | backend.port, &backend.address);
 	return answer;
-}
-
-PROGRAM("tc/ingress")
-int explain_connect(struct __sk_buff *ctx)
-{
-	return explain(CONNECT);
-}
-
-PROGRAM("tc/ingress")
-int explain_sendmsg(struct __sk_buff *ctx)
-{
-	return explain(SENDMSG);
 }
 
 LICENSE("GPL")

@@ -261,13 +261,10 @@ class RecordingPrograms:
         for fd in self._fds.values():
             os.close(fd)
 
-    def call(
-        self, question: SocketQuestion, *, datagram: bool = False
-    ) -> tuple[Answer, list[Step]]:
-        """Return the result and the steps of connect(), or of an unconnected socket's sendmsg()."""
+    def call(self, question: SocketQuestion) -> tuple[Answer, list[Step]]:
+        """Return the result and the steps of connect()."""
         begin_steps(self._steps, question)
-        name = "explain_sendmsg" if datagram else "explain_connect"
-        program = self._program(name, precompile.EXPLAIN, datapath.socket_flags)
+        program = self._program("explain_connect", precompile.EXPLAIN, datapath.socket_flags)
         ran = loader.run_program(program, _EMPTY)
         return list(Answer)[ran.retval], read_steps(self._steps)
 
