@@ -136,13 +136,13 @@ class PeriodicWorker(Worker):
 class DueWorker(Worker):
     """Take a turn each time that ``due`` has come.
 
-    ``clock`` is a monotonic clock, in seconds. A caller that makes something due notifies
-    ``changed``.
+    ``clock`` is a monotonic clock, in seconds, and the thread waits ``until`` a time of it. A
+    caller that makes something due earlier notifies ``changed``.
     """
 
     def __init__(self, name: str, clock: Callable[[], float]) -> None:
         super().__init__(name)
-        self._clock = clock
+        self._clock, self.until = clock, math.inf
         self.changed = threading.Condition()
 
     @property
@@ -169,7 +169,8 @@ class DueWorker(Worker):
         """Return True when something is due; False at the stop."""
         with self.changed:
             while not self.stopped.is_set():
-                wait = self.due - self._clock()
+                self.until = self.due
+                wait = self.until - self._clock()
                 if wait <= 0:
                     return True
                 self.changed.wait(min(wait, threading.TIMEOUT_MAX))

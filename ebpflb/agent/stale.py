@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 # Seconds after a change. The second search is for a CPU that was stopped.
 PASS_TIMES = (0.0, 1.0)
-_PAUSE_FACTOR = 3  # times the processor time of a search: changes may follow fast
+_PAUSE, _PAUSE_FACTOR = 0.05, 3  # seconds; times the processor time of a search, if that is more
 FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0  # seconds, after a failed search: 1, 2, 4, ...
 _NONE: Mapping[PortName, Change] = {}
 
@@ -195,6 +195,7 @@ class SearchWorker(DueWorker):
             if protocols:
                 due = now + PASS_TIMES[0]
                 self._add(Search(due, frozenset(protocols), removals, are_open=are_open))
+            self._wake(self._reset_due)
 
     def check_all(self, scope: Scope, number: int) -> None:
         """Search now, for more than what was removed."""
@@ -204,7 +205,12 @@ class SearchWorker(DueWorker):
 
     def _add(self, search: Search) -> None:
         self.searches.append(search)
-        self.changed.notify()
+        self._wake(search.due)
+
+    def _wake(self, due: float) -> None:
+        """Notify the thread if it waits for longer: changes may follow fast."""
+        if max(due, self._earliest) < self.until:
+            self.changed.notify()
 
     @property
     def due(self) -> float:
@@ -233,7 +239,8 @@ class SearchWorker(DueWorker):
             raise
         finally:
             used = self._cpu_clock() - cpu_begun
-            self._earliest = max(self._earliest, self._clock() + _PAUSE_FACTOR * used)
+            pause = max(_PAUSE, _PAUSE_FACTOR * used)
+            self._earliest = max(self._earliest, self._clock() + pause)
 
     def _take(self, now: float) -> list[Search]:
         """Return the due searches of one scope, and failed ones that wait for their repetition."""

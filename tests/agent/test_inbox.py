@@ -1,8 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting messages are taken together, for a limited time."""
+"""Messages of a burst are taken together, others at once, and all for a limited time."""
 
-from ebpflb.agent.loop import MOST_TAKING, Inbox
+from ebpflb.agent.loop import GATHERING, MOST_TAKING, Inbox
 from ebpflb.model.events import Disturbed
+
+
+class Stream:
+    """Messages that come every ``apart`` seconds, also while others are gathered."""
+
+    def __init__(self, apart: float) -> None:
+        self.apart, self.now, self.next, self.slept = apart, 1000.0, 1000.0, 0.0
+        self.inbox = Inbox(lambda: self.now, self._sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        self.slept += seconds
+        self._pass_until(self.now + seconds)
+
+    def _pass_until(self, now: float) -> None:
+        self.now = now
+        while self.next <= now:
+            self.inbox.put(Disturbed("it"))
+            self.next += self.apart
+
+    def turn(self) -> int:
+        """Wait for the next message as the agent does; return how many are taken."""
+        self._pass_until(max(self.now, self.next))
+        return len(list(self.inbox.waiting(0.0)))
+
+
+def test_messages_of_a_burst_share_a_turn_once_it_is_one() -> None:
+    """The first messages do not wait, later ones wait for GATHERING at most, and those that come
+    100 times a second never.
+    """
+    stream = Stream(0.001)
+    assert [stream.turn() for _ in range(5)] == [1] * 5
+    assert [stream.turn() for _ in range(10)] == [1 + GATHERING / 0.001] * 10
+    stream.apart, stream.next, stream.slept = 0.01, stream.now + 1.0, 0.0
+    assert [stream.turn() for _ in range(20)] == [1] * 20
+    assert stream.slept == 0
 
 
 def test_the_age_is_that_of_the_oldest_message() -> None:

@@ -434,7 +434,8 @@ class CpuArrays(Counters):
         super().close()
 
     def _cells(self, key: int) -> Iterator[bytes]:
-        return (self.memory[at : at + self.size] for at in self._places(key))
+        cells = (bpf.map_lookup(self.fd, each, self.size) for each in self._keys(key))
+        return (each or bytes(self.size) for each in cells)
 
     def get_many(self, keys: Collection[int]) -> dict[int, tuple[int, ...]]:
         """Return what ``get`` returns for each key, in a tenth of the time for 10,000 of them."""
@@ -454,8 +455,12 @@ class CpuArrays(Counters):
 
     def zero(self, keys: Sequence[int]) -> None:
         for key in keys:
-            for at in self._places(key):
-                self.memory[at : at + self.size] = bytes(self.size)
+            for each in self._keys(key):
+                bpf.map_update(self.fd, each, bytes(self.size))
+
+    def _keys(self, key: int) -> Iterator[bytes]:
+        """Yield the array's own keys of an element, one for each CPU."""
+        return (self.key.pack(at // self.stride) for at in self._places(key))
 
     def _places(self, key: int) -> range:
         assert key < self.spec.entries, f"{self.spec.name} has no element {key}"

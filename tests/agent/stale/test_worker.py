@@ -122,6 +122,16 @@ def test_changes_that_come_meanwhile_share_a_search(idle: Idle) -> None:
     assert [each["protocols"] for each in idle.searched] == [both, one, both, one]
 
 
+def test_changes_that_follow_fast_share_a_search(idle: Idle) -> None:
+    """The first change after a pause is searched for at once; 400 a second share 20 searches."""
+    for _ in range(400):
+        idle.worker.check([removed(GONE)])
+        if idle.due <= idle.now:
+            idle.turn()
+        idle.now += 1 / 400
+    assert 15 <= len(idle.searched) <= 25
+
+
 def test_a_pause_grows_with_the_search(idle: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pause is three times the search's CPU time, also when endpoints are removed one by
     one.
@@ -179,6 +189,25 @@ def test_open_connections_when_the_grace_ends(idle: Idle, monkeypatch: pytest.Mo
     assert len(idle.searched) == 3
     idle.turn()
     assert idle.due == math.inf
+
+
+def test_a_shorter_grace_wakes_the_thread(idle: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that waits for the end of a grace waits for the end of the new one instead."""
+
+    def delete(maps: Any, judge: Any, *_: Any, **__: Any) -> Ended:
+        judge.reset_by(OF_TCP, GONE)
+        return Ended()
+
+    monkeypatch.setattr(stale, "delete_entries", delete)
+    entries = idle.worker.entries
+    idle.worker.check((), {NAME: Watched(1000.0, frozenset({OF_TCP}))})
+    idle.turn()
+    idle.turn()
+    entries.start()
+    assert eventually(lambda: entries.until == 1100.0)
+    idle.worker.check((), {NAME: Watched(500.0, frozenset({OF_TCP}))})
+    assert eventually(lambda: entries.until == 600.0)
+    entries.stop()
 
 
 def test_a_service_that_keeps_its_connections_costs_nothing(idle: Idle) -> None:
