@@ -224,7 +224,7 @@ class Planner:
         self.service_ids, self.backend_ids = self.space.service_ids, self.space.backend_ids
         self.slots, self.waiting = self.space.slots, self.space.waiting
         self.former_ids = self.space.former_ids = FormerIds(contents.former_translations)
-        self._removals: list[Removal] = []
+        self.removals: list[Removal] = []  # the next result of ``take_removals``
         self.changed: dict[PortName, ServiceEntries] = {}  # as they were before, for the history
         self._made: dict[PortName, MadeTables] = {}  # tables made ahead for the next plan
         self._admitted: dict[str, Size] = {}  # namespace -> what it wants, with the next plan
@@ -412,7 +412,8 @@ class Planner:
 
     def take_removals(self) -> list[Removal]:
         """Return all removals since the last call; call this after the plans were written."""
-        taken, self._removals = self._removals, []
+        taken = [*self.removals]
+        self.removals.clear()
         return taken
 
     @property
@@ -520,7 +521,7 @@ class Planner:
         self._free_block(old, used_ids=frozenset())
         self.quarantine.add(partial(self.space.choices.free, old.tables))
         self._free_service_id(old.id)
-        self._removals += removals(name, old, NO_ENTRIES)
+        self.removals += removals(name, old, NO_ENTRIES)
 
     def _change(self, name: PortName, new: ServiceEntries) -> None:
         old = self.entries(name)
@@ -530,7 +531,7 @@ class Planner:
         if new.block != old.block:
             self._free_block(old, used_ids=frozenset(new.ids))
         if new.block != old.block or new.services.keys() != old.services.keys():
-            self._removals += removals(name, old, new)
+            self.removals += removals(name, old, new)
 
     def _count(self, name: PortName, old: ServiceEntries, new: ServiceEntries) -> None:
         self.backends += len(new.backends) - len(old.backends)

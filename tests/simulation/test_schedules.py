@@ -61,6 +61,19 @@ def test_unused_addresses_are_dropped_while_a_new_agent_does_not_know_the_ranges
     assert runner.run(steps).error is None
 
 
+def test_what_a_failed_write_has_removed_is_ended(runner: Runner) -> None:
+    """A Service's UDP flows to an address that it loses end, too, if a part of that write fails."""
+    begin = [
+        *(Step("service", (2, 2, 2, 2304)), Step("service", (1, 1, 2, 520))),
+        Step("slice", (1, 0, 0, 6, 7, 0)),
+        *(Step("deliver", (kind, 9)) for kind in (0, 1, 2)),
+    ]
+    moved = [Step("recreate", (1, 2, 1671)), Step("track", (657,)), Step("deliver", (0, 4))]
+    for change in range(30):
+        steps = [*begin, Step("fail", (change, 3, 1)), *moved]
+        assert runner.run(steps).error is None, change
+
+
 def test_a_policy_and_endpoints_that_change_at_once(runner: Runner) -> None:
     """A client keeps or gets the endpoint that it would with a kube-proxy that syncs the slices
     first.
