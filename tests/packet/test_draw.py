@@ -3,10 +3,13 @@
 
 from ipaddress import ip_address
 
+from ebpflb.entries.services import Choice, Range
+from ebpflb.plan.tables import ALWAYS
 from tests.packet.frames import at, destination, opening
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
-from tests.packet.services import serve
+from tests.packet.services import serve, written
+from tests.publishing import frontend
 
 PORTS = range(50_000, 50_064)
 BACKENDS = 8
@@ -46,3 +49,18 @@ def test_a_client_has_one_backend_by_its_address(node: PacketNode, places: Place
     }
     assert {len(its) for its in drawn_by.values()} == {1}
     assert len(set.union(*drawn_by.values())) > BACKENDS // 2
+
+
+def test_a_packet_draws_of_the_table_also_where_weights_are_even(
+    node: PacketNode, places: Places
+) -> None:
+    """All nodes draw the same by maglev's table, here the first backend, whatever a socket does."""
+    backends = [at(places.there, 8000 + number) for number in range(BACKENDS)]
+    where = serve(node, places, "nodeport", "udp", "by_tuple even", cluster=backends)
+    key = frontend(written(places, "nodeport", "udp"))
+    service = node.maps["services"].get(key)
+    for place in range(7):
+        node.put("choices", place, Choice(service.cluster.base, service.cluster.base, ALWAYS))
+    node.put("services", key, service._replace(table=Range(0, 7)))
+    packets = [opening("udp", at(places.client, port), where) for port in PORTS]
+    assert {destination(node.ingress(each).packet) for each in packets} == {backends[0]}
