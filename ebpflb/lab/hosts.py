@@ -184,8 +184,8 @@ class Lab:
 
 
 def _remove(cgroup: Path) -> None:
-    """Remove a cgroup, which stays busy for a moment after its last process was killed."""
-    for _ in range(200):
+    """Remove a cgroup, which stays busy for a while after its last process was killed."""
+    for _ in range(3000):
         with suppress(FileNotFoundError):
             try:
                 cgroup.rmdir()

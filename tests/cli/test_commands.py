@@ -28,10 +28,9 @@ HEAVY = {
 # Whose strings name options of other programs: iptables', and nsenter's.
 NAMES_OTHERS = (
     "lab/",
-    "tools/firewall/",
+    "tools/firewall.py",
     "model/kube_proxy.py",
     "kernel/netfilter/firewall.py",
-    "kernel/netfilter/firewall_",
     "kernel/netfilter/each_packet.py",
     "kernel/netfilter/untracked.py",
 )

@@ -10,6 +10,7 @@ import sys
 import tarfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -262,7 +263,9 @@ def test_ctrl_c_leaves_nothing(kubectl: Kubectl, amid: str) -> None:
             "pods are asked", lambda: bool(kubectl.asked or (amid == "logs" and kubectl.logs_read))
         )
         os.killpg(process.pid, signal.SIGINT)
-        waits.set()  # a pod may be asked just now
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        waits.set()  # a pod may have been asked just then
         assert process.wait(60) == 130
     assert amid == "reports" or not kubectl.asked
     assert [

@@ -133,7 +133,7 @@ def test_documentation_is_installed(installed: Path) -> None:
     for page in (*docs.iterdir(), docs.parent / "CHANGELOG.md"):
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
             assert target.startswith("https://") or (page.parent / target).exists(), page
-    code = "from ebpflb.tools import canary_check as c, neighbours as n; print(c._LOST, n._BY_HAND)"
+    code = "from ebpflb.tools import canary_check as c, check as n; print(c._LOST, n._BY_HAND)"
     said = run(installed / "bin/python", "-c", code, **elsewhere(installed))
     assert f"{docs}/runbook.md" in said and f"{docs}/firewalls.md" in said
 

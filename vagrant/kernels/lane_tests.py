@@ -55,7 +55,6 @@ ALL_TESTS = (
     # these share two nodes with each engine
     "tests/network/test_packets_refusal.py",
     "tests/network/test_packets_table.py",
-    "tests/network/test_schedulers.py",
     "tests/network/test_egress.py",
     "tests/network/test_on_removal.py",
     "tests/network/test_moving_udp.py",
@@ -86,7 +85,6 @@ LONG = (
     "tests/packet/test_least_connections.py",  # 26
     "tests/packet/test_mutations.py",  # 26
     "tests/packet/test_recycled_flows.py",  # 13
-    "tests/network/test_schedulers.py",  # 140
     "tests/network/test_egress.py",  # 140
     "tests/network/test_sctp.py",  # 50
     "tests/network/test_on_removal.py",  # 73
@@ -119,7 +117,6 @@ MORE = (
     "tests/network/test_from_ipvs.py",
     "tests/network/test_route_sources.py",
     "tests/network/test_packet_mark.py",
-    "tests/network/test_single_peer_endpoint.py",
     "tests/network/test_uplink_kinds.py",
     "tests/network/test_other_filters.py",
     "tests/network/test_shapers.py",
