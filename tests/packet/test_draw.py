@@ -15,10 +15,10 @@ PORTS = range(50_000, 50_064)
 BACKENDS = 8
 
 
-def drawn(node: PacketNode, places: Places, secret: int) -> list[str]:
+def drawn(node: PacketNode, places: Places, secret: int, *words: str) -> list[str]:
     """Return the backend of each source port of a client; no flow remembers an earlier draw."""
     backends = [at(places.there, 8000 + number) for number in range(BACKENDS)]
-    where = serve(node, places, "nodeport", "udp", cluster=backends)
+    where = serve(node, places, "nodeport", "udp", *words, cluster=backends)
     node.put("secret", 0, secret)
     packets = [opening("udp", at(places.client, port), where) for port in PORTS]
     found = [destination(node.ingress(packet).packet) for packet in packets]
@@ -33,6 +33,12 @@ def test_no_client_can_choose_its_backend_by_its_port(node: PacketNode, places: 
     agreeing = sum(a == b for a, b in zip(one, other, strict=True))
     assert agreeing < len(PORTS) // 2  # 8 of 64 by chance
     assert len(set(one)) == len(set(other)) == BACKENDS
+
+
+def test_with_maglev_every_node_draws_the_same(node: PacketNode, places: Places) -> None:
+    """Whatever a node's secret is, a flow meets the same backend."""
+    one, other = (drawn(node, places, secret, "by_tuple") for secret in (1, 0x1234_5678_9ABC_DEF1))
+    assert one == other and len(set(one)) == BACKENDS
 
 
 def test_a_client_has_one_backend_by_its_address(node: PacketNode, places: Places) -> None:
