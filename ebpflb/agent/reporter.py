@@ -98,7 +98,9 @@ class Reporter(Part):
         for family, times in self._triggers.take(waiting).items():
             self._metrics.programmed(family, [now - time for time in times])
         self._health.synced()
-        self._metrics.no_local_endpoints(service_sync.no_local.counts)
+        if service_sync.no_local.changed:
+            self._metrics.no_local_endpoints(service_sync.no_local.counts)
+            service_sync.no_local.changed = False
         listening = self._sync.node_sync.health_check_addresses
         self._servers.service_health.update(service_sync.health_checks, listening)
 

@@ -445,9 +445,13 @@ def policies_without_endpoints(port: ServicePort, selection: Selection) -> froze
 
 
 class NoLocalEndpoints:
-    """The number of such service ports by policy and family; an update takes constant time."""
+    """The number of such service ports by policy and family; an update takes constant time.
+
+    ``changed``: since the receiver of ``counts`` has cleared it.
+    """
 
     def __init__(self) -> None:
+        self.changed = True
         self._policies: dict[PortName, frozenset[TrafficPolicy]] = {}
         self._counts: Counter[tuple[TrafficPolicy, Family]] = Counter()
 
@@ -456,6 +460,7 @@ class NoLocalEndpoints:
         former = self._policies.pop(name, None)
         if not former and not policies:  # true for nearly all service ports
             return
+        self.changed = True
         self._counts.subtract((policy, name.family) for policy in former or ())
         self._counts.update((policy, name.family) for policy in policies)
         if policies:

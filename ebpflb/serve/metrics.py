@@ -140,6 +140,7 @@ class Metrics:
         for library in (ProcessCollector, GCCollector, PlatformCollector):
             library(registry=self.registry)
         self._told: dict[str, _Any] = {}
+        self._series: dict[tuple[object, ...], _Any] = {}  # by name and labels: found once
         for texts, registry in ((TOLD, self.registry), (SLIS, self.slis)):
             for spec, text in texts.items():
                 name, labels = parse_spec(spec)
@@ -171,11 +172,10 @@ class Metrics:
             self._set(f"{_RULES}_last_queued_timestamp_seconds", self._clock(), family)
 
     def synced(self, seconds: float, *, full: bool) -> None:
-        """Note a sync that succeeded after ``seconds``; no change is pending now."""
+        """Note a sync that succeeded after ``seconds``."""
         self._observe_sync(seconds, full=full)
         for family in Family:
             self._set(f"{_RULES}_last_timestamp_seconds", self._clock(), family)
-        self.pending(0, 0)
 
     def failed(self, seconds: float, *, full: bool) -> None:
         """Note that a sync failed after ``seconds``; its changes are still pending."""
@@ -279,9 +279,12 @@ class Metrics:
         self._of(Gauge, name, *labels).set(value)
 
     def _of(self, kind: type[_Kind], name: str, *labels: object) -> _Kind:
-        made = self._told[name]
+        made = self._series.get((name, *labels))
+        if made is None:
+            made = self._told[name].labels(*labels) if labels else self._told[name]
+            self._series[name, *labels] = made
         assert isinstance(made, kind)
-        return made.labels(*labels) if labels else made
+        return made
 
 
 def _made(name: str, labels: Sequence[str], text: str, registry: CollectorRegistry) -> _Any:
