@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine netfilter: ingress changes no packet, and writes its choice to skb->priority."""
 
+from itertools import pairwise
+
 import pytest
 
 from ebpflb.entries.services import CHOSEN_BAND, Chosen, id_of
@@ -216,15 +218,16 @@ def test_segments_in_the_middle(
     node: PacketNode, places: Places, words: str, remembered: bool
 ) -> None:
     """A later segment gets the backend of its SYN, so its connection survives `conntrack -F`; it
-    passes uncounted. If the choice is forgotten, the tuple's hash gives the same backend, except
-    with round-robin.
+    passes uncounted, and takes no turn. If the choice is forgotten, the tuple's hash gives the same
+    backend, except with round-robin.
     """
     backends = [at(places.there, port) for port in (1, 2, 3)]
     where = serve(node, places, "cluster", "tcp", words, cluster=backends)
-    kept = 0
+    ids, turns, kept = [node.backend_id(1, each) for each in backends], list[int](), 0
     for port in CLIENTS:
         node.ingress(segment(at(places.pod, port), where), "pods")
         first = chosen_id(node)
+        turns.append(ids.index(first))
         if not remembered:
             node.forget_recent()
         later = segment(at(places.pod, port), where, "A", payload=b"more")
@@ -232,6 +235,8 @@ def test_segments_in_the_middle(
         kept += chosen_id(node) == first
     assert node.maps["service_stats"].get(1)[0] == len(CLIENTS)
     assert kept == len(CLIENTS) or (words == "round_robin" and not remembered and kept > 0)
+    if words == "round_robin":
+        assert {(after - before) % 3 for before, after in pairwise(turns)} == {1}
 
 
 def test_segments_whose_backend_has_gone(node: PacketNode, places: Places) -> None:
