@@ -18,7 +18,7 @@
  *
  * That of a socket's first frontend is the socket's own entry. Those of further ones form a linked
  * list from there, so that all of them are deleted when the socket is released, up to ASSIGNMENTS;
- * the LRU evicts the rest, and those of sockets that have no entry as the table was full.
+ * the LRU evicts the others, and those of sockets without an entry, for which there was no room.
  */
 
 #define ASSIGNMENTS 16

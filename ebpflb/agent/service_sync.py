@@ -43,7 +43,7 @@ from ebpflb.plan.desired import ANY, DesiredService, desiring, not_made
 from ebpflb.plan.planner import Plan, Planner
 from ebpflb.plan.service_entries import ServiceEntries, SlowStarts, existing
 from ebpflb.plan.space import Shares
-from ebpflb.plan.stale import DELETED, Change, Removal, Watched
+from ebpflb.plan.stale import DELETED, Change, Removal, Watched, united
 from ebpflb.stopping import parts
 
 log = logging.getLogger(__name__)
@@ -294,7 +294,7 @@ class ServiceSync(Part):
         self._canary: frozenset[PortName] = frozenset()
         self.slow_starts = SlowStarts()
         self._changed: dict[PortName, ServiceEntries] = {}  # the next result of ``take_changed``
-        self._removals: list[Removal] = []  # those of the planner, also after a failed write
+        self._removals: list[Removal] = []  # the planner's; kept when a write fails
         self._watched: dict[PortName, Change] = {}  # the next result of ``take_watched``
         self._hands_over = node_sync.options.admission.hands_over
         self._written: set[PortName] = set()  # the next result of ``take_written``
@@ -307,9 +307,7 @@ class ServiceSync(Part):
         """Read the maps; every service must be planned again."""
         contents = self.datapath.read_contents()
         self.planner = Planner(self.datapath.capacity, contents, self._shares)
-        # However often a write fails, each once.
-        once = {(it.protocol, *map(frozenset, it[1:4]), it.has_left): it for it in self._removals}
-        self._removals[:] = once.values()
+        self._removals[:] = united(self._removals)
         self.planner.changed, self.planner.removals = self._changed, self._removals
         self.planner.waiting.changed |= self._lacking
         # In force until the cluster's own ranges are received: meanwhile unused addresses in them

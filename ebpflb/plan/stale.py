@@ -61,6 +61,17 @@ def removals(name: PortName, old: ServiceEntries, new: ServiceEntries) -> Iterat
         yield Removal(name.protocol, new.services.keys())
 
 
+def united(removals: Iterable[Removal]) -> list[Removal]:
+    """Return one removal for the same frontends, so that failing writes do not add up."""
+    found = dict[tuple[object, ...], Removal]()
+    for each in removals:
+        key = each.protocol, frozenset(each.frontends), each.has_left, bool(each.endpoints)
+        it = found.get(key, each)
+        endpoints, ids = {*it.endpoints, *each.endpoints}, {*it.ids, *each.ids}
+        found[key] = each._replace(endpoints=endpoints, ids=ids)
+    return [*found.values()]
+
+
 def _left(old: ServiceEntries, new: ServiceEntries) -> dict[int, Endpoint]:
     """Return the endpoints that were removed, or set aside, by their backends' ids."""
     now = dict(zip(new.ids, new.backends, strict=True))

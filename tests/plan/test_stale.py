@@ -26,6 +26,7 @@ from ebpflb.plan.stale import (
     Resets,
     Stale,
     Watched,
+    united,
 )
 from tests.load import scaled
 from tests.plan import histories
@@ -176,6 +177,20 @@ def test_what_is_searched_for() -> None:
     assert planned.change(port(ONE, TWO, numbers=(1, 2)))
     of_tcp = Planned(port(protocol=Protocol.TCP))
     assert not of_tcp.change(port(ONE, protocol=Protocol.TCP))
+
+
+def test_removals_of_writes_that_fail_do_not_add_up() -> None:
+    """What is lost of the same frontends is one removal; frontends without endpoints stay apart."""
+    places = [backend(number).endpoint for number in range(3)]
+    frontends = [frontend(1)], [frontend(2)]
+    lost = [Removal(Protocol.UDP, frontends[0], [place], [id]) for id, place in enumerate(places)]
+    others = Removal(Protocol.UDP, frontends[0]), Removal(Protocol.UDP, frontends[1], places[:1])
+    first, *rest = united([*lost, *others, *lost])
+    assert (set(first.endpoints), set(first.ids)) == (set(places), {0, 1, 2})
+    assert [(it.frontends, len(it.endpoints)) for it in rest] == [
+        (frontends[0], 0),
+        (frontends[1], 1),
+    ]
 
 
 def test_where_the_first_local_endpoint_comes() -> None:
