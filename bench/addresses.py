@@ -214,7 +214,7 @@ def _asked(lab: Lab, client: Host) -> list[Line]:
     """Ask for the address all the time; return what became of the questions, and of others."""
     print_step("asking for the address")
     stranger = Namespace(f"{lab.prefix}-stranger")
-    stranger.create()
+    stranger.create(lab.cgroup)
     lab.router.plug(stranger, NODES, _STRANGER)
     opens = (_CLIENT, ADDRESS, str(PORT), str(1.0), str(WAIT))
     opening = client.start([sys.executable, "-IS", "-c", *opens], stdout=subprocess.PIPE)

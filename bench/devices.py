@@ -56,7 +56,7 @@ class DevicesLab:
             words = "serve", pod.name, str(services.TARGET)
             lab.keep_ready(pod.python(PROGRAM, *words, stdout=PIPE))
         self.other_ends = Namespace(f"{PREFIX}-ends")
-        self.other_ends.create()
+        self.other_ends.create(lab.cgroup)
         for first in range(0, devices, BATCH):
             self.add(*range(first, min(first + BATCH, devices)))
         options = ["--iptables-sync-period=1h"]

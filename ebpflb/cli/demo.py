@@ -27,6 +27,7 @@ from ebpflb.tools.pins import paths
 DEMO_PREFIX = "ebpflb-demo"
 RUN = Path("/run")
 HOSTS = {"node": "node", "client": "node", "outside": "."}  # -> the cgroup of its processes
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 COMMANDS = ("status", f"services get default/{WEB}", f"explain {V4}:{PORT} --from 10.244.1.2")
 
 
@@ -51,7 +52,9 @@ def demo(context: click.Context, keep: bool, remove: bool) -> None:
     common.require_capabilities()
     if not shutil.which("ip"):
         raise NodeError("the demo makes network namespaces by ip(8): apt install iproute2")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    for number in _ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupted)
     left = _remove_ended(click.echo if remove else lambda line: None)
     if remove:
         if not left:
@@ -100,6 +103,13 @@ def shell(host: str) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and a program inherits that
     program = os.environ.get("SHELL", "/bin/sh")
     os.execvp("nsenter", ["nsenter", f"--net={NETNS / name}-{host}", program])
+
+
+def _interrupted(*_: object) -> None:
+    """Remove everything, whatever signals follow."""
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(1)
 
 
 def _user() -> int:

@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 from ebpflb.errors import NodeError
 from ebpflb.kernel.attach.cgroup_links import cgroup_root
 from ebpflb.lab import cni
-from ebpflb.lab.netns import NETNS, Namespace, ip
+from ebpflb.lab.netns import NETNS, Namespace, ip, within
 from ebpflb.lab.router import NODES, OUTSIDE, Router
 
 
@@ -50,12 +50,8 @@ Kept = TypeVar("Kept", bound=Process)
 def start(
     netns: str, cgroup: Path, command: Sequence[str], **options: object
 ) -> "subprocess.Popen[str]":
-    """Start a process in a namespace and a cgroup.
-
-    A shell enters the cgroup, because a signal during a ``preexec_fn`` would be lost.
-    """
-    enter = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup / "cgroup.procs")]
-    words = [*enter, "nsenter", f"--net={NETNS / netns}", "--", *command]
+    """Start a process in a namespace and a cgroup."""
+    words = [*within(cgroup), "nsenter", f"--net={NETNS / netns}", "--", *command]
     options = {"cwd": "/", **options}
     return subprocess.Popen(words, text=True, **options)  # type: ignore[call-overload,no-any-return]
 
@@ -105,7 +101,7 @@ class Lab:
     def router(self) -> Router:
         """The router that connects all nodes and outside hosts."""
         router = Router(f"{self.prefix}-router")
-        router.build()
+        router.build(self.cgroup)
         return router
 
     def node(self, name: str, number: int, network: cni.Cni | None = None) -> Host:
@@ -166,32 +162,37 @@ class Lab:
         self.sweep()
 
     def sweep(self) -> None:
-        """Remove everything of a lab with this prefix, also of a lab that was killed."""
-        for procs in self.cgroup.rglob("cgroup.procs"):
-            for pid in procs.read_text().split():
-                with suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
+        """Remove everything of a lab with this prefix, also of a lab that was killed.
+
+        The cgroups go first. A process that an interruption has left starting, unknown to this one,
+        cannot enter them any more, and ends without having made anything.
+        """
+        for _ in range(200):  # a cgroup stays busy for a moment after its last process was killed
+            _end(self.cgroup)
+            if not self.cgroup.exists():
+                break
+            time.sleep(0.01)
         for netns in NETNS.glob(f"{self.prefix}-*") if NETNS.is_dir() else ():
             with suppress(NodeError):
                 ip("netns", "delete", netns.name)
-        for cgroup in (*self.cgroup.glob("*/"), self.cgroup):
-            _remove(cgroup)
 
     def _host(self, name: str, cgroup: Path, addresses: tuple[str, str]) -> Host:
         host = Host(f"{self.prefix}-{name}", name, cgroup, *addresses)
-        host.create()
+        host.create(self.cgroup)
         return host
 
 
-def _remove(cgroup: Path) -> None:
-    """Remove a cgroup, which stays busy for a while after its last process was killed."""
-    for _ in range(3000):
-        with suppress(FileNotFoundError):
-            try:
-                cgroup.rmdir()
-            except OSError as error:
-                if error.errno != errno.EBUSY:
-                    raise
-                time.sleep(0.01)
-                continue
+def _end(cgroup: Path) -> None:
+    """Kill the processes in a cgroup and in those below it, and remove what is not busy."""
+    for procs in cgroup.rglob("cgroup.procs"):
+        for pid in procs.read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+    try:
+        for each in (*cgroup.glob("*/"), cgroup):
+            each.rmdir()
+    except FileNotFoundError:
         return
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise

@@ -14,15 +14,26 @@ def ip(*words: str) -> None:
     run(["ip", *words])
 
 
+def within(cgroup: Path) -> list[str]:
+    """Return the command prefix that enters a cgroup; without it the command is not run.
+
+    A shell enters it, because a signal during a ``preexec_fn`` would be lost.
+    """
+    return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup / "cgroup.procs")]
+
+
 @dataclass(frozen=True)
 class Namespace:
     """A network namespace with a name that ip(8) knows."""
 
     netns: str
 
-    def create(self) -> None:
-        """Create the namespace with loopback up, and without duplicate address detection."""
-        ip("netns", "add", self.netns)
+    def create(self, cgroup: Path | None = None) -> None:
+        """Create the namespace with loopback up, and without duplicate address detection.
+
+        It is created from ``cgroup``, if given.
+        """
+        run([*(within(cgroup) if cgroup else ()), "ip", "netns", "add", self.netns])
         self.sysctl("net.ipv6.conf.default.accept_dad", 0)
         self.ip("link set lo up")
 

@@ -9,6 +9,7 @@ addresses. ``lead`` routes a network from outside to a node, as a load balancer 
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from ebpflb.lab.netns import Namespace
 
@@ -41,8 +42,8 @@ LED = 100  # the routing table for packets from outside
 class Router(Namespace):
     """A namespace with a bridge for each segment."""
 
-    def build(self) -> None:
-        self.create()
+    def build(self, cgroup: Path) -> None:
+        self.create(cgroup)
         for number, segment in enumerate((NODES, OUTSIDE)):
             v4, v6 = segment.gateways
             self.ip(

@@ -2,15 +2,17 @@
 """`ebpflb demo` leaves nothing, whether it completes or is interrupted anywhere."""
 
 import os
+import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ebpflb.lab.agents import wait_until
-from tests.kit.own_demo import EBPFLB, PREFIX, left, places
+from tests.kit.own_demo import CODE, EBPFLB, PREFIX, left, places, processes
 
 STEPS = [
     "# set-up",
@@ -22,6 +24,19 @@ STEPS = [
     "# a load balancer address",
     "# the agent is killed",
 ]
+# Gets SIGTERM when it has begun to make this pod's namespace, or to remove any, before it knows the
+# process that does so.
+LAST = "web-1"
+INTERRUPTED = f"""
+import os, signal, subprocess
+fork = subprocess._fork_exec
+def interrupted(words, *others):
+    started = fork(words, *others)
+    if "netns" in words and ("delete" in words or words[-1].endswith("{LAST}")):
+        os.kill(os.getpid(), signal.SIGTERM)
+    return started
+subprocess._fork_exec = interrupted
+{CODE}"""
 USER = int(os.environ.get("SUDO_UID") or os.geteuid())
 
 
@@ -60,6 +75,24 @@ def test_an_interruption_leaves_nothing(number: int, step: str) -> None:
     demo.communicate(timeout=240)
     assert demo.returncode == 1
     wait_until("nothing is left", lambda: not left(demo.pid))
+
+
+def test_interrupted_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left if a process that makes a namespace is slow, and the demo is interrupted
+    before it knows that process, and again while it removes everything.
+    """
+    slow = tmp_path / "ip"
+    slow.write_text(f"""#!/bin/sh
+case "$2 $3" in "add "*{LAST}) sleep 0.3;; esac
+exec {shutil.which("ip")} "$@"
+""")
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    command = [sys.executable, "-c", INTERRUPTED, "demo"]
+    demo = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    assert demo.wait(120) == 1
+    wait_until("its processes have ended", lambda: not processes(demo.pid))
+    assert places() == []
 
 
 @pytest.mark.extended

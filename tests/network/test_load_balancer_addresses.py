@@ -154,7 +154,7 @@ class ThreeNodes(LabCluster):
     def neighbour(self, name: str, number: int, *addresses: str) -> Namespace:
         """A machine on the segment that is no node."""
         made = Namespace(f"{self.lab.prefix}-{name}")
-        made.create()
+        made.create(self.lab.cgroup)
         self.lab.router.plug(made, NODES, number)
         for address in addresses:
             made.ip(f"address add {address} dev eth0")
