@@ -12,13 +12,12 @@ from pyroute2 import netns
 
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
-from ebpflb.lab.hosts import Lab
 from ebpflb.model.events import Kind
 from ebpflb.serve import status
 from tests.kit import requests
 from tests.kit.api_server import FakeApiServer
 from tests.kit.cluster import VIP, Cluster, endpoint, web
-from tests.kit.lab_cluster import PREFIX
+from tests.kit.lab_cluster import new_lab
 from tests.kit.sockets import Sockets
 
 
@@ -35,7 +34,7 @@ def server_on(cluster: Cluster, port: int = 0) -> FakeApiServer:
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """Return a cluster whose agent is not started yet, and has no manifests."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with Lab(PREFIX) as lab:
+    with new_lab() as lab:
         made = Cluster(lab, tmp_path)
         try:
             yield made

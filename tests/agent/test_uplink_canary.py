@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worker that probes uplinks: when it probes, and which results it accepts."""
 
+import os
 import socket
 from collections.abc import Iterator
 from ipaddress import ip_address
@@ -122,8 +123,9 @@ def test_it_probes_again_while_something_is_wrong(made: Made) -> None:
 def test_a_change_of_its_filters(made: Made) -> None:
     """A new qdisc at an uplink causes a probe, a new qdisc at another device does not."""
     _, canary, kernel = made
-    with nodes.fresh("ebpflb-uplinks"):
-        Namespace("ebpflb-uplinks").ip("link add eth0 type veth peer name x")
+    name = f"ebpflb-test-{os.getpid()}-uplinks"
+    with nodes.fresh(name):
+        Namespace(name).ip("link add eth0 type veth peer name x")
         uplink = replace(ETH, index=socket.if_nametoindex("eth0"))
         worker = worker_of(canary, kernel)
         worker.start()

@@ -2,6 +2,7 @@
 """bench.growth runs with a few Services, endpoints and flows."""
 
 import argparse
+import os
 
 import pytest
 
@@ -11,7 +12,7 @@ from bench import growth
 @pytest.mark.extended
 def test_it_measures_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each size, from 1 to the largest, has a figure of each kind."""
-    monkeypatch.setattr(growth, "PREFIX", "ebpflb-test-growth")
+    monkeypatch.setattr(growth, "PREFIX", f"ebpflb-test-{os.getpid()}-growth")
     monkeypatch.setattr(growth, "CALLS", 5)
     few = argparse.Namespace(services=12, endpoints=3, flows=20, rounds=1, changes=1)
     rows = [line for line in growth.measured_lines(few) if not isinstance(line, str)]

@@ -42,11 +42,7 @@ NEVER = BPFFS / f"ebpflb-test-{os.getpid()}-never"  # a state directory that no 
 
 @pytest.fixture(scope="session")
 def own_netns() -> Iterator[str]:
-    """Return the name of this worker's network namespace, with loopback up.
-
-    Its prefix differs from that of tests.kit.lab_cluster, whose labs remove every namespace with
-    their prefix.
-    """
+    """Return the name of this worker's network namespace, with loopback up."""
     made = Namespace(f"ebpflb-test-cli-{os.getpid()}")
     made.create()
     yield made.netns

@@ -13,10 +13,10 @@ import pytest
 
 from ebpflb.errors import NodeError
 from ebpflb.lab.agents import wait_until
-from ebpflb.lab.hosts import Host, Lab
+from ebpflb.lab.hosts import Host
 from ebpflb.model.packet_path import Engine
 from ebpflb.serve import status
-from tests.kit.lab_cluster import PREFIX, LabCluster
+from tests.kit.lab_cluster import LabCluster, new_lab
 
 pytestmark = pytest.mark.usefixtures("started_anew")
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("started_anew")
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LabCluster]:
     """Return a lab without hosts."""
-    with Lab(PREFIX) as lab:
+    with new_lab() as lab:
         made = LabCluster(lab, tmp_path)
         made.engine = Engine.NETFILTER
         try:

@@ -13,7 +13,7 @@ from tests.deploy import seccomp_default
 from tests.deploy.helm import DEPLOY
 from tests.kit import requests, stale_udp
 from tests.kit.cluster import NODEPORT, VIP, VIP6, Cluster, endpoint, web
-from tests.kit.lab_cluster import PORT, PREFIX
+from tests.kit.lab_cluster import PORT, new_lab
 
 REQUESTS = 60
 # As a container of the chart: / and /sys are read-only, what is mounted for the agent is not.
@@ -76,7 +76,7 @@ class Confined(Cluster):
 @contextmanager
 def cluster(folder: Path, cache: Path) -> Iterator[Confined]:
     """Yield a node whose agent has not started yet; it compiles what is not in the cache."""
-    with Lab(PREFIX) as lab:
+    with new_lab() as lab:
         made = Confined(lab, folder, "--cache-dir", str(cache))
         try:
             made.write(web(*map(endpoint, made.web), v6=[endpoint(p, v6=True) for p in made.web]))

@@ -24,7 +24,7 @@ _numbers = itertools.count()
 
 
 def _name() -> str:
-    return f"ebpflb-test-{os.getpid()}-{next(_numbers)}"
+    return f"ebpflb-test-{os.getpid()}-kernel-{next(_numbers)}"
 
 
 @pytest.fixture

@@ -31,7 +31,6 @@ PORT, TARGET, NODEPORT = 80, 8080, 30080
 MARKER = "10.96.255.255"
 TRAFFIC = Path(traffic.__file__)
 CLIENT = Path(lab_client.__file__), str(TRAFFIC.parent)  # the program, and its first word
-PREFIX = f"ebpflb-test-{os.getpid()}"
 _numbers = count(1)
 
 
@@ -220,7 +219,7 @@ Made = TypeVar("Made", bound=LabCluster)
 
 def new_lab() -> Lab:
     """Return a lab that disturbs no other lab of this process."""
-    return Lab(f"{PREFIX}-{next(_numbers)}")
+    return Lab(f"ebpflb-test-{os.getpid()}-{next(_numbers)}")
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
-from ebpflb.lab.hosts import Host, Lab
+from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.model.packet_path import Engine
 from ebpflb.serve import status
@@ -36,7 +36,7 @@ from tests.kit import https_load
 from tests.kit.api_server import FakeApiServer
 from tests.kit.certificates import self_signed
 from tests.kit.cluster import Cluster
-from tests.kit.lab_cluster import PREFIX
+from tests.kit.lab_cluster import new_lab
 from tests.kit.two_nodes import ENGINES, require
 from tests.load import paused, scaled
 
@@ -98,7 +98,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(request: pytest.FixtureRequest, folder: Path) -> Iterator[Cluster]:
     engine: Engine = request.param
     require(engine)
-    with Lab(PREFIX) as lab, pytest.MonkeyPatch.context() as patch:
+    with new_lab() as lab, pytest.MonkeyPatch.context() as patch:
         made = Cluster(lab, folder / engine, engine=engine)
         patch.setenv("NO_PROXY", ",".join(pod.v4 for pod in made.web))
         try:

@@ -29,7 +29,7 @@ from ebpflb.serve import status
 from tests.kernel.node import nodes
 from tests.kit import forked, requests
 from tests.kit.api_server import FakeApiServer
-from tests.kit.lab_cluster import PORT, PREFIX, TARGET, LabCluster
+from tests.kit.lab_cluster import PORT, TARGET, LabCluster, new_lab
 
 POOL = "192.0.2.200-192.0.2.210,10.66.0.1-10.66.0.250,fd02::200-fd02::210"
 FIRST = ("192.0.2.200", "fd02::200")
@@ -163,7 +163,7 @@ class ThreeNodes(LabCluster):
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeNodes]:
-    with Lab(PREFIX) as lab, pytest.MonkeyPatch.context() as patch:
+    with new_lab() as lab, pytest.MonkeyPatch.context() as patch:
         cluster = ThreeNodes(lab, tmp_path_factory.mktemp("three"))
         patch.setenv("NO_PROXY", cluster.place.v4)
         try:

@@ -10,14 +10,13 @@ import pytest
 
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
-from ebpflb.lab.hosts import Lab
 from ebpflb.model.nodes import CONDITION, CONDITION_TYPE, TAINT, TAINT_KEY
 from tests.kernel.node import nodes
 from tests.kit import requests
 from tests.kit.api_history import Json
 from tests.kit.api_server import FakeApiServer
 from tests.kit.cluster import NODEPORT, VIP, ServingOutside, endpoint, web
-from tests.kit.lab_cluster import PREFIX
+from tests.kit.lab_cluster import new_lab
 from tests.kit.two_nodes import ENGINES, require
 
 API_PORT = 6443
@@ -67,7 +66,7 @@ def node(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Node]:
     require(request.param)
-    with Lab(PREFIX) as lab:
+    with new_lab() as lab:
         cluster = ServingOutside(lab, tmp_path, engine=request.param)
         place = cluster.web[0]
         monkeypatch.setenv("NO_PROXY", place.v4)
