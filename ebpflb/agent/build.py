@@ -51,7 +51,7 @@ from ebpflb.cluster.event_recorder import EventRecorder, server_factory
 from ebpflb.cluster.source import ServerOptions, make_source
 from ebpflb.config.fields import to_builtins
 from ebpflb.config.translation import EXTERNAL_IPS
-from ebpflb.history.recorder import History
+from ebpflb.history.records import History
 from ebpflb.kernel.attach import uplink_program
 from ebpflb.kernel.attach.uplink_program import Answerer
 from ebpflb.kernel.datapath import Datapath
@@ -77,8 +77,7 @@ from ebpflb.model.nodes import FORWARD_AUTO
 from ebpflb.model.packet_path import Engine
 from ebpflb.options import REPORT, Options
 from ebpflb.serve.listener import Handler
-from ebpflb.serve.metrics import Metrics
-from ebpflb.serve.metrics_read import Sources
+from ebpflb.serve.metrics import Metrics, Sources
 from ebpflb.serve.servers import HttpServers, MetricsPages
 from ebpflb.serve.status import AgentLock
 

@@ -19,7 +19,7 @@ from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.stale import StaleWorker
 from ebpflb.agent.sync import Sync
 from ebpflb.cluster.event_recorder import object_limit
-from ebpflb.history.recorder import History
+from ebpflb.history.records import History
 from ebpflb.model import annotations, events
 from ebpflb.model.api_servers import KeptApiServers
 from ebpflb.model.cluster_state import Applied, ClusterState, SliceChange, TriggerTimes

@@ -20,8 +20,7 @@ from ebpflb.agent.loop import Part, Turn
 from ebpflb.agent.node_sync import NodeSync, do_all, set_up_host
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.errors import ConfigurationError, KernelError, NodeError
-from ebpflb.history.recorder import CANARY, DEVICES
-from ebpflb.history.records import WriteCause
+from ebpflb.history.records import CANARY, DEVICES, WriteCause
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node.device_watch import DevicesChanged

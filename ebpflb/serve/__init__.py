@@ -10,8 +10,7 @@ servers             the HTTP servers: ports 10256 and 10249, health-check node p
                     the pages of 10249: /metrics, /proxyMode, /configz, /flagz, /statusz
 listener            listening sockets and connections, in one thread
 health              10256: whether the agent syncs in time, and the node should get traffic
-service_health      health-check node ports
 service_page        a Service as the operator sees it: the answer to `ebpflb services`
-metrics             all metrics, and their exposition: what the agent counts as it works
-metrics_read        what is read at each scrape, series of single Services too
+metrics             all metrics, and their exposition: what is read at each scrape, series of single
+                    Services too, and what the agent counts as it works
 """

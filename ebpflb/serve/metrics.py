@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """All metrics of an agent (docs/metrics.md), and their exposition.
 
-The agent counts those of TOLD as it works; those of metrics_read are read at each scrape. Metrics
-that cannot be read are left out and counted as failures, and the others are shown.
+The agent counts those of TOLD as it works; those of READ are read at each scrape. Metrics that
+cannot be read are left out and counted as failures, and the others are shown.
 
 Names, labels and buckets that begin with kubeproxy_ are kube-proxy's (kube-proxy.md 14); those of
 kubernetes_ and rest_client_ are of Kubernetes' component-base 1.36. One agent serves both families,
 and one sync writes both: it is observed once for each family, as in a dual-stack kube-proxy.
 """
 
+import collections
 import logging
 import platform
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import product
-from typing import NamedTuple, TypeVar
+from itertools import islice, product
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from prometheus_client import (
@@ -28,17 +29,355 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from ebpflb.entries.services import protocol_name
 from ebpflb.errors import EbpflbError
+from ebpflb.kernel.datapath import Datapath
+from ebpflb.kernel.maps.layout import VERDICTS, layout_hash
+from ebpflb.kernel.maps.records import ServiceCounters
+from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
+from ebpflb.kernel.netfilter import conntrack
+from ebpflb.model import services
 from ebpflb.model.addresses import Family
 from ebpflb.model.annotations import RESET_KINDS
 from ebpflb.model.endpoints import TrafficPolicy
-from ebpflb.model.events import Drift, Kind, Part
-from ebpflb.serve.metrics_read import Look, Reading, Sources, metric, parse_spec
+from ebpflb.model.events import Drift, Key, Kind, Part
+from ebpflb.model.services import PortName, Protocol
+from ebpflb.options import SeriesOf
+from ebpflb.plan.canary import is_canary
+from ebpflb.plan.planner import Planner
+from ebpflb.plan.service_entries import ServiceEntries
+from ebpflb.serve.conditions import conditions
+from ebpflb.serve.health import Health
+from ebpflb.serve.status import AgentStatus
 from ebpflb.version import BUILD_DATE, COMMIT, VERSION
+
+# What is read at each scrape: of maps, status, conntrack and Services.
+#
+# The cost of a scrape does not depend on the number of Services, endpoints and flows.
+#
+# Exact are verdicts, events of flow entries, the entries of maps that the agent writes (counted by
+# the planner), of the small maps, which are read whole, and of the map sockets. The entries of
+# tcp_flows and other_flows are from the last sweep, at most ten seconds ago.
+#
+# The series of single service ports, if --service-metrics asks for them, read counters that the
+# programs have of every Service anyway.
+
+MAX_SERIES = 50  # Services by name: the reason is a full map, and `ebpflb status` names the others
+# Small maps: read at each scrape.
+COUNTED_WHOLE = "node_addresses", "own_addresses", "link_addresses", "devices", "service_ranges"
+
+# By name and labels, as docs/metrics.md has them; a name that ends in "_total" is a counter's.
+READ = {
+    "ebpflb_verdicts_total{verdict}": "Outcomes of socket calls and packets",
+    "ebpflb_map_entries{map}": "Entries of a map",
+    "ebpflb_map_max_entries{map}": "Maximum number of entries of a map",
+    # Entries, not flows: a flow has two, or four if it is masqueraded.
+    "ebpflb_flow_entries_created_total{map}": "Flow entries created by packets",
+    "ebpflb_flow_entries_deleted_total{map}": "Flow entries deleted by packets of a newer flow",
+    "ebpflb_flow_entries_refused_total{map}": "Flow entries not created: the map was full",
+    "ebpflb_flow_entries_swept_total{map}": "Flow entries deleted by the agent: closed or idle",
+    "ebpflb_flow_entries_evicted_total{map}": "Flow entries evicted, as of the last sweep",
+    "ebpflb_half_open_flows_displaced_total{map}": "Half-open flows deleted by a newer flow",
+    "ebpflb_healthy": "Whether every change has been applied in time, as /livez reports it",
+    "ebpflb_ready": "Whether programs and every Service are in place, as /readyz reports it",
+    "ebpflb_inbox_oldest_seconds": "How long the oldest change has waited for the agent's loop",
+    "ebpflb_events_dropped_total": "Events that were not written to the API server",
+    "ebpflb_node_local_listeners{state}": "Node-local listeners, by whether they answer",
+    "ebpflb_endpoints_set_aside": "Endpoints set aside: connections to them fail to open",
+    "ebpflb_endpoint_set_aside_total": "Times that an endpoint was set aside",
+    "ebpflb_connections_moved_total": "Idle connections that were ended so that they move",
+    "ebpflb_build_info{version,commit,build_date,layout}": "Always 1: version and layout of maps",
+    "ebpflb_packet_path_info{engine,reason}": "Always 1: what translates packets, and why",
+    "ebpflb_condition{condition}": "1 for each condition that `ebpflb status` or /readyz names now",
+    "ebpflb_service_ports": "Service ports that are programmed",
+    "ebpflb_backends": "Backends of all service ports",
+    "ebpflb_devices_not_served": "Devices whose packets are not served",
+    "ebpflb_devices_to_come": "Devices that still wait for their first programs",
+    "ebpflb_ports_not_open": "Ports of the agent on which it cannot listen",
+    "ebpflb_audit_outstanding": "Number of differences from the plan now",
+    "ebpflb_masquerade_ports_reserved": "Whether the ports of --masquerade-ports are reserved",
+    "ebpflb_services_not_programmed": "Services with a port that does not fit into the maps",
+    "ebpflb_service_not_programmed{namespace,name}": "1 for each of these Services, at most "
+    f"{MAX_SERIES}",
+    "ebpflb_objects_invalid{kind}": "Invalid objects, whose last good state stays in use",
+    "ebpflb_source_error{source}": "1 for each source of objects that cannot be read now",
+    "ebpflb_conntrack_entries": "Entries of the kernel's conntrack, of all kinds",
+    "ebpflb_l2_addresses{state}": "Load balancer addresses of --l2-pool: announced by this "
+    "cluster, and owned by this node",
+    "ebpflb_l2_moves_total": "Times that this node has begun to answer for an address",
+    "ebpflb_l2_conflicts": "Addresses of --l2-pool that another station has too",
+    "ebpflb_l2_addresses_missing": "Services that lack an address, as the agent that writes them "
+    "sees it",
+    "ebpflb_hand_over_blocked": "Other nodes that no request is handed to, and addresses whose "
+    "requests a rule drops (--hand-over)",
+    "ebpflb_conntrack_max_entries": "Maximum number of entries of conntrack",
+    "ebpflb_conntrack_table_restored_total": "Times that the engine's nft table was put back",
+    "ebpflb_service_connections_total{namespace,name,port,protocol}": "New connections and flows",
+    "ebpflb_service_refused_total{namespace,name,port,protocol,verdict}": "Connections and packets "
+    "that got none, because the Service has none here",
+    "ebpflb_service_ports_without_series": "Service ports without series, over --service-metrics",
+}
+Samples = float | Mapping[Any, float]
+"""The value of a metric, or with labels each series' value by the values of its labels."""
+Look = Callable[[], Mapping[str, Samples]]
+"""Returns metrics by name. Raises EbpflbError or OSError."""
+
+
+def parse_spec(spec: str) -> tuple[str, tuple[str, ...]]:
+    """Return name and labels of a metric that is written as in READ."""
+    name, _, labels = spec.removesuffix("}").partition("{")
+    return name, tuple(labels.split(",")) if labels else ()
+
+
+_DESCRIBED = {name: (labels, READ[spec]) for spec in READ for name, labels in [parse_spec(spec)]}
+
+
+def metric(name: str, samples: Samples) -> Metric:
+    """Return the metric with these samples."""
+    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    labels, text = _DESCRIBED[name]
+    made = kind(name, text, labels=labels)
+    series = samples if isinstance(samples, Mapping) else {(): samples}
+    for values, number in series.items():
+        made.add_metric((values,) if isinstance(values, str) else values, number)
+    return made
+
+
+class Sources(NamedTuple):
+    """What is read at each scrape; the agent may replace its planner.
+
+    ``counts`` has the metrics that parts of the agent count, by name. ``labels_of`` returns the
+    labels of a Service, as ``show_labels`` writes them.
+    """
+
+    datapath: Datapath
+    planner: Callable[[], Planner]
+    status: Callable[[], AgentStatus]
+    health: Health
+    counts: Callable[[], dict[str, Samples]]
+    series: SeriesOf | None = None
+    labels_of: Callable[[Key], str] = lambda _: ""
+
+
+class Reading:
+    """Read ``sources``."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources, self._maps = sources, sources.datapath.maps
+        self._tables = [FlowTable(self._maps, name) for name in FLOW_MAPS]
+
+    def groups(self) -> dict[str, Look]:
+        """Return what reads each group of metrics: all of them are shown, or none."""
+        given = self._sources
+        found: dict[str, Look] = {
+            "maps": self._look_at_maps,
+            "status": lambda: look_at_agent(given.status(), given.health) | given.counts(),
+            "conntrack": self._look_at_conntrack,
+        }
+        if given.series:
+            found["services"] = SeriesReader(given, given.series).look
+        return found
+
+    def _look_at_maps(self) -> dict[str, Samples]:
+        entries = self._entries()
+        return {
+            "ebpflb_verdicts_total": {
+                name: self._maps["verdicts"].get(number)[0] for number, name in VERDICTS.items()
+            },
+            "ebpflb_map_entries": entries,
+            "ebpflb_map_max_entries": {name: self._maps[name].spec.entries for name in entries},
+            **self._flow_entries(),
+        }
+
+    def _entries(self) -> dict[str, float]:
+        _, _, in_hash = self._maps["sockets_full"].get(0)
+        return {
+            **self._sources.planner().space.used_entries(),
+            **{name: self._maps[name].count() for name in COUNTED_WHOLE},
+            **{table.name: table.numbers.entries for table in self._tables},
+            "sockets": in_hash,
+        }
+
+    def _flow_entries(self) -> dict[str, Samples]:
+        found: dict[str, dict[str, float]] = {}
+        for table in self._tables:
+            created, deleted, refused, displaced = self._maps["flow_stats"].get(table.number)
+            swept, _, evicted = table.numbers
+            for name, number in {
+                "flow_entries_created": created,
+                "flow_entries_deleted": deleted,
+                "flow_entries_refused": refused,
+                "flow_entries_swept": swept,
+                "flow_entries_evicted": evicted,
+                "half_open_flows_displaced": displaced,
+            }.items():
+                found.setdefault(f"ebpflb_{name}_total", {})[table.name] = number
+        return {**found}
+
+    def _look_at_conntrack(self) -> dict[str, Samples]:
+        return {
+            "ebpflb_conntrack_entries": conntrack.count(),
+            "ebpflb_conntrack_max_entries": conntrack.limit(),
+        }
+
+
+def look_at_agent(status: AgentStatus, health: Health) -> dict[str, Samples]:
+    """Return the metrics of the last published status, and of the agent's loop."""
+    kinds = collections.Counter(name.partition(" ")[0] for name in status.invalid_objects)
+    path = status.packet_path
+    named = islice(sorted(status.not_programmed), MAX_SERIES)
+    return {
+        "ebpflb_healthy": health.healthy,
+        "ebpflb_ready": health.ready,
+        "ebpflb_inbox_oldest_seconds": health.pulse.waiting,
+        "ebpflb_build_info": {(VERSION, COMMIT, BUILD_DATE, layout_hash()): 1},
+        "ebpflb_packet_path_info": {(path.engine, path.reason): 1} if path else {},
+        "ebpflb_condition": dict.fromkeys((each.cause for each in conditions(status)), 1),
+        "ebpflb_service_ports": status.service_ports,
+        "ebpflb_backends": status.backends,
+        "ebpflb_devices_not_served": len(status.devices_not_served),
+        "ebpflb_devices_to_come": status.devices_to_come,
+        "ebpflb_ports_not_open": len(status.ports_not_open),
+        "ebpflb_audit_outstanding": len(status.drift),
+        "ebpflb_masquerade_ports_reserved": status.ports_not_reserved is None,
+        "ebpflb_services_not_programmed": len(status.not_programmed),
+        "ebpflb_service_not_programmed": {tuple(name.split("/")): 1 for name in named},
+        "ebpflb_objects_invalid": {kind: kinds[kind] for kind in Kind},
+        "ebpflb_source_error": dict.fromkeys(status.source_errors, 1),
+        **_look_at_addresses(status),
+        **({"ebpflb_hand_over_blocked": len(status.not_handed_to)} if status.hand_over else {}),
+    }
+
+
+def _look_at_addresses(status: AgentStatus) -> dict[str, Samples]:
+    """Return the metrics of load balancer addresses; none without --l2-pool."""
+    if not status.addresses:
+        return {}
+    owned = sum(node == status.node for node in status.address_owners.values())
+    return {
+        "ebpflb_l2_addresses": {"announced": len(status.address_owners), "owned": owned},
+        "ebpflb_l2_moves_total": status.address_moves,
+        "ebpflb_l2_conflicts": len(status.address_conflicts),
+        "ebpflb_l2_addresses_missing": len(status.addresses_missing),
+    }
+
+
+# Which service ports have series of their own (docs/metrics.md).
+#
+# The number is bounded, because each series costs memory in every Prometheus. A series that comes
+# and goes is of little use, so a service port that has series keeps them until another one is
+# clearly busier.
+
+_KEPT = 0.75  # of a score, from one choice to the next
+_AHEAD = 2  # how many times as busy another service port must be to take the place of one
+
+
+class Port(NamedTuple):
+    """A service port in both families."""
+
+    namespace: str
+    service: str
+    port: str
+    protocol: Protocol
+
+
+class Busiest:
+    """The service ports with the most new connections lately."""
+
+    def __init__(self, limit: int) -> None:
+        self.ports: tuple[Port, ...] = ()
+        self._limit = limit
+        self._totals: Mapping[Port, int] = {}
+        self._scores: Mapping[Port, float] = {}
+
+    def choose(self, totals: Mapping[Port, int]) -> None:
+        """Set ``ports``; ``totals`` are the connections of all service ports until now.
+
+        A total that has become smaller belongs to a new Service of this name. The first totals
+        may be those of months: they make the first choice, and no later one.
+        """
+        scores = {port: self._score(port, total) for port, total in totals.items()}
+        self._scores = scores if self._totals else {}
+        self._totals = totals
+        ranks = scores | {port: _AHEAD * scores[port] for port in self.ports if port in totals}
+        self.ports = tuple(sorted(ranks, key=lambda port: (-ranks[port], port))[: self._limit])
+
+    def _score(self, port: Port, total: int) -> float:
+        former = self._totals.get(port, 0)
+        more = total - former if total >= former else total
+        return _KEPT * self._scores.get(port, 0.0) + more
+
+
+CHOICE_INTERVAL = 60.0  # seconds between two choices of service ports, if metrics are scraped
+
+
+class SeriesReader:
+    """Choose the service ports that have series, and read their counters."""
+
+    def __init__(self, sources: Sources, series: SeriesOf) -> None:
+        self._sources, self._maps = sources, sources.datapath.maps
+        self._selector, self._busiest = series.selector, Busiest(series.limit)
+        self._choice_due = 0.0  # of the monotonic clock
+        self._left_out = 0
+
+    def look(self) -> dict[str, Samples]:
+        """Read the counters of the chosen service ports. Raises KernelError."""
+        if time.monotonic() >= self._choice_due:
+            self._choose()
+            self._choice_due = time.monotonic() + CHOICE_INTERVAL
+        ports = {_words(port): entries for port, entries in self._entries()}
+        counters = self._counters(it.id for each in ports.values() for it in each)
+        own = {port: [counters[it.id] for it in each] for port, each in ports.items()}
+        return {
+            "ebpflb_service_connections_total": {
+                port: sum(it.chosen for it in each) for port, each in own.items()
+            },
+            "ebpflb_service_refused_total": {
+                (*port, verdict): sum(getattr(it, verdict) for it in each)
+                for port, each in own.items()
+                for verdict in ("refused", "no_local_endpoint")
+            },
+            "ebpflb_service_ports_without_series": self._left_out,
+        }
+
+    def _choose(self) -> None:
+        ids: dict[Port, list[int]] = {}
+        for name, entries in self._sources.planner().actual.copy().items():
+            labels = self._sources.labels_of(name.owner)
+            if services.meets(self._selector, labels) and not is_canary(name):
+                ids.setdefault(Port(*name[:4]), []).append(entries.id)
+        counts = self._counters(id for each in ids.values() for id in each)
+        self._busiest.choose(
+            {port: sum(_total(counts[id]) for id in each) for port, each in ids.items()}
+        )
+        self._left_out = len(ids) - len(self._busiest.ports)
+
+    def _entries(self) -> Iterable[tuple[Port, list[ServiceEntries]]]:
+        """Return the chosen service ports that still exist, with their entries, by family."""
+        actual = self._sources.planner().actual
+        for port in self._busiest.ports:
+            entries = [actual.get(PortName(*port, family)) for family in Family]
+            if existing := [it for it in entries if it]:
+                yield port, existing
+
+    def _counters(self, ids: Iterable[int]) -> dict[int, ServiceCounters]:
+        found = self._maps["service_stats"].get_many({*ids})
+        return {id: ServiceCounters(*counts) for id, counts in found.items()}
+
+
+def _total(counts: ServiceCounters) -> int:
+    return counts.chosen + counts.refused + counts.no_local_endpoint
+
+
+def _words(port: Port) -> tuple[str, ...]:
+    return *port[:3], protocol_name(port.protocol)
+
+
+# What the agent counts as it works.
 
 NO_RESPONSE = "<error>"  # client-go's code for a request without a response
 

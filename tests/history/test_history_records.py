@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.history import recorder, records
-from ebpflb.history.recorder import History
-from ebpflb.history.records import Change, LatestChanges, WriteCause, latest_changes
+from ebpflb.history import records
+from ebpflb.history.records import Change, History, LatestChanges, WriteCause, latest_changes
 from ebpflb.model.services import PortName
 from ebpflb.options import Paths
 from ebpflb.plan.allocators import Capacity
@@ -93,19 +92,19 @@ def test_a_record_has_the_causes_since_the_last(tmp_path: Path) -> None:
     node.plan()
     node.commit()
     causes = [change.causes for change in node.told().changes]
-    assert causes == [[WriteCause("modified", "Service", "default/web")] * 2, [recorder.AGAIN]]
+    assert causes == [[WriteCause("modified", "Service", "default/web")] * 2, [records.AGAIN]]
 
 
 def test_a_record_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record names some causes, service ports and endpoints, and counts the others."""
-    monkeypatch.setattr(recorder, "MOST_SERVICES", 3)
-    monkeypatch.setattr(recorder, "MOST_NAMED", 2)
+    monkeypatch.setattr(records, "MOST_SERVICES", 3)
+    monkeypatch.setattr(records, "MOST_NAMED", 2)
     node = Node(tmp_path)
-    for _ in range(recorder.MOST_CAUSES + 10):
+    for _ in range(records.MOST_CAUSES + 10):
         node.history.because(WriteCause("modified", "Service", "default/web"))
     node.wants(*(desired(f"s{n}", [n], [1, 2, 3]) for n in range(5)))
     (change,) = node.told().changes
-    assert (len(change.causes), change.more_causes) == (recorder.MOST_CAUSES, 11)
+    assert (len(change.causes), change.more_causes) == (records.MOST_CAUSES, 11)
     assert (len(change.services), change.more_services) == (3, 2)
     assert [(it.endpoints_after, len(it.endpoints_added)) for it in change.services] == [(3, 2)] * 3
 

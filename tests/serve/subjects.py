@@ -21,8 +21,7 @@ from ebpflb.model.packet_path import Engine, PacketPath
 from ebpflb.options import SeriesOf
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.health import Health
-from ebpflb.serve.metrics import Metrics
-from ebpflb.serve.metrics_read import Samples, Sources
+from ebpflb.serve.metrics import Metrics, Samples, Sources
 from ebpflb.serve.status import AgentStatus
 from tests.plan.builders import CAPACITY, desired
 from tests.plan.builders import name as port_name

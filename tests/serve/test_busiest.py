@@ -7,7 +7,7 @@ import pytest
 
 from ebpflb.model.services import Protocol
 from ebpflb.options import MOST_SERIES, parse_series, show_series
-from ebpflb.serve.metrics_read import Busiest, Port
+from ebpflb.serve.metrics import Busiest, Port
 
 
 def port(name: str) -> Port:

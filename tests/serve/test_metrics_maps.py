@@ -17,8 +17,7 @@ from ebpflb.kernel.maps.records import Sweep
 from ebpflb.model.services import Protocol
 from ebpflb.plan.desired import DesiredBackend, DesiredService
 from ebpflb.plan.planner import Planner
-from ebpflb.serve.metrics import Metrics
-from ebpflb.serve.metrics_read import COUNTED_WHOLE
+from ebpflb.serve.metrics import COUNTED_WHOLE, Metrics
 from tests.kernel.conftest import cgroup as cgroup
 from tests.kernel.conftest import cgroups as cgroups
 from tests.kernel.conftest import directory as directory

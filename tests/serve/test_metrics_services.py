@@ -19,7 +19,7 @@ from ebpflb.model.services import PortName, Protocol
 from ebpflb.options import parse_series
 from ebpflb.plan.desired import DesiredBackend, DesiredService
 from ebpflb.plan.planner import Planner
-from ebpflb.serve import metrics_read
+from ebpflb.serve import metrics
 from ebpflb.serve.metrics import Metrics
 from tests.kernel.maps import small
 from tests.kernel.variants import needs_root
@@ -72,7 +72,7 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with small.all_maps() as maps:
         made = World(maps)
-        monkeypatch.setattr("ebpflb.serve.metrics_read.time.monotonic", lambda: made.now)
+        monkeypatch.setattr("ebpflb.serve.metrics.time.monotonic", lambda: made.now)
         yield made
 
 
@@ -127,7 +127,7 @@ def test_the_choice_follows_what_is_busy(world: World) -> None:
     assert series(made, NEW) == {"a": 10}
     assert values(made)[WITHOUT, frozenset()] == 1
     world.count(b, 1000)
-    world.now += metrics_read.CHOICE_INTERVAL - 1
+    world.now += metrics.CHOICE_INTERVAL - 1
     assert series(made, NEW) == {"a": 10}
     world.now += 1
     assert series(made, NEW) == {"b": 1000}
@@ -146,7 +146,7 @@ def test_labels_select(world: World) -> None:
     assert series(made, NEW) == {"shown": 0}
     assert values(made)[WITHOUT, frozenset()] == 0
     world.labels[Key("shop", "other")] = "metrics=on"
-    world.now += metrics_read.CHOICE_INTERVAL
+    world.now += metrics.CHOICE_INTERVAL
     assert series(made, NEW) == {"shown": 0, "other": 1000}
     made.close()
 

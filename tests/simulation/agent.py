@@ -26,7 +26,7 @@ from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.sync import Sync
 from ebpflb.entries.flows import Timeouts
 from ebpflb.entries.services import service_name
-from ebpflb.history.recorder import History
+from ebpflb.history.records import History
 from ebpflb.kernel import bpf, datapath, map_writer, stale
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps import bpf_map, layout, state_dir, sweep

@@ -5,7 +5,7 @@ from typing import Any
 from unittest.mock import patch
 
 from ebpflb.agent.service_sync import ServiceSync
-from ebpflb.history.recorder import Before, History
+from ebpflb.history.records import Before, History
 from ebpflb.plan.service_entries import NO_ENTRIES
 from tests.simulation.write_mutations import Mutation
 

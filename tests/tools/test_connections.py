@@ -17,7 +17,7 @@ from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.serve.metrics_read import Reading
+from ebpflb.serve.metrics import Reading
 from ebpflb.tools.flow_list import FlowFilter, FlushResult, flush_connections, list_connections
 from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run

@@ -9,7 +9,7 @@ from ebpflb.kernel.maps.layout import VERDICTS
 from ebpflb.kernel.recording import Step
 from ebpflb.model.services import Protocol
 from ebpflb.tools.explain.asking import POD_CLIENT, Client
-from ebpflb.tools.explain.words import Row, Words
+from ebpflb.tools.explain.ways import Row, Words
 
 NOWHERE = ip_address("0.0.0.0")
 FACTS: Any = None  # not needed for these steps

@@ -5,7 +5,6 @@ The datapath itself is run with recording programs (kernel/recording.py), and th
 put into words.
 
 asking    the client: the node, a pod, or a client outside
-words     steps -> sentences
-ways      a socket's call, and a packet from device to device
+ways      a socket's call, and a packet from device to device: the programs' steps in sentences
 answer    the complete answer
 """

@@ -33,8 +33,7 @@ from ebpflb.tools.explain.asking import (
     find_client,
     find_frontend,
 )
-from ebpflb.tools.explain.ways import PacketWay, Way, call
-from ebpflb.tools.explain.words import Row, affinity_key
+from ebpflb.tools.explain.ways import PacketWay, Row, Way, affinity_key, call
 
 _LOCAL_PORTS = (32_768, 60_999)  # the default of net.ipv4.ip_local_port_range
 _FLOWS = ("tcp_flows", "other_flows")

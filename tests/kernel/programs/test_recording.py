@@ -71,12 +71,12 @@ def test_every_step_has_its_words() -> None:
     """Each kind of step has a row in `ebpflb explain`, or is known to add none; and no row is for a
     kind that no program notes.
     """
-    from ebpflb.tools.explain import words
+    from ebpflb.tools.explain import ways
 
     kinds = layout.names("step_kind", "STEP_").values()
-    said = {key.partition("=")[0] for key in words.SENTENCES} - {"affinity_none"}
-    assert sorted([*said, *words.WITHOUT_ROW]) == sorted(kinds)
+    said = {key.partition("=")[0] for key in ways.SENTENCES} - {"affinity_none"}
+    assert sorted([*said, *ways.WITHOUT_ROW]) == sorted(kinds)
     for name, prefix in (("masquerade_reason", "MASQUERADE_"), ("step_source", "STEP_")):
         kind = {"masquerade_reason": "snat", "step_source": "source"}[name]
-        values = {key.partition("=")[2] for key in words.SENTENCES if key.startswith(f"{kind}=")}
+        values = {key.partition("=")[2] for key in ways.SENTENCES if key.startswith(f"{kind}=")}
         assert values == {*layout.names(name, prefix).values()} - {"none"}
