@@ -156,21 +156,16 @@ def _by_flow(entry: tuple[Any, Any]) -> tuple[Any, ...]:
     return flow.created, "request" not in flow.flags, key.hook
 
 
-def _entries(name: str, key: str = "", value: str = "", order: Any = _by_key) -> Rows:
+def _entries(name: str, key: str = "", order: Any = _by_key) -> Rows:
     """Return a function that makes a row for each entry of a map.
 
-    ``key`` and ``value`` name the columns of keys and values that are not structs; "" leaves them
-    out.
+    ``key`` names the column of keys that are not structs; values that are none are left out.
     """
-
-    def part(s: Snapshot, found: Any, column: str) -> Row:
-        if isinstance(found, tuple):
-            return _cells(s, found)
-        return {column: _text(found)} if column else {}
 
     def rows(s: Snapshot) -> Iterable[Row]:
         for at, found in sorted(s.maps[name].items(), key=order):
-            yield {**part(s, at, key), **part(s, found, value)}
+            own = {key: _text(at)} if key else _cells(s, at)
+            yield {**own, **(_cells(s, found) if isinstance(found, tuple) else {})}
 
     return rows
 

@@ -289,7 +289,7 @@ def _lines(path: str) -> list[str]:
 
 def _devices(_: Source) -> str:
     lines = [str(device) for device in device_watch.list_devices().devices]
-    return "\n".join([*lines, "", f"gateways: {', '.join(map(str, routes.gateways()))}", ""])
+    return "\n".join([*lines, "", f"routers: {', '.join(map(str, routes.routers()))}", ""])
 
 
 # fmt: off
@@ -310,7 +310,7 @@ ROWS = (
     Row("flags.txt", "the command-line flags that the agent uses", "/flagz"),
     Row("stacks.txt", "where each thread of the agent is", "/debug/stacks"),
     Row("sysctls.txt", "sysctls of forwarding, conntrack, bridges and BPF", _sysctls),
-    Row("devices.txt", "network devices with their addresses, and gateways", _devices),
+    Row("devices.txt", "network devices with their addresses, and routers", _devices),
     Row("versions.txt", "versions of ebpflb, Python and its packages", _versions),
     Row("kernel.txt", "kernel, distribution, modules, mounts of bpf and cgroups", _kernel),
 )

@@ -293,7 +293,7 @@ def test_nat_is_held(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None
     done = ebpflb("cleanup", "--kube-proxy", *nowhere)
     assert done.status == 0
     assert "table inet ebpflb-nat is kept while it still translates connections" in done.out
-    assert watch.keeps_nat_hooks()
+    assert nft.exists(watch.HOLD)
     assert not kube_proxy.detect().rules, "it is no leftover of kube-proxy"
     Path("/proc/sys/net/netfilter/nf_conntrack_udp_timeout").write_text("1")
     client.sendto(b"?", ("127.0.0.1", 53))
@@ -301,7 +301,7 @@ def test_nat_is_held(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None
     wait_until("the connection is forgotten", lambda: not watch.has_dnat_connections())
     again = ebpflb("cleanup", "--kube-proxy", *nowhere)
     assert again == Done(0, "removed: table inet ebpflb-nat\nnothing of kube-proxy was found\n", "")
-    assert not watch.keeps_nat_hooks()
+    assert not nft.exists(watch.HOLD)
 
 
 def test_check_reports_kube_proxy(ebpflb: Ebpflb, tmp_path: Path) -> None:

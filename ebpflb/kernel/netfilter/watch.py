@@ -49,28 +49,21 @@ def has_dnat_connections() -> bool:
         return bool(conntrack.limit())
 
 
-def keep_nat_hooks(table: nft.Name = HOLD) -> bool:
+def keep_nat_hooks() -> None:
     """Keep conntrack and NAT working for both families, whatever rules are removed.
 
-    Returns whether the table, or removed parts of it, had to be created. Raises NodeError if this
-    kernel has no NAT by nf_tables.
+    Raises NodeError if this kernel has no NAT by nf_tables.
     """
-    if keeps_nat_hooks(table):
-        return False
+    if nft.has_rule(HOLD, _CHAIN):
+        return
     try:
-        one_rule_table(table, _CHAIN, "nat", _DSTNAT, [LOAD_CT_STATE]).commit()
+        one_rule_table(HOLD, _CHAIN, "nat", _DSTNAT, [LOAD_CT_STATE]).commit()
     except Refused as error:
         if error.number not in nft.NO_SUCH_THING:
             raise
         raise NodeError(
-            f"{table}: the kernel has no NAT by nf_tables: modprobe -a nft_chain_nat nft_ct"
+            f"{HOLD}: the kernel has no NAT by nf_tables: modprobe -a nft_chain_nat nft_ct"
         ) from error
-    return True
-
-
-def keeps_nat_hooks(table: nft.Name = HOLD) -> bool:
-    """Whether the table exists and is complete. Raises NodeError."""
-    return nft.has_rule(table, _CHAIN)
 
 
 def release_when_unused(table: nft.Name) -> bool:

@@ -26,24 +26,6 @@ _AF = {4: AF_INET, 6: AF_INET6}
 Attributes = Mapping[int, bytes]
 
 
-def gateways() -> set[Address]:
-    """Return the gateways of default routes: clients beyond the node's pods. Raises NodeError."""
-    with instead_of_os_error("routes cannot be listed"):
-        found = [
-            ip_address(it[_GATEWAY]) for it in _default_routes(*_AF.values()) if _GATEWAY in it
-        ]
-    return {gateway for gateway in found if not gateway.is_link_local}
-
-
-def _default_routes(*families: int) -> Iterator[Attributes]:
-    """Yield those of the main table. Raises OSError."""
-    for family in families:
-        for message in netlink.dump(_GET_ROUTE, _header(family)):
-            found = netlink.attributes(message, _HEADER.size)
-            if _DESTINATION not in found and _number(found, _TABLE) == _MAIN:
-                yield found
-
-
 def _header(family: int, bits: int = 0, source_bits: int = 0) -> bytes:
     return _HEADER.pack(family, bits, source_bits, 0, 0, 0, 0, 0, 0)
 
@@ -151,9 +133,12 @@ def _reason(error: OSError) -> str:
 
 def default_devices(version: int) -> Iterator[int]:
     """Yield the devices of default routes, lowest metric first."""
-    found = [it for it in _default_routes(_AF[version]) if _LEAVES_BY in it]
-    for route in sorted(found, key=lambda it: _number(it, _PRIORITY)):
-        yield _number(route, _LEAVES_BY)
+    messages = netlink.dump(_GET_ROUTE, _header(_AF[version]))
+    found = [netlink.attributes(message, _HEADER.size) for message in messages]
+    of_main = [it for it in found if _DESTINATION not in it and _number(it, _TABLE) == _MAIN]
+    for route in sorted(of_main, key=lambda it: _number(it, _PRIORITY)):
+        if _LEAVES_BY in route:
+            yield _number(route, _LEAVES_BY)
 
 
 def _read(kind: int, found: Attributes) -> Route:
