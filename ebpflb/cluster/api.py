@@ -7,19 +7,11 @@ proxy), without retries, as bytes.
 """
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from socket import (
-    IPPROTO_TCP,
-    SO_KEEPALIVE,
-    SOL_SOCKET,
-    TCP_KEEPCNT,
-    TCP_KEEPIDLE,
-    TCP_KEEPINTVL,
-    TCP_NODELAY,
-)
 from typing import Any
 
 from urllib3 import BaseHTTPResponse, Timeout
@@ -83,11 +75,11 @@ API_PATHS = {
     Kind.SERVICE_CIDR: "/apis/networking.k8s.io/v1/servicecidrs",
 }
 KEEPALIVE = [  # a vanished API server is noticed after 10 + 3 * 5 s, not at the watch's end
-    (IPPROTO_TCP, TCP_NODELAY, 1),
-    (SOL_SOCKET, SO_KEEPALIVE, 1),
-    (IPPROTO_TCP, TCP_KEEPIDLE, 10),
-    (IPPROTO_TCP, TCP_KEEPINTVL, 5),
-    (IPPROTO_TCP, TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 ]
 CONNECT_TIMEOUT = 3.0  # seconds
 SERVER_ERRORS = 500  # the first status: the server cannot answer, but another one may
