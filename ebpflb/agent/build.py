@@ -60,7 +60,12 @@ from ebpflb.kernel.maps.layout import ANSWERED, HANDED
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import Sweeper
 from ebpflb.kernel.netfilter.each_packet import EachPacketWatch
-from ebpflb.kernel.netfilter.untracked import DroppedWatch, UntrackedWatch, dropped_now, untracked
+from ebpflb.kernel.netfilter.untracked import (
+    DroppedWatch,
+    UntrackedWatch,
+    dropped_now,
+    untracked_now,
+)
 from ebpflb.kernel.netfilter.watch import NatWatch
 from ebpflb.kernel.node import kube_proxy, sysctls
 from ebpflb.kernel.node.device_watch import DeviceWatch
@@ -238,8 +243,8 @@ class _Builder:
         cluster = ClusterState(
             options.node_name, bind_address=options.bind_address, admission=options.admission
         )
-        exempt = untracked([])  # what cannot be read is said by the watch
-        cluster.observe(Fact.UNTRACKED_DESTINATIONS, exempt.destinations)
+        exempt = untracked_now([])  # what cannot be read is said by the watch
+        cluster.observe(Fact.UNTRACKED_DESTINATIONS, exempt)
         return cluster
 
     def started_agent(self) -> Agent:
@@ -292,7 +297,7 @@ class _Builder:
             stale,
             *others,
             EndedConnections(maps, options.paths.cache),
-            UntrackedWatch(inbox.put, self._cluster.untracked.destinations),
+            UntrackedWatch(inbox.put, self._cluster.observed[Fact.UNTRACKED_DESTINATIONS]),
         )
         forwards_by_rules = options.has_flowtable and options.fast_forward == FORWARD_AUTO
         if forwards_by_rules or options.liberal_by_rules:

@@ -234,8 +234,8 @@ class HandOver(Part):
             if not frontend.address.is_loopback
             if frontend.address not in self._own and frontend.address not in self._hosts
         ]
-        rule_for = self._services.cluster.drop_rules.rule
-        rules = {it: rule for it in external if (rule := rule_for(*it))}
+        find = self._services.cluster.drop_rules.find
+        rules = {it: found.rule for it in external if (found := find(*it))}
         if rules:
             some = islice(rules.items(), MAX_LISTED)
             self.dropped[name] = {str(it.address): _PAST.format(rule) for it, rule in some}

@@ -21,7 +21,7 @@ from ebpflb.model.claims import Claims
 from ebpflb.model.endpoint_slices import ReadSlice, StoredSlice
 from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Removed, Replaced
 from ebpflb.model.facts import FACTS, Fact, Values
-from ebpflb.model.nodes import DropRules, NodeLocalPorts, Untracked
+from ebpflb.model.nodes import NodeLocalPorts, Rules
 from ebpflb.model.objects import EndpointSlice, Node, Service, ServiceCIDR
 from ebpflb.model.pools import given_back
 from ebpflb.model.services import (
@@ -184,7 +184,7 @@ class ClusterState:
         self.address_owners: Mapping[str, str] = {}  # address -> the node that answers for it
         self.address_nodes: Collection[str] = ()  # those among which it is chosen, and that live
         self.observed: dict[Fact, Values] = dict.fromkeys(Fact, frozenset())
-        self.drop_rules = DropRules(())  # of this node, that requests handed over do not meet
+        self.untracked, self.drop_rules = Rules(), Rules()  # of this node: in raw; that drop
         self.claimed: Claimed = tuple  # who claims each frontend: a Service may ask for more
         self.api_places = NO_API_PLACES
         self._servers: frozenset[tuple[Address, int]] = frozenset()  # the last known API servers
@@ -213,8 +213,10 @@ class ClusterState:
         if not changed:
             return False
         self.observed[fact] = values
+        if fact is Fact.UNTRACKED_DESTINATIONS:
+            self.untracked = Rules(values)
         if fact is Fact.DROPPED_DESTINATIONS:
-            self.drop_rules = DropRules(values)
+            self.drop_rules = Rules(values)
         if rule.reason:
             self._set_aside()
         self.changed_services |= rule.affected(self, changed)
@@ -230,11 +232,6 @@ class ClusterState:
     def set_aside(self, name: PortName) -> endpoints.SetAside:
         """Return the endpoints of a service port that this node sets aside."""
         return self.aside.get(name, endpoints.NONE_SET_ASIDE)
-
-    @property
-    def untracked(self) -> Untracked:
-        """The destinations that rules in raw exempt."""
-        return Untracked(self.observed[Fact.UNTRACKED_DESTINATIONS])
 
     def set_former_servers(self, servers: frozenset[tuple[Address, int]]) -> None:
         """Set the API servers that an earlier agent has left, until their slices are received."""

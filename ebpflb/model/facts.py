@@ -9,10 +9,9 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ebpflb.model.addresses import Address
 from ebpflb.model.endpoints import UnusedReason
 from ebpflb.model.events import Key
-from ebpflb.model.nodes import DropRules, Untracked
+from ebpflb.model.nodes import Rules
 
 if TYPE_CHECKING:
     from ebpflb.model.cluster_state import ClusterState
@@ -57,18 +56,10 @@ def _with_listeners(cluster: "ClusterState", changed: Values) -> set[Key]:
     return cluster.node_local.naming(changed)
 
 
-def _untracked(cluster: "ClusterState", changed: Values) -> set[Key]:
-    return _claiming(cluster, Untracked(changed).has)
-
-
-def _dropped(cluster: "ClusterState", changed: Values) -> set[Key]:
-    return _claiming(cluster, DropRules(changed).rule)
-
-
-def _claiming(cluster: "ClusterState", has: Callable[[Address, int, int], object]) -> set[Key]:
-    """Return the Services that claim such a frontend."""
-    claimed = cluster.claimed()
-    return {name.owner for frontend, names in claimed if has(*frontend) for name in names}
+def _claiming(cluster: "ClusterState", changed: Values) -> set[Key]:
+    """Return the Services that claim a frontend with such a rule."""
+    find, claimed = Rules(changed).find, cluster.claimed()
+    return {name.owner for frontend, names in claimed if find(*frontend) for name in names}
 
 
 def _of_ports(_: "ClusterState", changed: Values) -> set[Key]:
@@ -83,8 +74,8 @@ FACTS = {
     Fact.REACHED_SERVERS: FactRule("addresses of API servers", _at_api_places),
     Fact.OWN_ADDRESSES: FactRule("addresses of this node", _at_api_places),
     Fact.ANSWERING_LISTENERS: FactRule("which node-local listeners answer", _with_listeners),
-    Fact.UNTRACKED_DESTINATIONS: FactRule("rules in raw", _untracked),
-    Fact.DROPPED_DESTINATIONS: FactRule("rules that drop requests", _dropped),
+    Fact.UNTRACKED_DESTINATIONS: FactRule("rules in raw", _claiming),
+    Fact.DROPPED_DESTINATIONS: FactRule("rules that drop requests", _claiming),
     Fact.FAILING_ENDPOINTS: FactRule(
         "which endpoints do not answer this node", _of_ports, UnusedReason.SET_ASIDE
     ),

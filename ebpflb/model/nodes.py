@@ -313,10 +313,14 @@ class Condition(NamedTuple):
 
 
 class Destination(NamedTuple):
-    """The destinations of one rule: one of the protocols, and all conditions hold."""
+    """The destinations of one rule: one of the protocols, and all conditions hold.
+
+    ``rule`` is for people.
+    """
 
     protocols: frozenset[int]
     conditions: tuple[Condition, ...]
+    rule: str = ""
 
     def has(self, address: Address, port: int, protocol: int) -> bool:
         return protocol in self.protocols and all(
@@ -330,39 +334,23 @@ class Destination(NamedTuple):
         return next((first for ((first, last), *more) in each if first == last and not more), None)
 
 
-class Untracked(NamedTuple):
-    """The destinations that rules exempt."""
-
-    destinations: frozenset[Destination] = frozenset()
-
-    def has(self, address: Address, port: int, protocol: int) -> bool:
-        return any(it.has(address, port, protocol) for it in self.destinations)
-
-
-NO_UNTRACKED = Untracked()
-
-
-class Dropped(NamedTuple):
-    """What a rule drops on its way through this node; ``rule`` is for people."""
-
-    destination: Destination
-    rule: str
-
-
-class DropRules:
+class Rules:
     """Finds a rule for a frontend: most rules are for one address, and a tenant may have any number
     of frontends.
     """
 
-    def __init__(self, values: Iterable[Dropped]) -> None:
-        self._of: dict[int | None, list[Dropped]] = {}
+    def __init__(self, values: Iterable[Destination] = ()) -> None:
+        self._of: dict[int | None, list[Destination]] = {}
         for each in values:
-            self._of.setdefault(each.destination.only_address, []).append(each)
+            self._of.setdefault(each.only_address, []).append(each)
 
-    def rule(self, address: Address, port: int, protocol: int) -> str:
-        """Return a rule that drops requests to it; "" if none does."""
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    def find(self, address: Address, port: int, protocol: int) -> Destination | None:
+        """Return a rule that has this destination."""
         for at in (number(address), None):
             for each in self._of.get(at, ()):
-                if each.destination.has(address, port, protocol):
-                    return each.rule
-        return ""
+                if each.has(address, port, protocol):
+                    return each
+        return None

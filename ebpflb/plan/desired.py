@@ -38,7 +38,7 @@ from ebpflb.model.api_servers import ApiPlaces
 from ebpflb.model.devices import AddressByFamily, Device, Devices, LocalDetector
 from ebpflb.model.endpoints import FAST, Selection, Steps, in_parts
 from ebpflb.model.hand_over import Weights
-from ebpflb.model.nodes import Untracked
+from ebpflb.model.nodes import Rules
 from ebpflb.model.services import PortName, Protocol, ServicePort
 from ebpflb.plan import tables
 
@@ -140,7 +140,7 @@ def desiring(
     selection: Selection,
     primary: Mapping[Family, Address],
     node_local: Address | None,
-    untracked: Untracked,
+    untracked: Rules,
     api: ApiPlaces,
     handed_to: Weights | None = None,
     *,
@@ -206,12 +206,12 @@ def _listener(
     return (DesiredBackend(address, port, _NODE_LOCAL, _LISTENER),)
 
 
-def _untracked(frontends: dict[Frontend, Flags], untracked: Untracked) -> dict[Frontend, Flags]:
+def _untracked(frontends: dict[Frontend, Flags], untracked: Rules) -> dict[Frontend, Flags]:
     """Mark the frontends whose packets rules in raw exempt."""
-    if not untracked.destinations:
+    if not untracked:
         return frontends
     return {
-        frontend: flags | {"untracked"} if untracked.has(*frontend) else flags
+        frontend: flags | {"untracked"} if untracked.find(*frontend) else flags
         for frontend, flags in frontends.items()
     }
 

@@ -20,6 +20,7 @@ from ebpflb.model.addresses import Family
 from ebpflb.model.claims import NodeFacts
 from ebpflb.model.facts import Fact, Observed
 from ebpflb.model.hand_over import Hop, Hops
+from ebpflb.model.nodes import Destination
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.handing import HandedFrontend, HandedPlace, HandingPlan, HandingPlanner, Room
 
@@ -72,9 +73,10 @@ class Node:
         self.now += 0.001
         return self.now
 
-    def rule(self, address: Any, *_: Any) -> str:
+    def find(self, address: Any, *_: Any) -> Destination | None:
         self.now += self.cost
-        return self.rules.get(str(address), "")
+        rule = self.rules.get(str(address))
+        return Destination(frozenset(), (), rule) if rule else None
 
     def take_written(self) -> set[PortName]:
         taken, self.written = self.written, set()

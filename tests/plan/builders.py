@@ -9,7 +9,7 @@ from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.annotations import DEFAULT_WEIGHT
 from ebpflb.model.api_servers import NO_API_PLACES, ApiPlaces
 from ebpflb.model.endpoints import Selection, finished
-from ebpflb.model.nodes import NO_UNTRACKED, Untracked
+from ebpflb.model.nodes import Rules
 from ebpflb.model.services import PortName, Protocol, ServicePort
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.desired import DesiredBackend, DesiredService, desiring
@@ -50,11 +50,11 @@ def desired_service(
     selection: Selection,
     primary: Mapping[Family, Address] = {},
     node_local: Address | None = None,
-    untracked: Untracked = NO_UNTRACKED,
+    untracked: Rules | None = None,
     api: ApiPlaces = NO_API_PLACES,
 ) -> DesiredService:
     """Return the result of ``desiring``, without its steps."""
-    return finished(desiring(port, selection, primary, node_local, untracked, api))
+    return finished(desiring(port, selection, primary, node_local, untracked or Rules(), api))
 
 
 def desired(

@@ -15,17 +15,16 @@ sets have no handles, so all rules are read again every minute, if there are any
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
-from functools import reduce
+from collections.abc import Callable, Iterable, Iterator
 from ipaddress import ip_network
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from ebpflb.kernel.netfilter import firewall, nft
 from ebpflb.kernel.netfilter.firewall import NOT_READ, RAW, Chain, Rule, Table, is_foreign, tables
 from ebpflb.model import kube_proxy
 from ebpflb.model.addresses import number
 from ebpflb.model.facts import Fact, Observed
-from ebpflb.model.nodes import Condition, Destination, Dropped, Untracked
+from ebpflb.model.nodes import Condition, Destination
 from ebpflb.model.services import Protocol
 from ebpflb.workers import PeriodicWorker
 
@@ -45,47 +44,73 @@ OF_FAMILY = {
 }
 
 
-def untracked(unread: list[str]) -> Untracked:
+class _Way(NamedTuple):
+    """The conditions that lead to a chain.
+
+    ``asks``: for an address; ``is_plain``: for the destination and nothing else.
+    """
+
+    chain: str
+    asks: bool = False
+    is_plain: bool = True
+    protocols: frozenset[int] = frozenset(map(int, Protocol))
+    conditions: tuple[Condition, ...] = ()
+
+    def through(self, rule: Rule) -> "_Way":
+        is_plain = self.is_plain and _PLAIN.issuperset(rule.names)
+        try:
+            found, asks = tuple(rule.conditions), any(it.of_address for it in rule.conditions)
+        except ValueError:
+            found, asks, is_plain = (), NOT_READ in rule.options, False
+        protocols = frozenset(it for it in self.protocols if rule.is_for(it))
+        conditions = (*self.conditions, *(it for it in found if it not in self.conditions))
+        return _Way(self.chain, self.asks or asks, is_plain, protocols, conditions)
+
+
+def _ways(
+    table: Table, begin: Iterable[Chain], ends: Callable[[Rule], bool]
+) -> Iterator[tuple[_Way, Destination]]:
+    """Yield the destinations of the rules that end here, each with the way that leads to it.
+
+    Each chain is read once for its conditions, and only if it leads to such a rule: a CNI may have
+    one for each pod, with all its policies.
+    """
+    chains, leading = table.chains.values(), set[str]()
+    ending = {it.name for it in chains if any(map(ends, it.rules))}
+    while ending - leading:
+        leading |= ending
+        ending = {it.name for it in chains if any(rule.targets & leading for rule in it.rules)}
+    family = OF_FAMILY.get(table.family, ())
+    ways = dict.fromkeys(_Way(it.name, conditions=family) for it in begin)
+    waiting = list(ways)
+    for way in waiting:
+        for rule in table.chains[way.chain].rules:
+            its = way.through(rule)
+            if ends(rule):
+                line = f"{table.title}, chain {way.chain}: {rule.text}"
+                yield its, Destination(its.protocols, its.conditions, line)
+            for name in rule.targets & leading:
+                onward = its._replace(chain=name)
+                if onward not in ways and not kube_proxy.is_chain(name):
+                    ways[onward] = None
+                    waiting.append(onward)
+
+
+def untracked(table: Table) -> Iterator[Destination]:
+    """Yield the destinations that a table exempts in PREROUTING."""
+    early = (it for it in table.chains.values() if it.priority < nft.CONNTRACK)
+    begin = (it for it in early if it.hook == "prerouting")
+    for way, found in _ways(table, begin, lambda rule: rule.exempts):
+        if way.is_plain and way.conditions != OF_FAMILY.get(table.family, ()):
+            yield found
+
+
+def untracked_now(unread: list[str]) -> frozenset[Destination]:
     """Return the destinations in this network namespace.
 
     Adds a line to ``unread`` for each tool whose rules exist and cannot be read.
     """
-    found = tables(unread, RAW)
-    return Untracked(frozenset(each for table in found for each in destinations(table)))
-
-
-def destinations(table: Table) -> Iterator[Destination]:
-    """Yield the destinations that a table exempts in PREROUTING."""
-    for chain in table.chains.values():
-        if chain.hook == "prerouting" and chain.priority < nft.CONNTRACK:
-            for rules in _ways(table, chain, ()):
-                conditions = tuple(each for rule in rules for each in rule.conditions)
-                if conditions:
-                    of_family = OF_FAMILY.get(table.family, ())
-                    yield Destination(_protocols(rules), (*of_family, *conditions))
-
-
-def _ways(table: Table, chain: Chain, before: tuple[Rule, ...]) -> Iterator[tuple[Rule, ...]]:
-    """Yield each rule that exempts, after the rules that lead to its chain."""
-    for rule in filter(_is_plain, chain.rules):
-        if rule.exempts:
-            yield (*before, rule)
-        for target in rule.targets & table.chains.keys():
-            yield from _ways(table, table.chains[target], (*before, rule))
-
-
-def _is_plain(rule: Rule) -> bool:
-    """Whether the rule asks for nothing except the destination, and can be read."""
-    try:
-        rule.conditions  # noqa: B018
-    except ValueError:
-        return False
-    return _PLAIN.issuperset(rule.names)
-
-
-def _protocols(rules: tuple[Rule, ...]) -> frozenset[int]:
-    each = [frozenset(int(it) for it in Protocol if rule.is_for(it)) for rule in rules]
-    return reduce(frozenset.intersection, each)
+    return frozenset(each for table in tables(unread, RAW) for each in untracked(table))
 
 
 class UntrackedWatch(PeriodicWorker):
@@ -101,7 +126,7 @@ class UntrackedWatch(PeriodicWorker):
     def __init__(
         self,
         emit: Callable[[Observed], None],
-        found: frozenset[Any] = frozenset(),
+        found: frozenset[Destination] = frozenset(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(self.name, _INTERVAL_SECONDS, failing=self.rules, steady=True)
@@ -116,9 +141,9 @@ class UntrackedWatch(PeriodicWorker):
         """Return the tables of nftables that may have such rules. Raises NodeError."""
         return nft.raw_tables()
 
-    def destinations(self, unread: list[str]) -> frozenset[Any]:
-        """Read the rules; see ``untracked``."""
-        return untracked(unread).destinations
+    def destinations(self, unread: list[str]) -> frozenset[Destination]:
+        """Read the rules; see ``untracked_now``."""
+        return untracked_now(unread)
 
     def turn(self) -> None:
         """Look for a change. Raises NodeError."""
@@ -160,56 +185,16 @@ class UntrackedWatch(PeriodicWorker):
 _HOOKS, _DROPPING = ("prerouting", "forward"), {"DROP", "REJECT"}
 
 
-class _Way(NamedTuple):
-    """The conditions that lead to a chain; ``asks``: for an address."""
-
-    chain: str
-    asks: bool = False
-    protocols: frozenset[int] = frozenset(map(int, Protocol))
-    conditions: tuple[Condition, ...] = ()
-
-    def through(self, rule: Rule) -> "_Way":
-        try:
-            found, asks = tuple(rule.conditions), any(it.of_address for it in rule.conditions)
-        except ValueError:
-            found, asks = (), NOT_READ in rule.options
-        protocols = frozenset(it for it in self.protocols if rule.is_for(it))
-        conditions = (*self.conditions, *(it for it in found if it not in self.conditions))
-        return _Way(self.chain, self.asks or asks, protocols, conditions)
+def dropped(table: Table) -> Iterator[Destination]:
+    """Yield the destinations that the table drops."""
+    begin = (it for it in table.chains.values() if it.hook in _HOOKS)
+    for way, found in _ways(table, begin, lambda rule: bool(rule.targets & _DROPPING)):
+        if way.asks:
+            yield found
 
 
-def dropped(table: Table) -> Iterator[Dropped]:
-    """Yield the destinations that the table drops; each chain is read once for its conditions, and
-    only if it leads to a rule that drops: a CNI may have one for each pod, with all its policies.
-    """
-    leading = set[str]()
-    while more := {
-        it.name for it in table.chains.values() if it.name not in leading and _leads(it, leading)
-    }:
-        leading |= more
-    family = OF_FAMILY.get(table.family, ())
-    begin = (_Way(it.name, conditions=family) for it in table.chains.values() if it.hook in _HOOKS)
-    ways = dict.fromkeys(begin)
-    waiting = list(ways)
-    for way in waiting:
-        for rule in table.chains[way.chain].rules:
-            its = way.through(rule)
-            if its.asks and rule.targets & _DROPPING:
-                line = f"{table.title}, chain {way.chain}: {rule.text}"
-                yield Dropped(Destination(its.protocols, its.conditions), line)
-            for name in rule.targets & leading:
-                onward = its._replace(chain=name)
-                if onward not in ways and not kube_proxy.is_chain(name):
-                    ways[onward] = None
-                    waiting.append(onward)
-
-
-def _leads(chain: Chain, leading: set[str]) -> bool:
-    return any(rule.targets & (_DROPPING | leading) for rule in chain.rules)
-
-
-def dropped_now(unread: list[str]) -> frozenset[Dropped]:
-    """Return the destinations in this network namespace; ``unread`` as in ``untracked``."""
+def dropped_now(unread: list[str]) -> frozenset[Destination]:
+    """Return the destinations in this network namespace; ``unread`` as in ``untracked_now``."""
     return frozenset(each for table in tables(unread) for each in dropped(table))
 
 
@@ -223,5 +208,5 @@ class DroppedWatch(UntrackedWatch):
     def tables(self) -> set[nft.Name]:
         return {it for it in nft.request_tables() if is_foreign(it.table)}
 
-    def destinations(self, unread: list[str]) -> frozenset[Dropped]:
+    def destinations(self, unread: list[str]) -> frozenset[Destination]:
         return dropped_now(unread)

@@ -11,7 +11,7 @@ from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import firewall, untracked
 from ebpflb.kernel.netfilter.untracked import UntrackedWatch
 from ebpflb.model.facts import Observed
-from ebpflb.model.nodes import Untracked
+from ebpflb.model.nodes import Destination, Rules
 from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run
 
@@ -28,20 +28,20 @@ class Watched:
         self.now, self.reads = 0.0, 0
         self.emitted: list[Observed] = []
         self.watch = UntrackedWatch(self.emitted.append, clock=lambda: self.now)
-        read = untracked.untracked
+        read = untracked.untracked_now
 
-        def counted(unread: list[str]) -> Untracked:
+        def counted(unread: list[str]) -> frozenset[Destination]:
             self.reads += 1
             return read(unread)
 
-        monkeypatch.setattr(untracked, "untracked", counted)
+        monkeypatch.setattr(untracked, "untracked_now", counted)
 
     def turn(self) -> list[bool]:
         """Take a turn; for each of its messages, return whether DNS is exempt."""
         self.emitted.clear()
         self.watch.turn()
-        rules = (Untracked(each.values) for each in self.emitted)
-        return [each.has(ip_address("10.96.0.10"), 53, 17) for each in rules]
+        rules = (Rules(each.values) for each in self.emitted)
+        return [bool(each.find(ip_address("10.96.0.10"), 53, 17)) for each in rules]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from ebpflb.kernel.netfilter.firewall import Rule
 from ebpflb.kernel.netfilter.untracked import dropped
-from ebpflb.model.nodes import Destination, DropRules
+from ebpflb.model.nodes import Destination, Rules
 from tests.tools.firewall.services import of_iptables
 
 VIP, TCP = "192.0.2.200", 6
@@ -23,7 +23,7 @@ def drops(
     heads = [f":{chain} ACCEPT [0:0]", ":OUTPUT ACCEPT [0:0]", ":mine - [0:0]", ":KUBE-FORWARD -"]
     (found,) = of_iptables("\n".join([f"*{table}", *heads, *lines, "COMMIT", ""]), "iptables-nft")
     place = ip_address(address), 80, TCP
-    return [rule for each in dropped(found) if (rule := DropRules([each]).rule(*place))]
+    return [each.rule for each in dropped(found) if Rules([each]).find(*place)]
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,11 @@ def test_rules_for_other_addresses_are_not_asked(monkeypatch: pytest.MonkeyPatch
     lines = [f"-A FORWARD -d 10.1.0.{number}/32 -j DROP" for number in range(100)]
     rules = ["*filter", ":FORWARD ACCEPT [0:0]", *lines, "-A FORWARD ! -d 10.0.0.0/8 -j DROP"]
     (found,) = of_iptables("\n".join([*rules, "COMMIT", ""]), "iptables-nft")
-    drops = DropRules(dropped(found))
-    assert drops.rule(ip_address("10.1.0.7"), 80, TCP).endswith("10.1.0.7/32 -j DROP")
-    assert drops.rule(ip_address(VIP), 80, TCP) and not drops.rule(ip_address("10.2.0.1"), 80, TCP)
+    drops = Rules(dropped(found))
+    for address, rule in (("10.1.0.7", "-d 10.1.0.7/32 -j DROP"), (VIP, "! -d 10.0.0.0/8 -j DROP")):
+        found_rule = drops.find(ip_address(address), 80, TCP)
+        assert found_rule and found_rule.rule.endswith(rule)
+    assert not drops.find(ip_address("10.2.0.1"), 80, TCP)
     assert len(asked) == 3
 
 

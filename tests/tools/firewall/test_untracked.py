@@ -5,8 +5,8 @@ from ipaddress import ip_address
 
 import pytest
 
-from ebpflb.kernel.netfilter.untracked import destinations
-from ebpflb.model.nodes import Untracked
+from ebpflb.kernel.netfilter.untracked import untracked
+from ebpflb.model.nodes import Rules
 from tests.tools.firewall.services import of_iptables, recorded
 
 DNS, TCP, UDP = "10.96.0.10", 6, 17
@@ -17,8 +17,7 @@ def exempts(rules: str, address: str, port: int, protocol: int, tool: str = "ipt
     lines = [it if it.startswith("-A") else f"-A PREROUTING {it}" for it in rules.splitlines()]
     saved = ["*raw", ":PREROUTING ACCEPT [0:0]", ":OUTPUT ACCEPT [0:0]", ":dns - [0:0]", *lines]
     (table,) = of_iptables("\n".join([*saved, "COMMIT", ""]), tool)
-    found = Untracked(frozenset(destinations(table)))
-    return found.has(ip_address(address), port, protocol)
+    return bool(Rules(untracked(table)).find(ip_address(address), port, protocol))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +61,7 @@ def test_other_rules_do_not(rule: str) -> None:
 
 @pytest.mark.parametrize("tool", ["iptables-legacy", "iptables-nft", "nft"])
 def test_as_each_tool_prints_them(tool: str) -> None:
-    found = Untracked(frozenset(each for table in recorded(tool) for each in destinations(table)))
-    assert found.has(ip_address(DNS), 53, UDP)
-    assert not found.has(ip_address(DNS), 53, TCP)
-    assert not found.has(ip_address("10.112.0.10"), 53, UDP)
+    found = Rules(each for table in recorded(tool) for each in untracked(table))
+    assert found.find(ip_address(DNS), 53, UDP)
+    assert not found.find(ip_address(DNS), 53, TCP)
+    assert not found.find(ip_address("10.112.0.10"), 53, UDP)
