@@ -14,7 +14,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
@@ -64,7 +64,7 @@ class _Port(NamedTuple):
     id: int
     flag: str
     ids: tuple[int, ...]
-    backends: tuple[DesiredBackend, ...]
+    backends: Sequence[DesiredBackend]
 
     @property
     def weights(self) -> dict[int, int]:

@@ -9,9 +9,10 @@ empty.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Any, Protocol
 
 from ebpflb.entries.services import (
     NO_SLOT,
@@ -62,9 +63,54 @@ class MapContents:
             yield from entries.services
 
 
+class Slots(Protocol):
+    """Map slots."""
+
+    def owners(self, block: Range) -> list[tuple[int, int]]:
+        """Return backend id and service id of each slot; 0 and 0 if no agent has written it."""
+
+    def read(self, block: Range) -> list[Backend]:
+        """Return the content of each slot."""
+
+
+class StoredBackends(Sequence[DesiredBackend]):
+    """The backends of a block, read when they are first used.
+
+    After a restart the planner uses those of one service port after the other, and replaces them by
+    equal ones that the cluster wants. All at once would fill memory that Python keeps.
+    """
+
+    __slots__ = ("_block", "_names", "_read", "_slots")
+
+    def __init__(self, block: Range, slots: Slots, names: Mapping[int, BackendName]) -> None:
+        self._block, self._slots, self._names = block, slots, names
+        self._read: tuple[DesiredBackend, ...] | None = None
+
+    def _all(self) -> tuple[DesiredBackend, ...]:
+        if self._read is None:
+            name = self._names.get
+            self._read = tuple(
+                DesiredBackend(*each[:3], name(each.id, UNKNOWN_NAME), each.weight)
+                for each in self._slots.read(self._block)
+            )
+        return self._read
+
+    def __len__(self) -> int:
+        return self._block.size
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._all()[at]
+
+    def __iter__(self) -> Iterator[DesiredBackend]:
+        return iter(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        return self._all() == other
+
+
 def read_back(
     services: Iterable[tuple[Frontend, ServiceEntry]],
-    slots: Callable[[Range], list[Backend]],
+    slots: Slots,
     backend_slots: Callable[[int], int],
     service_names: Mapping[int, PortName],
     backend_names: Mapping[int, BackendName],
@@ -73,7 +119,7 @@ def read_back(
 ) -> MapContents:
     """Sort the entries of the maps by service port.
 
-    The callables look up a part of their map, in the order of ``service_names``.
+    ``slots`` and ``backend_names`` are read again until the first complete plan.
     """
     by_id: dict[int, dict[Frontend, ServiceEntry]] = defaultdict(dict)
     for frontend, service in services:
@@ -104,14 +150,14 @@ def read_back(
 
 def _translations(
     contents: MapContents,
-    slots: Callable[[Range], list[Backend]],
+    slots: Slots,
     backend_slots: Callable[[int], int],
 ) -> list[Translation]:
     return [
         Translation(id, backend.address, backend.port)
         for id in contents.leftover_backend_ids
         if (slot := backend_slots(id)) != NO_SLOT
-        for backend in slots(Range(slot, 1))
+        for backend in slots.read(Range(slot, 1))
         if backend.id == id
     ]
 
@@ -119,7 +165,7 @@ def _translations(
 def _service_entries(
     service_id: int,
     services: dict[Frontend, ServiceEntry],
-    slots: Callable[[Range], list[Backend]],
+    slots: Slots,
     backend_names: Mapping[int, BackendName],
 ) -> ServiceEntries:
     """Return the entries of one service with its largest block.
@@ -128,13 +174,11 @@ def _service_entries(
     """
     blocks = (service.block for service in services.values())
     block = max(blocks, key=attrgetter("size"), default=Range(0, 0))
-    found = slots(block)
-    if any(backend.service != service_id for backend in found):
+    found = slots.owners(block)
+    if any(owner != service_id for _, owner in found):
         found, block = [], Range(0, 0)
-    backends = tuple(
-        DesiredBackend(*b[:3], backend_names.get(b.id, UNKNOWN_NAME), b.weight) for b in found
-    )
-    return ServiceEntries(service_id, block, services, backends, tuple(b.id for b in found))
+    backends = StoredBackends(block, slots, backend_names) if found else ()
+    return ServiceEntries(service_id, block, services, backends, tuple([id for id, _ in found]))
 
 
 def _check_backend_slots(

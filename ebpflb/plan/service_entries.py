@@ -39,7 +39,7 @@ class TableKind(NamedTuple):
 
     scheduler: str
     size: int
-    backends: tuple[DesiredBackend, ...]
+    backends: Sequence[DesiredBackend]
 
     def making(self) -> Steps[list["array[int]"]]:
         """Compute the table of each of LISTS, in steps."""
@@ -63,7 +63,7 @@ class ServiceEntries(NamedTuple):
     id: int
     block: Range
     services: dict[Frontend, ServiceEntry]
-    backends: tuple[DesiredBackend, ...]
+    backends: Sequence[DesiredBackend]
     ids: tuple[int, ...]
     source_ranges: frozenset[SourceRange] = frozenset()
 

@@ -130,7 +130,7 @@ UNLIMITED = Shares(1.0, 1.0)
 class _Backends(NamedTuple):
     """Backends with their ids, and the block of their slots."""
 
-    backends: tuple[DesiredBackend, ...]
+    backends: Sequence[DesiredBackend]
     block: Range
     ids: tuple[int, ...]
 
@@ -142,7 +142,7 @@ class Ahead(NamedTuple):
     """
 
     service_id: int
-    backends: tuple[DesiredBackend, ...]
+    backends: Sequence[DesiredBackend]
     block: Range
     ids: tuple[int, ...]
     former: ServiceEntries
@@ -260,7 +260,7 @@ class Space:
         if found is None:
             return None, lacks[0]
         if found.backends is not desired.backends:
-            desired = replace(desired, backends=found.backends)
+            desired = replace(desired, backends=tuple(found.backends))
         table = self._fit_table(desired, frontends, old, lacks, same_block=found.block == old.block)
         if table is None:
             frontends = {f: tables.at_random(flags) for f, flags in frontends.items()}

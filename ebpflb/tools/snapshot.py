@@ -51,7 +51,7 @@ class Snapshot:
         return dict(self._valid.items("service_names"))
 
     @cached_property
-    def backend_names(self) -> dict[int, BackendName]:
+    def backend_names(self) -> Mapping[int, BackendName]:
         return self._valid.backend_names()
 
     @cached_property

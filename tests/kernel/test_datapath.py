@@ -5,7 +5,7 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import closing
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv4Address, ip_address, ip_network
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from ebpflb.entries.services import (
+    Backend,
     BackendLoad,
     BackendName,
     DeviceEntry,
@@ -22,6 +23,7 @@ from ebpflb.entries.services import (
     ServiceEntry,
     ServiceRange,
     Settings,
+    Translation,
     prefix_of,
     service_range,
 )
@@ -231,6 +233,16 @@ def test_last_ids(datapath: Datapath, monkeypatch: pytest.MonkeyPatch) -> None:
         patched.setattr(datapath, "netfilter", Mock(write=Mock(side_effect=KernelError("", 7, ""))))
         datapath.apply(Plan(last_ids=[LastIds(3, 10)], backend_slots=[(10, 1)]))
     assert datapath.read_contents().last_ids == LastIds(3, 10)
+
+
+def test_a_former_backend_without_a_service(datapath: Datapath) -> None:
+    """What netfilter translated for a backend of no Service is known to the next agent, wherever
+    its slot is.
+    """
+    backend = Backend(IPv4Address("10.1.0.7"), 8080, frozenset({"cluster"}), 7, 3)
+    names = [(7, BackendName("node", "pod"))]
+    datapath.apply(Plan(slots=[(900, backend)], backend_slots=[(7, 900)], backend_names=names))
+    assert datapath.read_contents().leftover_translations == [Translation(7, *backend[:2])]
 
 
 def test_counters_of_former_backends(datapath: Datapath) -> None:

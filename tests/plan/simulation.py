@@ -141,7 +141,7 @@ class Maps:
     def read_back(self) -> MapContents:
         contents = read_back(
             self.services.items(),
-            lambda block: [self.slots.get(block.base + at, ZERO) for at in range(block.size)],
+            self,
             lambda number: self.backend_slots.get(number, 0),
             dict(self.service_names),
             dict(self.backend_names),
@@ -150,11 +150,17 @@ class Maps:
         )
         return replace(contents, last_ids=self.settings.get(0, NOT_RECORDED))
 
+    def owners(self, block: Range) -> list[tuple[int, int]]:
+        return [(each.id, each.service) for each in self.read(block)]
+
+    def read(self, block: Range) -> list[Backend]:
+        return [self.slots.get(block.base + at, ZERO) for at in range(block.size)]
+
     def backends(self, service: ServiceEntry, run: Range) -> Backends:
         """Read the backends at each index of a range like backend_read: every slot must name the
         service.
         """
-        found = tuple(self.slots.get(run.base + index, ZERO) for index in range(run.size))
+        found = tuple(self.read(run))
         if any(backend.service != service.id for backend in found):
             raise WrongLookup(f"service {service.id} reads {found}")
         return found

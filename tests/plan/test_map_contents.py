@@ -13,7 +13,8 @@ from ebpflb.entries.services import (
     ServiceEntry,
 )
 from ebpflb.plan.desired import DesiredService
-from tests.plan.builders import CLUSTER, by_name, desired, frontend, name
+from ebpflb.plan.planner import Planner
+from tests.plan.builders import CAPACITY, CLUSTER, by_name, desired, frontend, name
 from tests.plan.node import PlannedNode, check_tidy
 from tests.plan.simulation import Maps
 
@@ -99,3 +100,30 @@ def test_torn_block() -> None:
     found = contents.entries[name("web")]
     assert (found.id, found.block, found.backends) == (1, Range(0, 0), ())
     assert (contents.leftover_blocks, contents.leftover_backend_ids) == ({OLD}, {1, 2})
+
+
+class ReadMaps(Maps):
+    """Maps that note which blocks are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks: list[Range] = []
+
+    def read(self, block: Range) -> list[Backend]:
+        self.blocks.append(block)
+        return super().read(block)
+
+
+def test_backends_are_made_with_the_plan_of_their_service() -> None:
+    """A new agent never holds the former endpoints of all Services: at first it looks at each
+    block's owners only.
+    """
+    maps = ReadMaps()
+    write_block(maps, 1, OLD)
+    write_block(maps, 2, NEW, first=3)
+    maps.service_names |= {1: name("a"), 2: name("web")}
+    maps.services = {frontend(n): service(frontend(n), n, [OLD, NEW][n - 1]) for n in (1, 2)}
+    planner = Planner(CAPACITY, maps.read_back())
+    assert (planner.backends, maps.blocks) == (5, [OLD, NEW])
+    planner.plan_changes(by_name(desired("web", [2], [3, 4, 5], flags=NO_FLAGS)), now=0.0)
+    assert maps.blocks == [OLD, NEW, NEW]

@@ -353,16 +353,21 @@ class MappedArray(Map):
         return self.value.unpack(bytes(self.size)) if found is None else found
 
     def get_range(self, first: int, count: int) -> list[Any]:
-        packed = self.memory[first * self.stride : (first + count) * self.stride]
-        found: list[Any] = []
         if self._number:  # 13 times as fast as one by one: a start reads all of backend_slots
+            packed = self._elements(first, count)
             return memoryview(packed).cast(self._number)[:: self.stride // self.size].tolist()
+        return [self.value.unpack(value) for value in self.packed_range(first, count)]
+
+    def packed_range(self, first: int, count: int) -> Iterator[bytes]:
+        """Yield the elements as the map holds them; one with a wrong check is zero."""
+        is_right, pack_key, zero = self.check.is_right, self.key.pack, bytes(self.size)
+        found = enumerate(self._element.iter_unpack(self._elements(first, count)), first)
         if isinstance(self.check, layout.NoCheck):
-            return [self.value.unpack(value) for (value,) in self._element.iter_unpack(packed)]
-        for key, (value,) in enumerate(self._element.iter_unpack(packed), first):
-            is_right = self.check.is_right(self.key.pack(key), value)
-            found.append(self.value.unpack(value if is_right else bytes(self.size)))
-        return found
+            return (value for _, (value,) in found)
+        return (value if is_right(pack_key(key), value) else zero for key, (value,) in found)
+
+    def _elements(self, first: int, count: int) -> bytes:
+        return self.memory[first * self.stride : (first + count) * self.stride]
 
     def write(self, pairs: Sequence[tuple[int, Any]]) -> None:
         if len(pairs) > FEW or not self.memory.is_small:
