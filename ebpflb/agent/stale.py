@@ -48,7 +48,9 @@ log = logging.getLogger(__name__)
 
 # Seconds after a change. The second search is for a CPU that was stopped.
 PASS_TIMES = (0.0, 1.0)
-_PAUSE, _PAUSE_FACTOR = 0.05, 3  # seconds; times the processor time of a search, if that is more
+# Seconds between searches: three times the processor time of the last one, within these limits. A
+# search for everything takes 4 s among a million entries, but no other may wait for 12 s.
+_PAUSE, _PAUSE_FACTOR, _LONGEST_PAUSE = 0.05, 3, 1.0
 FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0  # seconds, after a failed search: 1, 2, 4, ...
 _NONE: Mapping[PortName, Change] = {}
 
@@ -239,15 +241,19 @@ class SearchWorker(DueWorker):
             raise
         finally:
             used = self._cpu_clock() - cpu_begun
-            pause = max(_PAUSE, _PAUSE_FACTOR * used)
+            pause = max(_PAUSE, min(_PAUSE_FACTOR * used, _LONGEST_PAUSE))
             self._earliest = max(self._earliest, self._clock() + pause)
 
     def _take(self, now: float) -> list[Search]:
-        """Return the due searches of one scope, and failed ones that wait for their repetition."""
+        """Return the due searches of one scope, and failed ones that wait for their repetition.
+
+        The one that has been due for longest has its turn, so that changes which follow fast keep
+        none waiting.
+        """
         if self._reset_due <= now:
             self.searches.append(Search(now, frozenset({Protocol.TCP}), are_open=True))
         due = [each for each in self.searches if each.due <= now or self.error]
-        scope = min(each.scope for each in due)
+        scope = min(due, key=lambda each: (each.due, each.scope)).scope
         taken, left = list[Search](), list[Search]()
         for each in self.searches:
             is_taken = each.scope == scope and (each.due <= now or self.error)

@@ -132,20 +132,32 @@ def test_changes_that_follow_fast_share_a_search(idle: Idle) -> None:
     assert 15 <= len(idle.searched) <= 25
 
 
-def test_a_pause_grows_with_the_search(idle: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pause is three times the search's CPU time, also when endpoints are removed one by
-    one.
+@pytest.mark.parametrize(("used", "pause"), [(0.2, 0.6), (5.0, 1.0)])
+def test_a_pause_grows_with_the_search(
+    idle: Idle, monkeypatch: pytest.MonkeyPatch, used: float, pause: float
+) -> None:
+    """The pause is three times the search's CPU time, up to a second, also when endpoints are
+    removed one by one.
     """
 
     def delete(*_: Any, **__: Any) -> Ended:
-        idle.cpu += 0.5
+        idle.cpu += used
         return Ended()
 
     monkeypatch.setattr(stale, "delete_entries", delete)
     idle.worker.check([removed(GONE)])
     idle.turn()
     idle.worker.check([removed(GONE)])
-    assert round(idle.turn(), 6) == 1.5
+    assert round(idle.turn(), 6) == pause
+
+
+def test_changes_that_follow_fast_keep_no_other_search_waiting(idle: Idle) -> None:
+    """What became stale while no agent ran is searched for, though endpoints go all the time."""
+    idle.worker.check_everything()
+    for _ in range(4):
+        idle.worker.check([removed(GONE)])
+        idle.turn()
+    assert [each["ports"] for each in idle.searched].count(None) == 1
 
 
 def test_what_has_failed_is_made_again(idle: Idle, caplog: pytest.LogCaptureFixture) -> None:
