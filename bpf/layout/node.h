@@ -6,8 +6,9 @@
 enum device_flag {
 	DEVICE_PODS = 1,	/* packets that come in here are from pods (detect-local by interface) */
 	DEVICE_HOST_ONLY = 2,	/* no switch takes frames from here: those to other hosts go nowhere */
-	DEVICE_MASTER = 4,	/* a bridge or VRF: its packets pass the program at a port first */
+	DEVICE_MASTER = 4,	/* a bridge or VRF: packets pass the program at a port first, if it has one */
 	DEVICE_BRIDGED = 8,	/* a port of the kernel's bridge, which keeps frames to link_addresses */
+	DEVICE_ALL_PORTS = 16,	/* a bridge or VRF: no port is without the program */
 };
 
 /*

@@ -160,7 +160,8 @@ static __always_inline struct outcome ingress_selected(struct __sk_buff *ctx,
 	struct outcome outcome = undecided();
 	bool is_direct = (selected == NO_SERVICE || selected == AT_SOCKET) &&
 			 direct_select(&packet->tuple, ctx->ifindex, opening) &&
-			 !port_has_decided(ctx);	/* perhaps it was translated there */
+			 /* perhaps it was translated there */
+			 !port_has_decided(ctx, DEVICE_MASTER);
 
 	if (is_direct)
 		record(STEP_DIRECT, 0);
@@ -213,7 +214,7 @@ static __always_inline struct outcome ingress_request(struct __sk_buff *ctx,
 	selected = may_exist		? select_backend(&request, &opening->selection)
 		   : packet->is_bridged ? NO_SERVICE
 					: selected_without_service(&packet->tuple.destination);
-	if (is_for_nobody(selected) && port_has_decided(ctx))
+	if (is_for_nobody(selected) && port_has_decided(ctx, DEVICE_ALL_PORTS))
 		return unchanged(VERDICT_PASSED);
 	if (selected == AT_SOCKET)
 		choice_remember(ctx, &packet->tuple, settings, 0);

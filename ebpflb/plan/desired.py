@@ -314,8 +314,14 @@ class DesiredNode(Struct, frozen=True, dict=True):
 
     @cached_property
     def _masters(self) -> frozenset[int]:
-        """Return the masters of served devices; a packet passes the port's program first."""
+        """Return the masters of served devices; their packets pass the port's program first."""
         return frozenset(device.master for device in self.served)
+
+    @cached_property
+    def _partly_served(self) -> frozenset[int]:
+        """Return the masters of devices that are not served."""
+        served = {device.index for device in self.served}
+        return frozenset(device.master for device in self.known if device.index not in served)
 
     def devices(self) -> dict[int, DeviceEntry]:
         """The entries of map devices, by ifindex."""
@@ -359,6 +365,8 @@ class DesiredNode(Struct, frozen=True, dict=True):
             yield "bridged"
         if device.index in self._masters:
             yield "master"
+            if device.index not in self._partly_served:
+                yield "all_ports"
 
 
 def _both(addresses: AddressByFamily) -> tuple[Address, Address]:

@@ -37,13 +37,16 @@ def test_what_a_port_let_in_is_not_refused_at_its_bridge(
     node: PacketNode, places: Places, protocol: str
 ) -> None:
     """A packet for no frontend of a cluster IP, or for no Service, is one that netfilter translated
-    after the port: a reply to a socket of the node that IPVS serves.
+    after the port: a reply to a socket of the node that IPVS serves. It is refused if it may have
+    come by a port without program.
     """
     serve(node, places, "cluster", protocol, cluster=[at(places.here, 8080)])
-    node.device("pods", places.bridge, places.bridge, "master")
     for own in (places.cluster_ip, places.unallocated):
         answer = opening(protocol, at(places.here, 8080), at(own, 50123))
         assert node.ingress(answer, "tunnel").action != "pass"
+        node.device("pods", places.bridge, places.bridge, "master")
+        assert node.ingress(answer, "pods").action != "pass"
+        node.device("pods", places.bridge, places.bridge, "master", "all_ports")
         assert node.ingress(answer, "pods") == ("pass", bytes(answer), {"passed": 1})
 
 

@@ -44,6 +44,15 @@ def test_ports_and_their_frames() -> None:
     assert node.link_addresses() == {bridge.mac: 1, port.mac: 1}
 
 
+def test_ports_without_programs() -> None:
+    """Whether a bridge has ports that are not served is marked."""
+    bridge = Device(4, "br0", False, True, 0, (), (), "bridge")
+    one, other = (Device(at, f"v{at}", False, True, 4, (), ()) for at in (5, 6))
+    for served, marks in (((one, other), {"master", "all_ports"}), ((one,), {"master"}), ((), {})):
+        node = DesiredNode((bridge, one, other), (bridge, *served), {}, LocalDetector(), ())
+        assert node.devices()[4].flags == {"host_only", *marks}
+
+
 def test_settings_without_detector() -> None:
     """The settings have the operator's fields, the node's own and the covering prefixes, but no
     pods.

@@ -37,17 +37,17 @@ static __always_inline bool has_choice(const struct __sk_buff *ctx)
 }
 
 /*
- * Whether the program at a port of this bridge has seen the packet. `ebpflb explain` asks the bridge in
- * place of its port.
+ * Whether the program at a port of this bridge has seen the packet: perhaps (DEVICE_MASTER), or certainly
+ * (DEVICE_ALL_PORTS). `ebpflb explain` asks the bridge in place of its port.
  */
-static __always_inline bool port_has_decided(const struct __sk_buff *ctx)
+static __always_inline bool port_has_decided(const struct __sk_buff *ctx, const __u32 flag)
 {
 #ifdef RECORD
 	return false;
 #else
 	struct device *device = LOOKUP_NUMBER(struct device, devices, ctx->ifindex);
 
-	return device && device->flags & DEVICE_MASTER;
+	return device && device->flags & flag;
 #endif
 }
 
@@ -59,7 +59,7 @@ static __always_inline bool port_has_chosen(struct __sk_buff *ctx)
 {
 	if (!has_choice(ctx))
 		return false;
-	if (port_has_decided(ctx))
+	if (port_has_decided(ctx, DEVICE_MASTER))
 		return true;
 	ctx->priority = 0;
 	return false;
