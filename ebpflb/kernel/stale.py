@@ -20,7 +20,7 @@ stay in quarantine; if slots were nevertheless given to another service, nothing
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from ipaddress import ip_address
 from typing import Protocol as Interface
 
@@ -91,25 +91,26 @@ class ServedFrontends:
     """Endpoints by frontend, as plan.stale.Stale asks for them; each is read only once."""
 
     def __init__(self, maps: Maps) -> None:
-        self._maps = maps
-        self.endpoints = cache(self._endpoints)
-        self.keys = cache(self._keys)
+        self.endpoints = cache(partial(_endpoints, maps))
+        self.keys = cache(partial(_keys, maps))
 
-    def _endpoints(self, frontend: Frontend) -> Endpoints | None:
-        service = service_find(self._maps, frontend)
-        if service is None:
-            return None
-        base, size = service.block
-        backends = [self._maps["slots"].get(base + index) for index in range(size)]
-        if any(each.service != service.id for each in backends):
-            return CHANGING
-        return {(each.address, each.port): each.flags for each in backends}
 
-    def _keys(self, frontend: Frontend) -> tuple[Frontend, ...]:
-        is_itself = self._maps["services"].get(frontend) is not None
-        if is_itself or not node_serves(self._maps, frontend.address):
-            return (frontend,)
-        return frontend, _nodeport(frontend)
+def _endpoints(maps: Maps, frontend: Frontend) -> Endpoints | None:
+    service = service_find(maps, frontend)
+    if service is None:
+        return None
+    base, size = service.block
+    backends = [maps["slots"].get(base + index) for index in range(size)]
+    if any(each.service != service.id for each in backends):
+        return CHANGING
+    return {(each.address, each.port): each.flags for each in backends}
+
+
+def _keys(maps: Maps, frontend: Frontend) -> tuple[Frontend, ...]:
+    is_itself = maps["services"].get(frontend) is not None
+    if is_itself or not node_serves(maps, frontend.address):
+        return (frontend,)
+    return frontend, _nodeport(frontend)
 
 
 class Judge(Interface):

@@ -4,6 +4,7 @@ them.
 """
 
 import socket
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from ipaddress import ip_address
 from typing import Any
@@ -305,6 +306,15 @@ def test_a_slot_of_another_service_tells_nothing(world: World) -> None:
     """If a slot now belongs to another service, the frontend's endpoints are unknown."""
     world.maps["slots"].write([(0, ELSEWHERE._replace(service=SERVICE + 1))])
     assert ServedFrontends(world.maps).endpoints(VIP) is CHANGING
+
+
+def test_what_a_search_has_read_goes_with_it(world: World) -> None:
+    """It is no cycle, which would stay until Python's next full collection."""
+    found = ServedFrontends(world.maps)
+    assert found.endpoints(VIP) is not None
+    kept = weakref.ref(found.endpoints)
+    del found
+    assert kept() is None
 
 
 def test_all_are_found_in_a_large_map(world: World) -> None:
