@@ -58,14 +58,15 @@ class Parts:
         self.ended_for, self._failing = "", {}
         self._emit, self._stop, self._record = emit, stop, record
 
-    def attempt(self, part: str, turn: Callable[[], object]) -> bool:
+    def attempt(self, part: str, turn: Callable[..., object], *arguments: object) -> bool:
         """Call ``turn``; return whether it succeeded."""
         try:
-            turn()
+            turn(*arguments)
         except Exception as error:
             self.failed(part, error)
             return False
-        self.succeeded(part)
+        if part in self._failing:
+            self.succeeded(part)
         return True
 
     def failed(self, part: str, error: BaseException) -> None:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -32,6 +31,7 @@ log = logging.getLogger(__name__)
 MOST_TAKING = 0.01  # seconds, for the messages of one turn
 GATHERING = 0.005  # seconds for which changes of a burst wait for others to share their turn
 _MANY = 5  # successive turns, each less than GATHERING after the one before, are a burst
+STATUS_PAUSE = 0.1  # seconds between two statuses, of a burst of changes
 ANSWER_SECONDS = 2.0  # a loop that is starting, or waiting for the kernel, does not answer
 _Answer = TypeVar("_Answer")
 
@@ -90,6 +90,12 @@ class Turn:
     attached: bool = False  # programs are in force
     serves: bool = False
     fatal: Exception | None = None
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether only changes of Services were written, and everything is in force."""
+        is_other = self.has_failed or self.full or self.node
+        return self.serves and self.seconds is not None and not is_other
 
 
 class Part:
@@ -272,15 +278,17 @@ class Agent:
         self.parts, self._take_turn = parts, take_turn
         self._publish_fields, self._turned, self._clock = publish, turned, clock
         self._last = Turn()
+        self._last_status, self._status_due = -math.inf, math.inf
         self._inbox = inbox
         self.stopped = False
         self.failing_parts: dict[str, str] = {}
-        self._rests_until: defaultdict[Part, float] = defaultdict(lambda: -math.inf)
+        self._rests_until: dict[Part, float] = {}  # of those that have failed
         self._takers: defaultdict[type, list[Part]] = defaultdict(list)
         for part in parts:
             for kind in part.takes:
                 self._takers[kind].append(part)
         self._observers = [each for each in parts if type(each).observe is not Part.observe]
+        self._timed = [each for each in parts if type(each).due is not Part.due]
 
     def run(self) -> None:
         """Run the loop until a Stop is taken.
@@ -304,26 +312,29 @@ class Agent:
             self._take(message)
         if self.stopped:
             return
-        for part in self.parts:
+        for part in self._timed:
             if self._due(part) <= (now := self._clock()):
-                self._rests_until[part] = -math.inf
+                self._rests_until.pop(part, None)
                 if not parts.attempt(part.name, part.turn):
                     self._rests_until[part] = now + stopping.RETRY_SECONDS
         self._last = turn = self._take_turn()
         for part in self._observers:
-            parts.attempt(part.name, partial(part.observe, turn))
-        parts.attempt("status", self._publish)
+            parts.attempt(part.name, part.observe, turn)
+        self._status_due = self._last_status + STATUS_PAUSE
+        if self._status_due <= (now := self._clock()) or not turn.is_usual:
+            self._last_status, self._status_due = now, math.inf
+            parts.attempt("status", self._publish)
         if turn.serves:
             end_startup()
             self._turned()
 
     def _due(self, part: Part) -> float:
-        return max(part.due, self._rests_until[part])
+        return max(part.due, self._rests_until.get(part, -math.inf))
 
     def _wait(self) -> Iterator[object]:
         """Yield the messages in the inbox; wait for the first one until a part is due."""
         most = MOST_TAKING if self._last.attached else math.inf  # a start takes all first
-        until = min(map(self._due, self.parts))
+        until = min(self._status_due, *map(self._due, self._timed))
         return self._inbox.waiting(max(until - self._clock(), 0.0), most)
 
     def _take(self, message: object) -> None:

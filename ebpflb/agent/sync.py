@@ -89,7 +89,7 @@ class Sync(Part):
             case Replaced() | Changed() | Removed():
                 self._take_objects(message)
             case Observed(fact):
-                parts.attempt(f"observed {FACTS[fact].label}", partial(self._observe, message))
+                parts.attempt(f"observed {FACTS[fact].label}", self._observe, message)
             case DevicesChanged():
                 self.node_sync.device_list = message
                 self.because(DEVICES)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from ebpflb.agent.loop import STATUS_PAUSE
 from ebpflb.entries.services import BackendName, Range
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
@@ -35,6 +36,19 @@ def test_in_force_after_written(serving: Harness) -> None:
     assert serving.datapath.attached == [serving.options.cgroup]
     serving.send(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.1")))
     assert len(serving.datapath.attached) == 1
+
+
+def test_a_burst_of_changes_has_few_statuses(harness: Harness) -> None:
+    """Changes that follow soon are in force at once, and in the status after its pause."""
+    harness.clock = lambda: harness.now
+    harness.start()
+    harness.send(*EVERYTHING)
+    before = harness.status.backends
+    harness.inbox.put(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.8", "10.1.0.9")))
+    wait_until("it is applied", lambda: harness.service_sync.backends == before + 1)
+    assert harness.status.backends == before
+    harness.now += STATUS_PAUSE
+    harness.wait_for(lambda status: status.backends == before + 1)
 
 
 def test_what_comes_together_is_one_plan(serving: Harness) -> None:
