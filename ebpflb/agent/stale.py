@@ -262,8 +262,7 @@ class SearchWorker(DueWorker):
         return taken
 
     def _search(self, taken: list[Search], begun: float) -> None:
-        protocols = frozenset[Protocol]().union(*(each.protocols for each in taken))
-        are_open = _are_open(taken)
+        protocols, are_open = _protocols(taken), _are_open(taken)
         with self.changed:
             stale = self._stale(taken, self.resets if are_open else None)
         ended = self._end(stale, taken, protocols)
@@ -384,11 +383,16 @@ def _removals(searches: Iterable[Search]) -> list[Removal]:
     return [each for search in searches for each in search.removals]
 
 
+def _protocols(searches: Iterable[Search]) -> frozenset[Protocol]:
+    return frozenset[Protocol]().union(*(each.protocols for each in searches))
+
+
 def _following(taken: Iterable[Search], now: float) -> Iterator[Search]:
-    """Yield the next search after each of these."""
-    for each in taken:
-        if (number := each.number + 1) < len(PASS_TIMES):
-            yield each._replace(due=now + PASS_TIMES[number], number=number)
+    """Yield the one search that follows these, of one scope."""
+    if first := [each for each in taken if each.number + 1 < len(PASS_TIMES)]:
+        number, removals = first[0].number + 1, tuple(_removals(first))
+        what = _protocols(first), removals, first[0].scope, _are_open(first)
+        yield Search(now + PASS_TIMES[number], *what, number)
 
 
 def _ending_protocols() -> Iterator[Protocol]:

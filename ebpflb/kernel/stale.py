@@ -298,6 +298,8 @@ def delete_entries(
     also TCP and SCTP that was answered. ``untranslated``: only what conntrack got while nothing
     translated; then the kernel leaves out everything else. Raises NodeError.
     """
+    if not conntrack.count():
+        return Ended()
     keys = FrontendKeys(maps)
 
     def is_wanted(protocol: int, address: bytes, port: int) -> bool:

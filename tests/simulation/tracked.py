@@ -64,6 +64,10 @@ class TrackedFlows:
 
     # As netfilter.conntrack
 
+    def count(self) -> int:
+        self._may_fail()
+        return len(self.entries)
+
     def connections(
         self,
         wanted: Wanted,
