@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from typing import Protocol as TypingProtocol
 
 from ebpflb.entries import services
-from ebpflb.kernel import valid_contents
+from ebpflb.kernel import bpf, valid_contents
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.bpf_map import Counters, Map, MappedArray
 from ebpflb.kernel.maps.layout import MAPS, MapSpec
@@ -41,6 +41,8 @@ class FrontendBits:
     def add(self, frontends: Iterable[services.Frontend]) -> list[int]:
         """Return the bits that no frontend had until now."""
         new = {each for each in frontends if each not in self._known}
+        if not new:
+            return []
         self._known |= new
         taken = Counter(map(self._bit_of, new))
         self._counts.update(taken)
@@ -112,7 +114,8 @@ class NoFrontends:
         for bit in bits:
             self._words[bit // 64] ^= 1 << bit % 64
             changed.add(bit // 64)
-        self._map.write([(at, self._words[at]) for at in changed])
+        if changed:
+            self._map.write([(at, self._words[at]) for at in changed])
 
 
 def bit_of(frontend: services.Frontend) -> int:
@@ -191,6 +194,8 @@ class MapWriter:
         self._flags: services.Flags = services.NO_FLAGS  # added to the flags that a caller writes
         self._asked = services.Settings()  # the settings that a caller wrote last
         self._last_settings: services.Settings | None = None  # the settings last read or written
+        self._packed = bytearray(maps["settings"].spec.value_size)  # the same, as the map has them
+        self._numbers = layout.ffi.from_buffer("struct settings *", self._packed)
         self._written: dict[str, Mapping[Any, Any]] = {}  # what small maps hold, by our writes
 
     def read_contents(self) -> MapContents:
@@ -237,7 +242,8 @@ class MapWriter:
                     self.maps[part].write(rows)
                     if part == "services":
                         self.places.write(rows)
-            self.no_frontends.after_removing(plan.removed_services)
+            if plan.removed_services:
+                self.no_frontends.after_removing(plan.removed_services)
             self._counters("service_stats").zero(plan.removed_service_names)
             self._begin_generation(plan.removed_backend_slots)
 
@@ -327,8 +333,8 @@ class MapWriter:
         """Write the settings, if they differ, except the fields that this writer keeps itself."""
         self._asked = settings
         wanted = self._wanted_settings(settings)
-        unfinished = bool(wanted.writes % 2)
-        self._write_settings(_written(wanted, frontends_move=unfinished))
+        ended = _ended(wanted, frontends_move=bool(wanted.writes % 2))
+        self._write_settings(wanted._replace(**ended))
 
     def _wanted_settings(self, settings: services.Settings) -> services.Settings:
         """Return what is to be written. Until the flow tables may open flows netfilter goes on."""
@@ -356,14 +362,27 @@ class MapWriter:
         ``settings_difference`` detects writes of other programs.
         """
         if self._last_settings is None:
-            self._last_settings = self.maps["settings"].get(0)
+            opened = self.maps["settings"]
+            self._last_settings = opened.get(0)
+            self._packed[:] = opened.packed(0, self._last_settings)[1]
         return self._last_settings
 
     def _write_settings(self, settings: services.Settings) -> None:
         if settings != self._settings():
-            self._last_settings = None  # unknown if the write fails
-            self.maps["settings"].write([(0, settings)])
-            self._last_settings = settings
+            self._packed[:] = self.maps["settings"].packed(0, settings)[1]
+            self._write_packed(settings)
+
+    def _write_numbers(self, numbers: Mapping[str, Any]) -> None:
+        """Write these fields of the settings, twice for each plan; only they are packed again."""
+        settings = self._settings()._replace(**numbers)
+        for name, number in numbers.items():
+            setattr(self._numbers, name, number)
+        self._write_packed(settings)
+
+    def _write_packed(self, settings: services.Settings) -> None:
+        self._last_settings, opened = None, self.maps["settings"]  # unknown if the write fails
+        bpf.map_update(opened.fd, opened.key.pack(0), bytes(self._packed))
+        self._last_settings = settings
 
     @contextmanager
     def _writing(self, *, frontends_move: bool = False, **fields: Any) -> Iterator[None]:
@@ -374,10 +393,10 @@ class MapWriter:
         """
         settings = self._settings()
         unfinished = bool(settings.writes % 2)
-        begun = settings._replace(writes=settings.writes + (not unfinished), **fields)
-        self._write_settings(begun)
+        self._write_numbers({"writes": settings.writes + (not unfinished), **fields})
         yield
-        self._write_settings(_written(begun, frontends_move=frontends_move or unfinished))
+        moved = frontends_move or unfinished
+        self._write_numbers(_ended(self._settings(), frontends_move=moved))
 
 
 def _difference(former: Mapping[Any, Any], wanted: Mapping[Any, Any]) -> Difference:
@@ -385,10 +404,10 @@ def _difference(former: Mapping[Any, Any], wanted: Mapping[Any, Any]) -> Differe
     return Difference(new, [key for key in former if key not in wanted])
 
 
-def _written(settings: services.Settings, *, frontends_move: bool) -> services.Settings:
-    """Return the settings after a write; an unfinished write may have moved frontends too."""
+def _ended(settings: services.Settings, *, frontends_move: bool) -> dict[str, Any]:
+    """Return the numbers after a write; an unfinished write may have moved frontends too."""
     moves = settings.frontend_moves
-    return settings._replace(
-        writes=(settings.writes + settings.writes % 2) % _WRITES,
-        frontend_moves=moves % _MOST_MOVES + 1 if frontends_move or not moves else moves,
-    )
+    return {
+        "writes": (settings.writes + settings.writes % 2) % _WRITES,
+        "frontend_moves": moves % _MOST_MOVES + 1 if frontends_move or not moves else moves,
+    }

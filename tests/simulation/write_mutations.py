@@ -111,7 +111,7 @@ def links_are_not_held() -> Any:
 
 def nothing_marks_a_write() -> Any:
     """The count of writes stays odd after an agent died during a write."""
-    return patch.object(map_writer, "_written", lambda settings, frontends_move: settings)
+    return patch.object(map_writer, "_ended", lambda settings, frontends_move: {})
 
 
 def ranges_are_forgotten() -> Any:
