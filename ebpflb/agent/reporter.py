@@ -63,7 +63,6 @@ class Reporter(Part):
         for _, applied in turn.applied:
             self._note_event(applied)
         if turn.applied:
-            self._count_pending()
             self._health.set_node(self._sync.cluster.node)
         if turn.seconds is not None or self._sync.has_changes:
             self._health.queued()
@@ -72,6 +71,8 @@ class Reporter(Part):
             self._metrics.failed(turn.seconds, full=turn.full)
         elif turn.seconds is not None:
             self._note_sync(turn.seconds, full=turn.full)
+        if turn.applied or turn.seconds is not None:
+            self._count_pending()
 
     def _note_event(self, change: Applied) -> None:
         for warning in change.warnings:
@@ -93,7 +94,6 @@ class Reporter(Part):
         waiting = service_sync.backlog.namespaces
         self._metrics.synced(seconds, full=full)
         self._pending = {each: its for each, its in self._pending.items() if each in waiting}
-        self._count_pending()
         now = self._clock()
         for family, times in self._triggers.take(waiting).items():
             self._metrics.programmed(family, [now - time for time in times])

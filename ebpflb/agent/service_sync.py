@@ -344,7 +344,7 @@ class ServiceSync(Part):
         """The number of backends of all programmed service ports, without the canary's."""
         return self.planner.backends - sum(len(it.backends) for it in self._canary_entries())
 
-    def cover_service_cidrs(self) -> dict[Family, Prefix]:
+    def cover_service_cidrs(self) -> Mapping[Family, Prefix]:
         """Return the prefixes that cover all cluster IPs, and all ranges of cluster IPs."""
         return self.planner.cluster_ips.cover(self.cluster.service_cidrs)
 
@@ -511,8 +511,7 @@ class ServiceSync(Part):
             if plan:
                 self._write_plan(plan)
                 seconds = planned - began, self._clock() - planned
-                rows = {name: len(its) for name, its in plan.parts()}
-                log.debug("planned in %.4f s, written in %.4f s: %s", *seconds, rows)
+                log.debug("planned in %.4f s, written in %.4f s: %s", *seconds, plan)
             self.planner.written(self._clock())
             if self._hands_over:
                 self._written.update(changes, self._changed)
@@ -531,7 +530,7 @@ class ServiceSync(Part):
     def _write_covering(self) -> None:
         """Write the covering prefixes, before the plan with their cluster IPs."""
         covering = self.cover_service_cidrs()
-        if covering != self._covering:
+        if covering is not self._covering:
             self.node_sync.write_settings(covering)
             self._covering = covering
 
@@ -582,8 +581,8 @@ class ServiceSync(Part):
         moving = set[PortName]()
         for port in ports:
             protocol, family = int(port.name.protocol), port.name.family
-            places = (port.cluster_ip, port.port), (ANY[family], port.node_port or 0)
-            for place in places:
+            nodeport = [(ANY[family], port.node_port)] if port.node_port else []
+            for place in [(port.cluster_ip, port.port), *nodeport]:
                 holder = self.planner.holder(Frontend(*place, protocol))
                 if holder and holder != port.name and holder.owner == port.name.owner:
                     moving |= {holder, port.name}
@@ -630,8 +629,9 @@ class ServiceSync(Part):
         yield Step(cost, {desired.name: desired})
 
     def _desiring(self, port: ServicePort, selection: Selection) -> Steps[DesiredService]:
-        grace, listed = port.reset_after, places(selection.listed)
-        watched = None if grace is None else Watched(grace, frozenset(), listed)
+        grace, watched = port.reset_after, None
+        if grace is not None:
+            watched = Watched(grace, frozenset(), places(selection.listed))
         self._watched[port.name] = watched
         self.no_local.update(port.name, policies_without_endpoints(port, selection))
         programmed = self.planner.entries(port.name)

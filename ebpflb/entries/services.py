@@ -6,7 +6,7 @@ packs these values into the structs and refuses to start if Python and C disagre
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_network
@@ -356,10 +356,14 @@ def source_range_key(network: Network, service: int, *, nodeport: bool = False) 
 
 
 class CoveringPrefixes:
-    """For each family, the smallest network that holds all addresses and networks ever added."""
+    """For each family, the smallest network that holds all addresses and networks ever added.
+
+    ``by_family`` has its prefix; NO_PREFIX for a family without any address.
+    """
 
     def __init__(self) -> None:
         self.networks: dict[Family, Network] = {}
+        self.by_family: Mapping[Family, Prefix] = dict.fromkeys(Family, NO_PREFIX)
         self._known: object = None  # the last argument of ``add_all``
 
     def add_all(self, networks: frozenset[Network]) -> None:
@@ -378,11 +382,7 @@ class CoveringPrefixes:
         while not network.subnet_of(covering):  # type: ignore[arg-type]
             covering = covering.supernet()
         self.networks[family(value)] = covering
-
-    def by_family(self) -> dict[Family, Prefix]:
-        """The prefix of each family; NO_PREFIX for a family without any address."""
-        found = ((f, self.networks.get(f)) for f in Family)
-        return {f: prefix_of(network) if network else NO_PREFIX for f, network in found}
+        self.by_family = {**self.by_family, family(value): prefix_of(covering)}
 
 
 def _prefix_length(network: Network) -> int:

@@ -126,15 +126,15 @@ def _parsed_time(text: str, now: float) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def append(paths: Paths, change: Change, limit: int = LIMIT) -> None:
-    """Append a record. Raises OSError; then the file is left unchanged."""
-    latest, line = paths.history_file, msgspec.json.encode(change) + b"\n"
+def append(latest: Path, change: Change, limit: int = LIMIT) -> None:
+    """Append a record to this file. Raises OSError; then the file is left unchanged."""
+    line = msgspec.json.encode(change) + b"\n"
     fd = os.open(latest, _CREATE, _PRIVATE)
     try:
         size = os.lseek(fd, 0, os.SEEK_END)
         if size and size + len(line) > limit // 2:
-            os.replace(latest, _former(paths))
-            return append(paths, change, limit)
+            os.replace(latest, _former(latest))
+            return append(latest, change, limit)
         if os.write(fd, line) < len(line):  # half a line would damage the next one
             os.ftruncate(fd, size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(latest))
@@ -180,7 +180,7 @@ def _is_of(change: ServiceChange, service: tuple[str, str]) -> bool:
 
 def _read(paths: Paths, notes: list[str]) -> Iterator[Change]:
     """Yield the records, oldest first; ``notes`` gets what could not be read."""
-    for path in (_former(paths), paths.history_file):
+    for path in (_former(paths.history_file), paths.history_file):
         try:
             with files.open_regular(path, LIMIT, follow=False) as file:
                 yield from _parsed(path, file, notes)
@@ -202,8 +202,8 @@ def _parsed(path: Path, lines: Iterator[bytes], notes: list[str]) -> Iterator[Ch
             notes.append(f"not read: {path}: line {number} is damaged ({one_line(str(error))})")
 
 
-def _former(paths: Paths) -> Path:
-    return paths.history_file.with_suffix(".history.1")
+def _former(latest: Path) -> Path:
+    return latest.with_suffix(".history.1")
 
 
 # The agent's part: causes are collected, and each sync becomes a record. If the file cannot be
@@ -229,7 +229,8 @@ class History:
     def __init__(
         self, paths: Paths, *, limit: int = LIMIT, clock: Callable[[], float] = time.time
     ) -> None:
-        self._paths, self._limit, self._clock = paths, limit, clock
+        self._paths, self._file = paths, paths.history_file
+        self._limit, self._clock = limit, clock
         self._causes: list[WriteCause] = []
         self._more = 0
         self._error = ""
@@ -278,7 +279,7 @@ class History:
         time = moment(self._clock())
         change = Change(time, causes, self._more, services or [], more)
         try:
-            append(self._paths, change, self._limit)
+            append(self._file, change, self._limit)
             self._error = ""
         except OSError as error:
             line = "history: %s: nothing is recorded until it can be"

@@ -125,14 +125,14 @@ class ClusterIps:
             self.frontends.remove(frontend)
             self._count_down(frontend.address)
 
-    def cover(self, networks: frozenset[Network]) -> dict[Family, Prefix]:
+    def cover(self, networks: frozenset[Network]) -> Mapping[Family, Prefix]:
         """Return prefixes that cover all cluster IPs and all networks ever passed to this function.
 
-        NO_PREFIX for a family without any. The prefixes only grow, and must be written before the
-        plan that they belong to.
+        NO_PREFIX for a family without any; the same object as long as nothing changes. The prefixes
+        only grow, and must be written before the plan that they belong to.
         """
         self.prefixes.add_all(networks)
-        return self.prefixes.by_family()
+        return self.prefixes.by_family
 
     def take_changes(self) -> tuple[list[Address], list[Address]]:
         """Return the entries to add and to remove since the last call."""

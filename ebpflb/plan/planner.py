@@ -91,6 +91,10 @@ class Plan:
     def __bool__(self) -> bool:
         return any(vars(self).values())
 
+    def __str__(self) -> str:
+        """Return the number of rows of each part."""
+        return str({name: len(rows) for name, rows in self.parts()})
+
     def parts(self) -> Iterator[tuple[str, Any]]:
         """Yield the parts that have something to write, by name, in their order."""
         return ((name, rows) for name, rows in vars(self).items() if rows)

@@ -142,10 +142,10 @@ class ServiceEntries(NamedTuple):
             return (0,) * len(desired.backends)
         ids, found = dict[tuple[Address, int], int](), list[int]()
         for part, its in zip(in_parts(self.backends), in_parts(self.ids), strict=True):
-            ids.update(zip([each.endpoint for each in part], its, strict=True))
+            ids.update(zip([(each.address, each.port) for each in part], its, strict=True))
             yield len(part)
         for part in in_parts(desired.backends):
-            found += [ids.get(each.endpoint, 0) for each in part]
+            found += [ids.get((each.address, each.port), 0) for each in part]
             yield len(part)
         return tuple(found)
 

@@ -41,7 +41,7 @@ def test_the_cover_is_the_smallest(values: list[Address | Network]) -> None:
     for family in Family:
         held = [ip_network(value) for value in values if value.version == family]
         found = covering.networks.get(family)
-        assert covering.by_family()[family] == (prefix_of(found) if found else NO_PREFIX)
+        assert covering.by_family[family] == (prefix_of(found) if found else NO_PREFIX)
         assert bool(found) == bool(held)
         if not found:
             continue

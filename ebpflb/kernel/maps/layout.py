@@ -167,7 +167,8 @@ def _hash(text: str) -> str:
 
 def address_bytes(address: Address) -> bytes:
     """Return 16 bytes in network order, IPv4 as v4-mapped IPv6."""
-    return address.packed if address.version == 6 else MAPPED + address.packed
+    packed = address.packed
+    return packed if len(packed) == len(MAPPED) + 4 else MAPPED + packed
 
 
 def address_from(packed: bytes) -> Address:
