@@ -85,8 +85,10 @@ class Reporter(Part):
         for at, keys in enumerate((change.services, change.slices)):
             for key in keys:
                 self._note_pending(key, at)
-        self._metrics.service_changes(change.service_events)
-        self._metrics.endpoint_changes(len(change.slices))
+        if change.service_events:
+            self._metrics.service_changes(change.service_events)
+        if change.slices:
+            self._metrics.endpoint_changes(len(change.slices))
 
     def _note_sync(self, seconds: float, *, full: bool) -> None:
         """Note that changes are in the maps: all, except some of the waiting namespaces."""

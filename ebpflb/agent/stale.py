@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 PASS_TIMES = (0.0, 1.0)
 # Seconds between searches: three times the processor time of the last one, within these limits. A
 # search for everything takes 4 s among a million entries, but no other may wait for 12 s.
-_PAUSE, _PAUSE_FACTOR, _LONGEST_PAUSE = 0.05, 3, 1.0
+_PAUSE, _PAUSE_FACTOR, _LONGEST_PAUSE = 0.1, 3, 1.0
 FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0  # seconds, after a failed search: 1, 2, 4, ...
 _NONE: Mapping[PortName, Change] = {}
 
