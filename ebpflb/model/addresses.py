@@ -53,7 +53,7 @@ def family(value: Address | Network) -> Family:
 
 
 def host_port(address: Address, port: int) -> str:
-    return f"[{address!s}]:{port}" if address.version == 6 else f"{address!s}:{port}"
+    return f"{address!s}:{port}" if isinstance(address, IPv4Address) else f"[{address!s}]:{port}"
 
 
 def parse_host_port(text: str, ports: range = PORTS) -> tuple[Address, int]:
