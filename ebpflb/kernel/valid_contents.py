@@ -27,7 +27,7 @@ from ebpflb.kernel.maps.layout import columns
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.allocators import Capacity
-from ebpflb.plan.map_contents import MapContents, read_back
+from ebpflb.plan.map_contents import UNKNOWN_NAME, MapContents, read_back
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class ValidContents:
         backend_slots = self._backend_slots()
         ends = [sum(entry.block) for _, entry in services]
         ends += [slot + 1 for slot in backend_slots if slot != NO_SLOT]
-        slots = _Slots(self._maps["slots"], max(ends), self._capacity.backend_ids)
+        slots = _Slots(self._maps["slots"], max(ends, default=0), self._capacity.backend_ids)
         return read_back(
             services,
             slots,
@@ -132,7 +132,8 @@ class _Slots:
 class BackendNames(Mapping[int, BackendName]):
     """The names of the backends with these ids, each read when it is asked for.
 
-    They share the texts of nodes and zones, of which there are few. Raises KernelError.
+    A name that was removed meanwhile is empty. They share the texts of nodes and zones, of which
+    there are few. Raises KernelError.
     """
 
     def __init__(self, names: Map, ids: Set[int]) -> None:
@@ -140,10 +141,9 @@ class BackendNames(Mapping[int, BackendName]):
         self._share = dict[str, str]().setdefault
 
     def __getitem__(self, id: int) -> BackendName:
-        found = self._names.get(id)
-        if found is None:
+        if id not in self._ids:
             raise KeyError(id)
-        node, target, zone = found
+        node, target, zone = self._names.get(id) or UNKNOWN_NAME
         return BackendName(self._share(node, node), target, self._share(zone, zone))
 
     def __iter__(self) -> Iterator[int]:

@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from ebpflb.entries.services import (
+    NO_SLOT,
     Backend,
     BackendLoad,
     BackendName,
@@ -37,6 +38,7 @@ from ebpflb.kernel.maps.bpf_map import Counters
 from ebpflb.kernel.maps.state_dir import StateDir, remove_tree
 from ebpflb.kernel.programs import compiler
 from ebpflb.plan.planner import Plan
+from ebpflb.tools.snapshot import Snapshot
 from tests.kernel.attach.device_namespace import HOOKS, Namespace, entered
 from tests.kernel.variants import needs_root
 
@@ -243,6 +245,21 @@ def test_a_former_backend_without_a_service(datapath: Datapath) -> None:
     names = [(7, BackendName("node", "pod"))]
     datapath.apply(Plan(slots=[(900, backend)], backend_slots=[(7, 900)], backend_names=names))
     assert datapath.read_contents().leftover_translations == [Translation(7, *backend[:2])]
+
+
+def test_no_backend_has_a_slot(datapath: Datapath) -> None:
+    """An agent starts, though somebody has written that no backend of any id has a slot."""
+    slots = datapath.maps["backend_slots"]
+    slots.write([(id, NO_SLOT) for id in range(slots.spec.entries)])
+    assert datapath.read_contents().entries == {}
+
+
+def test_a_name_that_is_removed_while_others_read(datapath: Datapath) -> None:
+    """Beside an agent, `ebpflb monitor` and `maps dump` find no name, and do not fail."""
+    datapath.apply(Plan(backend_names=[(7, BackendName("node", "pod"))]))
+    names = Snapshot(datapath.maps).backend_names
+    datapath.apply(Plan(removed_backend_names=[7]))
+    assert (7 in names, names[7]) == (True, BackendName("", ""))
 
 
 def test_counters_of_former_backends(datapath: Datapath) -> None:
