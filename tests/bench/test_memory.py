@@ -34,13 +34,14 @@ def test_pages_have_the_formula(path: Path) -> None:
 
 
 def test_the_formula_holds_what_was_measured() -> None:
-    """No measured sum is above the formula, or more than a tenth below it, on both engines."""
+    """No measured sum is above the formula, or on netfilter, which takes more, a tenth below it."""
     assert {(it.engine, it.services) for it in MEASURED} == {
         (engine, services) for engine in ("netfilter", "flows") for services in SIZES
     }
     for it in MEASURED:
         size = FORMULA.size(it.services, it.endpoints, memory.MEASURED_CPUS)
-        assert it.size <= size <= 1.1 * it.size, it
+        assert it.size <= size, it
+        assert it.engine != "netfilter" or size <= 1.1 * it.size, it
 
 
 def test_the_page_has_what_the_soak_measured() -> None:
