@@ -18,7 +18,7 @@
  *
  * That of a socket's first frontend is the socket's own entry. Those of further ones form a linked
  * list from there, so that all of them are deleted when the socket is released, up to ASSIGNMENTS;
- * the LRU evicts the others, and those of sockets without an entry, for which there was no room.
+ * the LRU evicts the others, and all of a socket for which the map of sockets had no room.
  */
 
 #define ASSIGNMENTS 16

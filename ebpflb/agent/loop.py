@@ -93,7 +93,7 @@ class Turn:
 
     @property
     def is_usual(self) -> bool:
-        """Whether only changes of Services were written, and everything is in force."""
+        """Whether this turn wrote nothing but changes of Services, and all of them took effect."""
         is_other = self.has_failed or self.full or self.node
         return self.serves and self.seconds is not None and not is_other
 

@@ -48,9 +48,10 @@ log = logging.getLogger(__name__)
 
 # Seconds after a change. The second search is for a CPU that was stopped.
 PASS_TIMES = (0.0, 1.0)
-# Seconds between searches: three times the processor time of the last one, within these limits. A
-# search for everything takes 4 s among a million entries, but no other may wait for 12 s.
-_PAUSE, _PAUSE_FACTOR, _LONGEST_PAUSE = 0.1, 3, 1.0
+# Seconds between searches: three times the processor time of the last one, at least _PAUSE. So
+# whoever removes endpoints all the time takes a quarter of a processor. A search for everything is
+# rare, and takes 4 s among a million entries: after it no other one waits longer than _AFTER_ALL.
+_PAUSE, _PAUSE_FACTOR, _AFTER_ALL = 0.1, 3, 1.0
 FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0  # seconds, after a failed search: 1, 2, 4, ...
 _NONE: Mapping[PortName, Change] = {}
 
@@ -240,8 +241,9 @@ class SearchWorker(DueWorker):
             self._fail(taken, f"{type(error).__name__}: {in_words(error)}")
             raise
         finally:
-            used = self._cpu_clock() - cpu_begun
-            pause = max(_PAUSE, min(_PAUSE_FACTOR * used, _LONGEST_PAUSE))
+            pause = max(_PAUSE, _PAUSE_FACTOR * (self._cpu_clock() - cpu_begun))
+            if taken[0].scope != Scope.REMOVED:
+                pause = min(pause, _AFTER_ALL)
             self._earliest = max(self._earliest, self._clock() + pause)
 
     def _take(self, now: float) -> list[Search]:

@@ -76,8 +76,8 @@ class Slots(Protocol):
 class StoredBackends(Sequence[DesiredBackend]):
     """The backends of a block, read when they are first used.
 
-    After a restart the planner uses those of one service port after the other, and replaces them by
-    equal ones that the cluster wants. All at once would fill memory that Python keeps.
+    A new agent plans one service port after the other, and keeps the backends that the cluster asks
+    for, not these. If it read all of these at once, Python would never give their memory back.
     """
 
     __slots__ = ("_block", "_names", "_read", "_slots")

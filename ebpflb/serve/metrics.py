@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All metrics of an agent (docs/metrics.md), and their exposition.
 
-The agent counts those of TOLD as it works; those of READ are read at each scrape. Metrics that
-cannot be read are left out and counted as failures, and the others are shown.
+The agent counts the metrics in TOLD as it works; the metrics in READ are read at each scrape. One
+that cannot be read is left out and counted as a failure; the others are shown.
 
 Names, labels and buckets that begin with kubeproxy_ are kube-proxy's (kube-proxy.md 14); those of
 kubernetes_ and rest_client_ are of Kubernetes' component-base 1.36. One agent serves both families,
@@ -297,8 +297,8 @@ class Busiest:
     def choose(self, totals: Mapping[Port, int]) -> None:
         """Set ``ports``; ``totals`` are the connections of all service ports until now.
 
-        A total that has become smaller belongs to a new Service of this name. The first totals
-        may be those of months: they make the first choice, and no later one.
+        A total that has become smaller belongs to a new Service of this name. The first totals may
+        have grown for months: they decide the first choice only.
         """
         scores = {port: self._score(port, total) for port, total in totals.items()}
         self._scores = scores if self._totals else {}

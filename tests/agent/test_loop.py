@@ -39,7 +39,7 @@ def test_in_force_after_written(serving: Harness) -> None:
 
 
 def test_a_burst_of_changes_has_few_statuses(harness: Harness) -> None:
-    """Changes that follow soon are in force at once, and in the status after its pause."""
+    """Each change of a burst takes effect at once; the status shows them at most 0.1 s later."""
     harness.clock = lambda: harness.now
     harness.start()
     harness.send(*EVERYTHING)

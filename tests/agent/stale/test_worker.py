@@ -132,23 +132,26 @@ def test_changes_that_follow_fast_share_a_search(idle: Idle) -> None:
     assert 8 <= len(idle.searched) <= 13
 
 
-@pytest.mark.parametrize(("used", "pause"), [(0.2, 0.6), (5.0, 1.0)])
+@pytest.mark.parametrize("everything", [False, True])
 def test_a_pause_grows_with_the_search(
-    idle: Idle, monkeypatch: pytest.MonkeyPatch, used: float, pause: float
+    idle: Idle, monkeypatch: pytest.MonkeyPatch, everything: bool
 ) -> None:
-    """The pause is three times the search's CPU time, up to a second, also when endpoints are
-    removed one by one.
+    """The pause is three times the search's CPU time, also when endpoints are removed one by one;
+    after a search for everything it is a second at most.
     """
 
     def delete(*_: Any, **__: Any) -> Ended:
-        idle.cpu += used
+        idle.cpu += 5.0
         return Ended()
 
     monkeypatch.setattr(stale, "delete_entries", delete)
-    idle.worker.check([removed(GONE)])
+    if everything:
+        idle.worker.check_everything()
+    else:
+        idle.worker.check([removed(GONE)])
     idle.turn()
     idle.worker.check([removed(GONE)])
-    assert round(idle.turn(), 6) == pause
+    assert round(idle.turn(), 6) == (1.0 if everything else 15.0)
 
 
 def test_changes_that_follow_fast_keep_no_other_search_waiting(idle: Idle) -> None:
